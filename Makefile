@@ -1,7 +1,8 @@
 # make train      install, then train a small GPT on real text in parallel and report on it
 # make test       install, then run all tests
 # make test-exhaustive  run long tests of what the other tests cover in part
-# make test-fast  the same without the slow tests, in under two minutes
+# make test-fast  run the tests without the slow ones, in under two minutes
+# make test-properties  draw 5,000 new examples for each test of random examples
 # make test-gpu-model  run training steps on simulated CUDA tensors; installs a CUDA build of torch (5 GB)
 # make layer-kernels   count the kernels that a GPU starts per layer, without a GPU
 # make gpu        check correctness and measure speed on the GPU of this machine, in half an hour
@@ -20,7 +21,7 @@ TORCH_CUDA ?= torch==2.12.1
 WHEELS_PYTHON ?= 3.12
 ARGS ?=
 BIN := .venv/bin
-SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' '*.pbs' .ci/run .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
+SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' '*.pbs' .ci/run .ci/tests .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
 # Each process takes the next file, in the order of tests/conftest.py: the longest files first. Some
 # tests mostly wait, so there is one process more than there are cores.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
@@ -28,7 +29,7 @@ PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_geta
 # tests start would compile the package again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test test-fast test-exhaustive test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
+.PHONY: help train test test-fast test-exhaustive test-properties test-gpu-model layer-kernels gpu gpu-wheels lint format docs wheel archive clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -43,6 +44,9 @@ test-fast: dev
 
 test-exhaustive: dev
 	$(PYTEST) --exhaustive -m exhaustive
+
+test-properties: dev
+	$(PYTEST) --exhaustive -m hypothesis --hypothesis-profile=thorough
 
 # The stand-in for CUDA takes the place of the driver, so this also runs where there is a GPU.
 FAKE_CUDA = LD_LIBRARY_PATH=build/fake_cuda LD_PRELOAD=$(CURDIR)/build/fake_cuda/fake_cuda.so .venv-cuda/bin/python

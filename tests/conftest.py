@@ -7,6 +7,8 @@ must not fork.
 import gc
 import getpass
 import os
+import random
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -21,11 +23,11 @@ import pytest
 from hypothesis import settings
 
 import frontier_llm  # noqa: F401  (before megatron-core, as in every process of the program)
+import tests.properties  # noqa: F401  (registers the profiles)
 from tests.huge_pages import keep_forks_fast
 
 keep_forks_fast()
-settings.register_profile("shared machine", deadline=None)  # other processes slow tests down
-settings.load_profile("shared machine")
+settings.load_profile("repeated")  # before pytest loads the profile of --hypothesis-profile
 
 
 FOLDER = Path(__file__).parent
@@ -69,6 +71,15 @@ def no_visible_gpus() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_defaults, "visible_devices", lambda: None)
         yield
+
+
+def pytest_runtest_setup() -> None:
+    """Seed what tests draw, so that it does not depend on the tests before."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ import frontier_llm.cli.train
 import frontier_llm.trainer.assemble  # noqa: F401  (imported once, before the fork)
 from frontier_llm.cli.main import main
 from frontier_llm.telemetry import figures
+from tests.patience import Limit, wait_until
 
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
@@ -47,6 +49,9 @@ class Ended:
 class Forked:
     """A function that returns an exit code, in its own session of processes."""
 
+    _pids: ClassVar[set[int]] = set()
+    """Process ids of those whose end was not waited for."""
+
     def __init__(self, function: Callable[[], int], *, draws: bool = False) -> None:
         torch.set_num_threads(1)
         self._output = Path(tempfile.mkstemp(prefix="train_")[1])
@@ -55,21 +60,36 @@ class Forked:
         self.pid = os.fork()
         if not self.pid:
             _child(self._output, function, draws)
+        self._pids.add(self.pid)
 
     def kill(self) -> None:
         """Kill every process of the session."""
         os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float = 90) -> Ended:
-        """Wait for the end of the run; kill it after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        """Wait for the end of the run; kill it when `Limit(timeout)` is over."""
+        limit = Limit(timeout)
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > deadline:
+            if limit.is_over:
                 self.kill()
             time.sleep(0.01)
+        self._pids.remove(self.pid)
         text = self._output.read_text()
         self._output.unlink()
         return Ended(os.waitstatus_to_exitcode(ended[1]), text)
+
+    @classmethod
+    def wait_until(cls, condition: Callable[[], Any], what: str) -> None:
+        """Wait for something that a run does, but not beyond the end of all runs."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+        def happened() -> bool:
+            runs = any(os.waitid(os.P_PID, pid, options) is None for pid in cls._pids)
+            done = bool(condition())
+            assert done or runs, f"the runs ended without {what}"
+            return done
+
+        wait_until(happened, what)
 
 
 class Training(Forked):

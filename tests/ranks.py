@@ -34,7 +34,11 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.launch.world import World
+from tests.patience import Limit
 
+_NEVER = timedelta(hours=1)
+_HUNG, _LEFT = -1000, -1001
+"""Exit codes of ranks that were killed: at the time limit, or because another rank had failed."""
 _NETWORK_WORDS = ("Connection reset", "Connection closed", "Broken pipe", "Timed out", "gloo")
 
 
@@ -55,7 +59,7 @@ def run_ranks(
         function: any callable, since the ranks are forked. Its result must be picklable.
         size: number of ranks.
         args: further arguments, the same on every rank.
-        timeout: seconds until all ranks are killed.
+        timeout: all ranks are killed when `tests.patience.Limit` of so many seconds is over.
         ranks_per_node: consecutive ranks that count as one node in `World`; None = one node.
 
     Raises:
@@ -65,7 +69,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="ranks_") as name:
         folder = Path(name)
         pids = [
-            _fork(_world(rank, size, ranks_per_node), folder, function, args, timeout)
+            _fork(_world(rank, size, ranks_per_node), folder, function, args)
             for rank in range(size)
         ]
         codes = _wait(pids, timeout)
@@ -126,9 +130,7 @@ def _world(rank: int, size: int, ranks_per_node: int | None) -> World:
     )
 
 
-def _fork(
-    world: World, folder: Path, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
-) -> int:
+def _fork(world: World, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -137,7 +139,7 @@ def _fork(
     gc.freeze()  # a collection would write to the pages of the parent, and so copy them
     code = 1
     try:
-        _run(world, folder, function, args, timeout)
+        _run(world, folder, function, args)
         code = 0
     except BaseException:
         (folder / f"{world.rank}.error").write_text(traceback.format_exc())
@@ -147,9 +149,7 @@ def _fork(
         os._exit(code)
 
 
-def _run(
-    world: World, folder: Path, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
-) -> None:
+def _run(world: World, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -158,7 +158,7 @@ def _run(
         init_method=f"file://{folder}/store",
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=timeout),
+        timeout=_NEVER,  # the limit of the test ends ranks that hang
     )
     result = pickle.dumps(function(world, *args))
     (folder / f"{world.rank}.result").write_bytes(result)
@@ -167,23 +167,23 @@ def _run(
 
 
 def _wait(pids: list[int], timeout: float) -> list[int | None]:
-    """Wait for all ranks and return their exit codes; after a failure wait two more seconds."""
+    """Wait for all ranks and return their exit codes; after a failure do not wait for long."""
     codes: list[int | None] = [None] * len(pids)
-    deadline = time.monotonic() + timeout
+    limit, killed = Limit(timeout), _HUNG
     try:
-        while None in codes and time.monotonic() < deadline:
+        while None in codes and not limit.is_over:
             for index, pid in enumerate(pids):
                 if codes[index] is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:
                     codes[index] = os.waitstatus_to_exitcode(ended[1])
-                    if codes[index]:
-                        deadline = min(deadline, time.monotonic() + 2)
+                    if codes[index] and killed == _HUNG:
+                        limit, killed = Limit(0.5), _LEFT
             time.sleep(0.005)
     finally:
         for index, pid in enumerate(pids):
             if codes[index] is None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-    return [-1000 if code is None else code for code in codes]
+    return [killed if code is None else code for code in codes]
 
 
 def _report(folder: Path, codes: list[int | None], timeout: float) -> str:
@@ -193,8 +193,10 @@ def _report(folder: Path, codes: list[int | None], timeout: float) -> str:
         file = folder / f"{rank}.error"
         if file.exists():
             text = file.read_text()
-        elif code == -1000:
-            text = f"did not end (time limit {timeout} s, 2 s after another rank failed)\n"
+        elif code == _HUNG:
+            text = f"did not end (limit: {timeout} s on a quiet machine)\n"
+        elif code == _LEFT:
+            text = "was killed because another rank had failed\n"
         elif code:
             text = f"ended with {code}" + (" (signal)\n" if code < 0 else "\n")
         else:

@@ -136,3 +136,10 @@ def test_a_shared_basename_is_found(tmp_path, basename, is_shared):
         (tmp_path / room).mkdir()
         (tmp_path / room / basename).touch()
     assert (basename in shared_basenames(tmp_path)) == is_shared
+
+
+def test_every_property_test_draws_as_many_examples_as_the_profile_says():
+    own = [
+        name(path) for path in (ROOT / "tests").rglob("*.py") if "max_examples=" in path.read_text()
+    ]
+    assert sorted(own) == ["tests/properties.py", "tests/test_house.py"], "use @examples"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -37,19 +36,19 @@ def test_the_cause_comes_before_its_consequences():
 def _die(world):
     if world.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    signal.pause()
 
 
 def test_a_killed_rank_ends_the_others():
-    started = time.monotonic()
-    with pytest.raises(RanksFailedError, match=r"rank 2: ended with -9"):
+    with pytest.raises(RanksFailedError, match=r"rank 2: ended with -9") as caught:
         run_ranks(_die, 3)
-    assert time.monotonic() - started < 10
+    for rank in (0, 1):
+        assert f"rank {rank}: was killed because another rank had failed" in str(caught.value)
 
 
 def test_a_hang_ends_at_the_time_limit():
     with pytest.raises(RanksFailedError, match="did not end"):
-        run_ranks(lambda world: time.sleep(60), 2, timeout=1)
+        run_ranks(lambda world: signal.pause(), 2, timeout=0.2)
 
 
 def _sum_in_two_groups(world, value):

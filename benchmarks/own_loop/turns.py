@@ -41,7 +41,7 @@ class SpeedFigures:
     losses: tuple[float, ...]
     """Losses of all steps, warm-up first."""
     sent_bytes: float | None
-    """Bytes per step that this rank sent over TCP; None if the system does not count them."""
+    """Bytes per step that this rank wrote to TCP sockets; None if they cannot be counted."""
     counted_bytes: float | None
     """Bytes of a step as the library counts them; None for other contenders."""
 
@@ -82,7 +82,7 @@ def speed_turn(
         cpu_seconds=cpu / steps.timed,
         idle_share=max(0.0, idle),  # clock ticks are coarse
         losses=tuple(losses),
-        sent_bytes=None if sent is None or after is None else (after - sent) / steps.timed,
+        sent_bytes=(after.written - sent.written) / steps.timed if sent and after else None,
         counted_bytes=None if counted is None else counted / steps.timed,
     )
 

@@ -82,8 +82,8 @@ class RankFigures:
     peak_bytes: int
     """Peak resident memory of the turn (ru_maxrss): libraries, model, states and activations."""
     sent_bytes: float | None
-    """Bytes per step that the counter of the network interface shows; None on loopback. With
-    packages, an interface is that of a package."""
+    """Bytes per step that the counter of the network interface shows, without those sent again;
+    None on loopback. With packages, an interface is that of a package."""
     counted_bytes: float | None
     """Bytes per step that pass such an interface as counted by frontier_llm; None for other
     libraries."""

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from benchmarks.peers.peer import SEED, MicroBatch, Peer
 from benchmarks.peers.turn import RankFigures, Turn
 from benchmarks.testbed.namespaces import enter
+from benchmarks.testbed.sent_counter import tcp_sent_bytes
 from frontier_llm.errors import FrontierError
 
 PR_SET_PDEATHSIG = 1
@@ -124,12 +125,21 @@ def _run(module: ModuleType, turn: Turn, rank: int, folder: Path) -> RankFigures
 
 
 def _count_sent(peer: Peer, turn: Turn, rank: int, interface: str) -> float:
-    """Run one more step while nothing else is sent; return the bytes sent per rank of this node."""
+    """Run one more step while nothing else is sent; return the bytes sent per rank of this node.
+
+    Without what the kernel sent again: that depends on the load of the machine.
+    """
     dist.barrier()
-    before = _settled_sent_bytes(interface)
+    before, resent = _settled_sent_bytes(interface), _resent_bytes()
     peer.step(_batches(turn, rank, turn.warmup + turn.steps))
     dist.barrier()
-    return (_settled_sent_bytes(interface) - before) / turn.ranks_per_interface
+    sent = (_settled_sent_bytes(interface) - before) / turn.ranks_per_interface
+    return sent - (_resent_bytes() - resent)
+
+
+def _resent_bytes() -> int:
+    counted = tcp_sent_bytes()
+    return counted.resent if counted else 0
 
 
 def _settled_sent_bytes(interface: str) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.own_loop.library_results import SaveOutcome, SpeedOutcome, basel
 from benchmarks.own_loop.loops import CONTENDERS
 from benchmarks.own_loop.savers import SAVERS
 from benchmarks.own_loop.turns import SaveFigures, SpeedFigures
+from benchmarks.testbed.sent_counter import SentBytes, read_info, tcp_sent_bytes
 from frontier_llm.errors import TrainingError
 from tests.forked_train import run
 
@@ -40,6 +43,22 @@ def test_contenders_train_alike_and_bytes_are_counted(tmp_path: Path) -> None:
     assert [row["saver"] for row in figures["saves"]["rows"]] == list(SAVERS)
     assert all(row["blocked_seconds"]["min"] > 0 for row in figures["saves"]["rows"])
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"], "nothing is left"
+
+
+def test_only_this_process_is_counted_and_each_byte_once() -> None:
+    """A kernel sends bytes again if a receiver is late, which other programs may cause."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sender, server.accept()[0]:
+            sender.setblocking(False)
+            before, written = tcp_sent_bytes(), sender.send(bytes(10_000_000))
+            after = tcp_sent_bytes()
+            assert before
+            assert after
+            assert after.written - before.written == written  # of which a part waits in a buffer
+    info = bytearray(256)
+    struct.pack_into("=I", info, 144, 5)
+    struct.pack_into("=QQ", info, 200, 1000, 24)
+    assert read_info(bytes(info)) == SentBytes(written=981, resent=24)
 
 
 def test_losses_that_differ_are_an_error() -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.patience import Limit, patient
+
 HANGS_AFTER_SECONDS = 20
-PATIENCE = timedelta(seconds=10)
-IMPATIENCE = timedelta(seconds=0.7)
+PATIENCE = timedelta(minutes=5)
+IMPATIENCE = timedelta(seconds=round(patient(0.175), 1))
 """Timeout for tests in which a rank never arrives."""
 
 
@@ -90,8 +92,8 @@ def _child(
 def _leave(store: Any, rank: int, size: int) -> None:
     """Let rank 0, which may hold the store, exit last."""
     store.add("left", 1)
-    deadline = time.monotonic() + 0.5
-    while not rank and store.add("left", 0) < size and time.monotonic() < deadline:
+    limit = Limit(0.125)
+    while not rank and store.add("left", 0) < size and not limit.is_over:
         time.sleep(0.01)
 
 
@@ -105,10 +107,10 @@ def _store(folder: Path, listener: socket.socket, rank: int, size: int, kind: st
 
 def _wait(pids: list[int]) -> list[int]:
     codes: dict[int, int] = {}
-    deadline = time.monotonic() + HANGS_AFTER_SECONDS
+    limit = Limit(HANGS_AFTER_SECONDS)
     try:
         while len(codes) < len(pids):
-            assert time.monotonic() < deadline, f"{len(pids) - len(codes)} processes hang"
+            assert not limit.is_over, f"{len(pids) - len(codes)} processes hang"
             for pid in pids:
                 if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
                     codes[pid] = os.waitstatus_to_exitcode(ended[1])

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ def check_error_of(outcome: Outcome, rank: int, store: str) -> None:
     if rank == 0 and store == "tcp":
         assert "store does not answer (is rank 0 gone?)" in message
     elif rank:
-        assert f"rank {rank} did not write within 0.7 s" in message
+        assert f"rank {rank} did not write within {IMPATIENCE.total_seconds():g} s" in message
 
 
 @pytest.mark.parametrize("mode", ["blocking", "lazy"])
@@ -292,15 +291,15 @@ def test_ranks_that_do_not_share_a_disk(tmp_path: Path) -> None:
 
 
 def save_and_read(rank: int, size: int, store: Any, folder: Path) -> Any:
-    """Rank 0 saves 30 steps while rank 1 repeatedly loads the newest checkpoint."""
+    """Rank 0 saves steps while rank 1 repeatedly loads the newest, until that has seen several."""
     if rank == 0:
         manager = CheckpointManager(folder, 0, 1, store, "lazy", 30, PATIENCE, SMALL)
-        states = States(repeat=3)
-        for step in range(1, 31):
+        states, step = States(repeat=3), 0
+        while step < 10 or store.add("seen", 0) < 5:
+            step += 1
             states.advance(step)
             manager.begin(step, states.shards, {"step": step})
             manager.fence()
-            time.sleep(0.02)
         manager.close()
         store.set("over", "")
         return None
@@ -310,6 +309,8 @@ def save_and_read(rank: int, size: int, store: Any, folder: Path) -> Any:
         meta = restore(folder, states.shards)
         if meta is not None:
             assert not states.wrong(meta["step"])
+            if meta["step"] not in seen:
+                store.add("seen", 1)
             seen.append(meta["step"])
     return seen
 
@@ -318,5 +319,5 @@ def test_reading_while_another_process_writes(tmp_path: Path) -> None:
     outcomes = run_crew(save_and_read, 2, tmp_path)
     assert not [outcome.error for outcome in outcomes if outcome.error]
     seen = outcomes[1].result
-    assert len(set(seen)) > 3
+    assert len(set(seen)) >= 5
     assert seen == sorted(seen)

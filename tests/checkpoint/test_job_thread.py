@@ -12,13 +12,14 @@ import pytest
 
 from frontier_llm.checkpoint import job_thread
 from frontier_llm.checkpoint.job_thread import JobThread
+from tests.patience import patient, wait_until
 
 
 def results(thread: JobThread, *functions: Callable[[], Any]) -> list[Any]:
     found: list[Any] = []
     for function in functions:
         thread.submit(lambda function=function: found.append(function()))
-    assert thread.wait_below(1, 10)
+    assert thread.wait_below(1, patient(10))
     return found
 
 
@@ -49,7 +50,7 @@ def test_an_idle_thread_holds_no_memory() -> None:
     reference = weakref.ref(states)
     thread.submit(lambda states=states: None)
     del states
-    assert thread.wait_below(1, 10)
+    assert thread.wait_below(1, patient(10))
     assert reference() is None
 
 
@@ -59,17 +60,14 @@ def test_an_idle_thread_ends_and_the_next_job_starts_another(
     monkeypatch.setattr(job_thread, "_IDLE_SECONDS", 0.01)
     thread = JobThread("short-lived")
     assert results(thread, lambda: 1) == [1]
-    deadline = time.monotonic() + 10
-    while any(other.name == "short-lived" for other in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: "short-lived" not in [other.name for other in threading.enumerate()])
     assert results(thread, lambda: 2) == [2]
 
 
 def test_a_wait_may_be_limited() -> None:
     thread, go = JobThread("jobs"), threading.Event()
-    thread.submit(lambda: go.wait(10) and None)
+    thread.submit(lambda: go.wait() and None)
     assert not thread.wait_below(1, 0.05)
     assert thread.is_busy
     go.set()
-    assert thread.wait_below(1, 10)
+    assert thread.wait_below(1, patient(10))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from frontier_llm.checkpoint import manager as manager_module
 from frontier_llm.checkpoint import rank_file, save
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import MANIFEST
@@ -37,6 +38,35 @@ def saved_states(folder: Path, step: int) -> list[str]:
     states = States()
     assert restore(folder, states.shards) is not None
     return states.wrong(step)
+
+
+class Clock:
+    """The clock by which a manager measures its stalls; time only passes when a test says so."""
+
+    def __init__(self) -> None:
+        self._now, self._was_read = 0.0, threading.Event()
+
+    def monotonic(self) -> float:
+        self._was_read.set()
+        return self._now
+
+    def release_after_five_seconds(self, disk: threading.Semaphore) -> None:
+        """Once a stall has begun, let five seconds pass before the disk writes."""
+        self._was_read.clear()
+
+        def release() -> None:
+            self._was_read.wait()
+            self._now += 5
+            disk.release(1000)
+
+        threading.Thread(target=release, daemon=True).start()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(manager_module, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -101,7 +131,9 @@ def test_many_steps_without_a_pause(tmp_path: Path) -> None:
             assert not states.wrong(step)
 
 
-def test_a_small_pool_makes_the_fence_wait(tmp_path: Path, slow_disk: threading.Semaphore) -> None:
+def test_a_small_pool_makes_the_fence_wait(
+    tmp_path: Path, slow_disk: threading.Semaphore, clock: Clock
+) -> None:
     """With two chunks of host memory the fence must wait until the other chunks are written."""
     manager, states = (
         single_rank_manager(tmp_path, options=Options(pool_bytes=8192, chunk_bytes=4096)),
@@ -109,10 +141,10 @@ def test_a_small_pool_makes_the_fence_wait(tmp_path: Path, slow_disk: threading.
     )
     states.advance(1)
     manager.begin(1, states.shards, {})
-    released = threading.Timer(0.3, slow_disk.release, [1000])
-    released.start()
+    assert manager.take_stall_seconds() == 0
+    clock.release_after_five_seconds(slow_disk)
     manager.fence()
-    assert manager.take_stall_seconds() > 0.25
+    assert manager.take_stall_seconds() == 5
     states.advance(2)
     manager.close()
     assert not saved_states(tmp_path, 1)
@@ -131,18 +163,18 @@ def test_the_fence_does_not_wait_for_the_disk(
 
 
 def test_begin_waits_for_the_previous_checkpoint(
-    tmp_path: Path, slow_disk: threading.Semaphore
+    tmp_path: Path, slow_disk: threading.Semaphore, clock: Clock
 ) -> None:
     manager, states = single_rank_manager(tmp_path), States()
     states.advance(1)
     manager.begin(1, states.shards, {})
     manager.fence()
-    assert manager.take_stall_seconds() < 0.2
-    threading.Timer(0.3, slow_disk.release, [1000]).start()
+    assert manager.take_stall_seconds() == 0
+    clock.release_after_five_seconds(slow_disk)
     states.advance(2)
     manager.begin(2, states.shards, {})
-    assert manager.take_stall_seconds() > 0.25
-    assert manager.take_stall_seconds() < 0.2, "stalls are counted once"
+    assert manager.take_stall_seconds() == 5
+    assert manager.take_stall_seconds() == 0, "stalls are counted once"
     manager.close()
     assert not saved_states(tmp_path, 2)
 

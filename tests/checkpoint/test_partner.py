@@ -17,6 +17,7 @@ from frontier_llm.checkpoint.pacer import Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.states import States
+from tests.patience import patient
 
 PATIENCE = timedelta(seconds=30)
 
@@ -62,10 +63,10 @@ def test_threads_that_wait_for_a_rank_that_hangs_end_when_the_files_are_closed(
     host, port, *_ = json.loads(store.get("checkpoint/partner/0"))
     with other.accept()[0], socket.create_connection((host, port)) as silent:
         silent.sendall(b"1".ljust(16))
-        time.sleep(0.5)  # until one thread waits in a send and the other one in a receive
+        time.sleep(patient(0.125))  # until one waits in a send, the other in a receive
         assert all(thread.is_alive() for thread in threads)
         files.close()
         for thread in threads:
-            thread.join(1)
+            thread.join(patient(5))
         assert not any(thread.is_alive() for thread in threads)
     assert errors == ["the node before stopped sending"]

@@ -12,6 +12,7 @@ import torch
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.errors import CheckpointError
+from tests.patience import patient, wait_until
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 3)
 CHUNK_BYTES, CHUNKS = 4096, 9
@@ -69,7 +70,7 @@ class Threads:
     def join(self) -> None:
         for thread in (self.capture, self._write):
             if thread.ident is not None:
-                thread.join(10)
+                thread.join(patient(10))
                 assert not thread.is_alive()
 
 
@@ -97,7 +98,7 @@ def test_the_fence_has_nothing_to_copy_after_the_capture() -> None:
     plan = Plan()
     threads = Threads(plan, CHUNKS)
     threads.capture.start()
-    threads.capture.join(10)
+    threads.capture.join(patient(10))
     threads.snapshot.fence()
     plan.state = 2
     assert plan.copies == [(index, "capture") for index in range(CHUNKS)]
@@ -110,7 +111,7 @@ def test_the_capture_goes_on_when_the_writer_returns_buffers() -> None:
     plan = Plan()
     threads = Threads(plan, 2)
     threads.capture.start()
-    time.sleep(0.05)
+    wait_until(lambda: len(plan.copies) == 2)
     assert threads.capture.is_alive()
     assert [index for index, _ in plan.copies] == [0, 1]
     threads.start_writer()
@@ -125,7 +126,7 @@ def test_a_copy_that_fails_fails_the_checkpoint_and_frees_the_states(thread: str
     failed: Any = None
     if thread == "capture":
         threads.capture.start()
-        threads.capture.join(10)
+        threads.capture.join(patient(10))
         threads.start_writer()
     elif thread == "fence":
         with pytest.raises(ValueError, match="no such state"):

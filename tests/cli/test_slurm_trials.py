@@ -19,6 +19,7 @@ from benchmarks.faults.slurm_lab.cluster import SlurmCluster, missing
 from benchmarks.faults.slurm_lab.nodes import DEVICE
 from frontier_llm.cli.slurm_trials import NodesPerTrialLauncher
 from frontier_llm.cli.trial import Trial
+from tests.patience import patient
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -49,7 +50,7 @@ def sweep(cluster, folder, *axes):
     command = [sys.executable, "-m", "frontier_llm", "sweep", *SMALL, *axes]
     ended = subprocess.run(
         [*command, f"hydra.sweep.dir={folder}"], cwd=folder.parent, env=environ,
-        capture_output=True, text=True, timeout=500, check=False,
+        capture_output=True, text=True, timeout=patient(125), check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "Traceback" not in ended.stderr

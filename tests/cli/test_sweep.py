@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.telemetry.jsonl import JsonlSink
 from tests.forked_train import train
+from tests.patience import patient
 from tests.telemetry.runs import step_metrics
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def test_the_planner_predicts_trials_of_a_cluster_that_is_not_here(tmp_path):
         sys.executable, "train.py", "-m", *overrides, "parallel.pipeline=2,8",
         f"hydra.sweep.dir={tmp_path}",
     ]  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(100))
     assert ended.returncode == 0, ended.stderr
     trials = [Trial.read(tmp_path / str(number)) for number in range(2)]
     assert [trial.status for trial in trials] == ["refused", "done"]
@@ -148,11 +148,10 @@ def test_the_planner_predicts_no_loss():
 
 
 def test_a_trial_that_takes_too_long_is_ended(corpus, tmp_path):
-    start = time.monotonic()
-    trial = run_trial([*SMALL, *corpus, "trainer.steps=100000", "launch.ranks=1"], tmp_path, 1.0)
+    """Its steps would take hours."""
+    trial = run_trial([*SMALL, *corpus, "trainer.steps=10000000", "launch.ranks=1"], tmp_path, 1.0)
     assert trial.status == "too slow"
     assert "launch.trial_minutes" in trial.reason
-    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(("task", "goes"), [("0", True), ("1", False)])

@@ -17,6 +17,7 @@ from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.single_process_model import read_config
+from tests.patience import patient
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -57,7 +58,13 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ]  # fmt: skip
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
+        command,
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return base / "run"

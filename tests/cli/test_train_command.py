@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.patience import patient
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +36,7 @@ def _start(*arguments, **environment):
 def _train(*arguments, **environment):
     """Return (exit code, stdout, stderr)."""
     process = _start(*arguments, **environment)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=patient(60))
     return process.returncode, out, err
 
 
@@ -136,7 +138,7 @@ def _srun(size, *arguments):
         )
         for rank in range(size)
     ]
-    said = [task.communicate(timeout=240)[1] for task in tasks]
+    said = [task.communicate(timeout=patient(60))[1] for task in tasks]
     return [task.returncode for task in tasks], said
 
 

@@ -2,11 +2,12 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.blend import BLOCK, Schedule, corpus_shares
 from frontier_llm.errors import ConfigError
+from tests.properties import examples
 
 KEY = 77
 WEIGHTS = {"en": 0.6, "de": 0.3, "sw": 0.1}
@@ -47,7 +48,7 @@ def test_any_sample_is_located_directly():
     assert others != deal(Schedule.starting(WEIGHTS, KEY), range(50))
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     st.lists(
         st.tuples(
@@ -84,7 +85,7 @@ def test_equal_weights_add_no_segment_and_a_rewind_drops_later_segments():
     st.integers(1, BLOCK + 500),
     st.lists(st.floats(0.01, 1), min_size=5, max_size=5),
 )
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_corpora_can_be_added(first: int, second: int, weights: list[float]):
     """One by one, in any order of names; each is read from its beginning and without gaps."""
     a, b, c, d, e = weights

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, source_of, write_jsonl
+from tests.patience import wait_until
 
 
 @pytest.fixture
@@ -116,15 +118,13 @@ def test_killed_work_continues_from_the_finished_parts(
         part_writer.PartWriter.write = lambda *args: (write(*args), time.sleep(0.1))
         prepare(settings, workers=2)
         os._exit(0)
-    deadline = time.monotonic() + 60
-    while len(done := list(tmp_path.glob("c/.tiny-*.partial/*.json"))) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    notes = partial(tmp_path.glob, "c/.tiny-*.partial/*.json")
+    wait_until(lambda: len(list(notes())) >= 5, "five parts")
     os.kill(parent, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL
-    while _runs_in_session(parent):  # its workers exit when their pipes are closed
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # its workers exit when their pipes are closed
+    wait_until(lambda: not _runs_in_session(parent), "the end of the workers")
+    done = list(notes())
     before = {path: path.stat().st_mtime_ns for path in done}
     written = []
     monkeypatch.setattr(

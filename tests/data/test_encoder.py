@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frontier_llm.data import encoder as module
@@ -12,6 +12,7 @@ from frontier_llm.data.encoder import Encoder
 from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, SentencePieceTokenizer
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_training import train_tokenizer
+from tests.properties import examples
 
 CODE = "def walk(tree, *args):\n    for leaf in tree[1:-1]:\n        yield leaf.x_1 + 10\n\n" * 20
 PROSE = "Der Fluß — naïve »Laternen« und 雪, 3 Stück; don't.\n  Noch  einmal.\n" * 20
@@ -35,7 +36,7 @@ ANY_TEXT = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(ANY_TEXT, max_size=4))
 @example([CODE, PROSE, CODE + PROSE])
 def test_encoding_substrings_gives_the_tokens_of_the_whole_text(

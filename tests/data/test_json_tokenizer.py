@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers.tokenizer_families import FAMILIES, TokenizerFamily, train_family
@@ -17,6 +17,7 @@ from frontier_llm.data import encoder as module
 from frontier_llm.data.encoder import Encoder
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.errors import ConfigError, DataError
+from tests.properties import examples
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def tokens(encoder: Encoder, text: str) -> list[int]:
     return np.frombuffer(encoder.encode(text), dtype=np.uint16).tolist()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(SIGNS)).map("".join)))
 def test_any_text_has_the_ids_of_the_library(tokenizer: JsonTokenizer, wanted: Any, text: str):
     assert tokenizer.splitting is not None

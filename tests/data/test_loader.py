@@ -8,6 +8,7 @@ import torch
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.loader import BatchLoader, Reading
 from frontier_llm.data.prepared_corpus import Corpus, Samples
+from tests.patience import patient
 
 GLOBAL_BATCH = 24
 
@@ -152,7 +153,7 @@ def test_threads_change_neither_the_samples_nor_their_order(
 
 
 def test_several_threads_read_several_steps_ahead(samples: Samples):
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=patient(10))
 
     class Meeting(RecordingSamples):
         """Samples whose readers of the following step wait for each other."""
@@ -168,7 +169,7 @@ def test_several_threads_read_several_steps_ahead(samples: Samples):
         loader.read_step(0)
         for futures in loader._ahead.values():
             for future in futures:
-                future.result(10)
+                future.result(patient(10))
         assert set(recorded.read) == set(range(3 * GLOBAL_BATCH))
         recorded.read.clear()
         loader.read_step(GLOBAL_BATCH)

@@ -1,20 +1,21 @@
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.permutation import make_key, permute
+from tests.properties import examples
 
 KEYS = st.integers(0, 2**64 - 1)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(1, 300), KEYS)
 def test_permute_is_a_bijection(length: int, key: int):
     assert sorted(permute(i, length, key) for i in range(length)) == list(range(length))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(2**31, 2**62), KEYS, st.data())
 def test_long_ranges_do_not_collide(length: int, key: int, data: st.DataObject):
     start = data.draw(st.integers(0, length - 100))

@@ -16,6 +16,7 @@ from frontier_llm.data.prepared_corpus import open_corpus
 from frontier_llm.data.source import Source
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -129,9 +130,9 @@ def test_two_processes_at_once_prepare_one_corpus(
     ]
     for process in processes:
         process.start()
-    found = [results.get(timeout=30) for _ in processes]
+    found = [results.get(timeout=patient(30)) for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(patient(30))
     assert [process.exitcode for process in processes] == [0, 0]
     assert found[0][0] == found[1][0]
     open_corpus(found[0][0], verify=True)
@@ -235,12 +236,12 @@ def test_a_full_disk_is_named_and_left_clean(full_disk: Path, text: Path):
     assert not list(full_disk.glob("tiny-*"))
 
 
-def test_the_standard_library_is_ready_in_seconds_and_at_once_the_next_time(tmp_path: Path):
+def test_the_standard_library_is_ready_at_once_the_next_time(tmp_path: Path):
     settings = config(tmp_path, None, kind="stdlib", name="stdlib", vocabulary=1000)
     folder = prepare(settings)
-    start = time.perf_counter()
-    assert prepare(settings) == folder
-    assert time.perf_counter() - start < 1
+    stages: list[str] = []
+    assert prepare(settings, lambda stage, fraction: stages.append(stage)) == folder
+    assert stages == []
     corpus = open_corpus(folder)
     assert corpus.manifest.pieces == 1000
     assert corpus.manifest.train.tokens > 5 * corpus.manifest.validation.tokens > 500_000

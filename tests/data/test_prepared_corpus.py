@@ -3,13 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
 from frontier_llm.data.corpus_manifest import TYPE_CODES, Split
 from frontier_llm.data.prepared_corpus import Corpus, Manifest, Samples, TokenStream, open_corpus
 from frontier_llm.errors import DataError
+from tests.properties import examples
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_the_order_depends_on_seed_and_corpus_and_nothing_else(corpus: Corpus, f
     assert order(samples(corpus, digest="other")) != first
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(0, 2**60))
 def test_any_sample_is_read_directly(folder: Path, index: int):
     corpus = open_corpus(folder)

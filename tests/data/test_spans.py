@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.config.model import DECODER_MULTIPLE
 from frontier_llm.data.spans import START, SpanCorruption, restore
 from frontier_llm.geometry.lengths import corrupted, span_lengths
+from tests.properties import examples
 
 EOS, SENTINEL = 1, 999
 
@@ -19,7 +20,7 @@ def draw_text(tokens: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(2, 800, tokens)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(14, 1300), st.integers(0, 2**50), st.integers(0, 2**64 - 1))
 def test_filling_the_sentinels_restores_the_text(tokens: int, index: int, key: int):
     text = draw_text(tokens, index % 7)

@@ -2,13 +2,14 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, SentencePieceTokenizer
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_training import FIXED_PIECES, train_tokenizer
 from frontier_llm.errors import ConfigError, DataError
+from tests.properties import examples
 
 TEXT = "def walk(tree):\n    for leaf in tree:\n        yield leaf\n\n" * 20
 
@@ -27,7 +28,7 @@ ANY_TEXT = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(ANY_TEXT)
 def test_any_text_comes_back_exactly(tokenizer: Tokenizer, text: str):
     ids = tokenizer.encode(text)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +36,13 @@ def run(*command, folder, path=None):
     environ |= {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RUN": str(folder / "run")}
     environ |= {"PATH": path or environ["PATH"]}
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

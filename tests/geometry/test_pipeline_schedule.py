@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from itertools import groupby, pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.pipeline_actions import run_stages
@@ -19,6 +19,7 @@ from frontier_llm.geometry.pipeline_schedule import (
 )
 from frontier_llm.geometry.stage_messages import Launch, programs
 from frontier_llm.planner.timeline import ActionSeconds, simulate
+from tests.properties import examples
 
 CHUNKS = {"1f1b": [1], "zb_h1": [1], "interleaved": [2, 3, 8], "zb_v": [2], "v_half": [2]}
 SMALL = [*product([2, 3, 4, 5], [1, 2, 3, 5, 7, 8, 13], [0, 1, 3], [False, True])]
@@ -106,7 +107,7 @@ def test_a_stage_reads_messages_in_the_order_in_which_they_are_sent(name):
             assert early <= (name == "interleaved" and stages == 2)
 
 
-@settings(max_examples=1000 if os.environ.get("ALL_SCHEDULES") else 10)
+@examples(1000 if os.environ.get("ALL_SCHEDULES") else 10)
 @given(st.data())
 def test_messages_match_in_any_schedule(data):
     """Both stages launch every message, in the same order, and no stage reads before it did."""

@@ -26,6 +26,7 @@ from frontier_llm.launch import coordination
 from frontier_llm.launch.world import World
 from frontier_llm.trainer import connect
 from tests.checkpoint.test_faults import mount
+from tests.patience import patient
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 
@@ -206,7 +207,7 @@ def _config(seconds):
 def test_every_rank_reports_and_all_continue(tmp_path):
     def work(world):
         mine = check_all_ranks(
-            _config(20), 1, world, _store(tmp_path, world), Accelerator.of_rank(0)
+            _config(600), 1, world, _store(tmp_path, world), Accelerator.of_rank(0)
         )
         return mine.rank, mine.cores != "", mine.versions["torch"]
 
@@ -214,18 +215,21 @@ def test_every_rank_reports_and_all_continue(tmp_path):
 
 
 def test_a_rank_that_does_not_report_is_named_with_its_host(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordination, "_ACKNOWLEDGE_TIMEOUT", timedelta(seconds=1))
+    limit = round(patient(0.25))
+    monkeypatch.setattr(coordination, "_ACKNOWLEDGE_TIMEOUT", timedelta(seconds=limit))
 
     def work(world):
         world = replace(world, ranks_per_node=1, hosts=("a", "b", "c"))
         if world.rank == 2:
             return "absent"
         with pytest.raises((LaunchError, RankFailure)) as caught:
-            check_all_ranks(_config(1), 1, world, _store(tmp_path, world), Accelerator.of_rank(0))
+            check_all_ranks(
+                _config(limit), 1, world, _store(tmp_path, world), Accelerator.of_rank(0)
+            )
         return str(caught.value)
 
     messages = run_ranks(work, 3)
-    assert messages[0].startswith("preflight: rank 2 (c) did not report within 1 s")
+    assert messages[0].startswith(f"preflight: rank 2 (c) did not report within {limit} s")
     assert messages[1] == ""
 
 
@@ -247,18 +251,18 @@ def _check(trials, world, folder, seconds):
 
 
 def test_working_groups_pass(tmp_path):
-    run_ranks(lambda world: _check(_trials(world), world, tmp_path, 20), 4)
+    run_ranks(lambda world: _check(_trials(world), world, tmp_path, 600), 4)
 
 
 @pytest.mark.parametrize("left_out", ["tensor", "stages 2 and 3"])
 def test_an_incomplete_group_is_named_with_the_absent_rank(tmp_path, left_out):
     def work(world):
         store, trials = _store(tmp_path, world), _trials(world)
-        check_all_ranks(_config(20), 1, world, store, Accelerator.of_rank(0))
+        check_all_ranks(_config(600), 1, world, store, Accelerator.of_rank(0))
         if world.rank == 3:  # this rank takes another branch
             trials = trials[: [trial.name for trial in trials].index(left_out)]
         try:
-            _check(trials, world, tmp_path, 1)
+            _check(trials, world, tmp_path, patient(0.25))
         except LaunchError as error:
             return str(error)
         return ""
@@ -284,7 +288,7 @@ def test_a_message_that_arrives_changed_is_reported(tmp_path, monkeypatch):
         if world.rank == 0:
             monkeypatch.setattr(dist, "batch_isend_irecv", double)
         try:
-            _check([trial], world, tmp_path, 20)
+            _check([trial], world, tmp_path, 600)
         except LaunchError as error:
             return str(error)
         return ""

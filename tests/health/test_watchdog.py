@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,12 +21,16 @@ from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.restarts import may_have_passed
 from frontier_llm.launch.world import World
+from tests.patience import patient, wait_until
 from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
-CONFIG = decode(tiny_values("watchdog.step_seconds=1", "watchdog.first_step_seconds=1")).watchdog
-PATIENT = timedelta(seconds=60)
+LIMIT = round(patient(0.25), 1)
+CONFIG = decode(
+    tiny_values(f"watchdog.step_seconds={LIMIT}", f"watchdog.first_step_seconds={LIMIT}")
+).watchdog
+PATIENT = timedelta(minutes=5)
 
 
 @dataclass
@@ -33,7 +38,6 @@ class Job:
     """The result of ranks that stalled."""
 
     code: int
-    seconds: float
     stderr: str
     failures: dict
     page: str
@@ -44,10 +48,10 @@ class Job:
 @pytest.fixture
 def stall(tmp_path, capfd, monkeypatch):
     """Run ranks under a watchdog until it ends them."""
-    monkeypatch.setattr(module, "STALL_REPORT_SECONDS", 1.0)
-    monkeypatch.setattr(module, "DIAGNOSIS_SECONDS", 3.0)
+    monkeypatch.setattr(module, "STALL_REPORT_SECONDS", patient(0.25))
+    monkeypatch.setattr(module, "DIAGNOSIS_SECONDS", patient(0.75))
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", 0.5)  # until a stopped rank is ended
+    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", patient(0.125))  # for a stopped rank
     monkeypatch.setattr(launcher, "TERMINATION_SECONDS", 0.5)
 
     def run(work, size=3):
@@ -57,14 +61,12 @@ def stall(tmp_path, capfd, monkeypatch):
                 dist.barrier()
                 work(world, dog)
 
-        start = time.monotonic()
         ended = launch(rank, LaunchOptions(size, tmp_path / "failures"))
-        seconds = time.monotonic() - start
         files = (tmp_path / "failures").glob("rank_*.json")
         failures = {int(path.stem[5:]): json.loads(path.read_text()) for path in files}
         page = tmp_path / "stall.txt"
         return Job(
-            ended.exit_code, seconds, capfd.readouterr().err, failures,
+            ended.exit_code, capfd.readouterr().err, failures,
             page.read_text() if page.exists() else "", may_have_passed(ended),
         )  # fmt: skip
 
@@ -74,17 +76,16 @@ def stall(tmp_path, capfd, monkeypatch):
 def _sleeping_in_python(world, dog):
     with dog.phase("step", 5):
         if world.rank == 1:
-            time.sleep(60)
+            time.sleep(600)
         dist.all_reduce(torch.ones(1))
 
 
 def test_a_rank_that_is_busy_elsewhere_is_named_with_its_stack(stall):
     job = stall(_sleeping_in_python)
     assert job.code == 1
-    assert job.seconds < 10
-    assert "stall: step of step 5 took longer than 1.0 s" in job.stderr
+    assert f"stall: step of step 5 took longer than {LIMIT} s" in job.stderr
     assert "late: rank 1" in job.stderr
-    assert "time.sleep(60)" in job.stderr
+    assert "time.sleep(600)" in job.stderr
     assert "ranks 0, 2: step; waiting in" in job.stderr
     assert all(f"rank {rank} on" in job.page for rank in range(3))
     assert {failed["exit_code"] for failed in job.failures.values()} == {1}
@@ -116,14 +117,13 @@ def test_without_rank_zeros_store_rank_zero_is_named(stall):
     job = stall(_first_rank_stopped)
     assert job.code == 1
     assert "the store of rank 0 at 127.0.0.1 does not answer" in job.stderr
-    assert job.seconds < 20
 
 
 @pytest.fixture
 def without_parent(stall, monkeypatch):
     """Run ranks as srun does: no parent knows which of them is gone."""
-    monkeypatch.setattr(module, "LOSS_REPORT_SECONDS", 1.0)
-    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", 5.0)  # until the ranks have noticed
+    monkeypatch.setattr(module, "LOSS_REPORT_SECONDS", patient(0.25))
+    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", patient(1.25))  # the ranks have noticed
 
     def run(work):
         def rank(world, dog):
@@ -188,7 +188,7 @@ def _patient(world, dog):
         with dog.phase("step", step):
             time.sleep(0.05)
             with dog.phase("evaluation"):
-                time.sleep(1.3)  # longer than a step may take
+                time.sleep(1.3 * LIMIT)  # longer than a step may take
     time.sleep(0.3)
 
 
@@ -197,7 +197,9 @@ def test_each_phase_has_its_own_clock(stall):
     assert (job.code, job.stderr, job.page) == (0, "", "")
 
 
-def test_the_length_of_steps_sets_the_limit_of_the_next(tmp_path):
+def test_the_length_of_steps_sets_the_limit_of_the_next(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     config = decode(tiny_values("watchdog.step_seconds=0.1", "watchdog.step_factor=8")).watchdog
     world = World(0, 1, 0, 1, "h", "local", "127.0.0.1", 1)
     dog = Watchdog(config, world, dist.HashStore(), tmp_path, tmp_path)
@@ -205,10 +207,9 @@ def test_the_length_of_steps_sets_the_limit_of_the_next(tmp_path):
     for step in range(1, 6):
         with dog.phase("step", step):
             limits.append(dog._phase.limit_seconds)
-            time.sleep(0.03)
+            now += 0.03
     assert limits[:3] == [config.first_step_seconds] * 3
-    assert 0.24 <= limits[3] < 2
-    assert limits[3] == pytest.approx(limits[4], rel=0.5)
+    assert limits[3:] == pytest.approx([0.24, 0.24])
 
 
 def test_a_disabled_watchdog_starts_no_thread(tmp_path):
@@ -224,7 +225,8 @@ def test_ranks_that_have_ended_are_not_late(tmp_path, monkeypatch, at_work, late
     """Of three ranks the last or the last two have ended, and rank 0 waits for the archive."""
     monkeypatch.setattr(module, "LOSS_REPORT_SECONDS", 0.3)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
-    config = decode(tiny_values("watchdog.startup_seconds=0.5")).watchdog
+    limit = patient(0.125)
+    config = decode(tiny_values(f"watchdog.startup_seconds={limit}")).watchdog
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     reports = []
 
@@ -237,7 +239,8 @@ def test_ranks_that_have_ended_are_not_late(tmp_path, monkeypatch, at_work, late
     for dog in dogs[at_work:]:
         dog.__exit__(None, None, None)
     with dogs[0].phase("closing", 5):  # rank 1, if it is at work, is in an earlier step
-        time.sleep(1.5)
+        time.sleep(3 * limit)
+        wait_until(lambda: len(reports) == len(late), "reports")
     for dog in dogs[:at_work]:
         dog.__exit__(None, None, None)
     assert [found.ranks for found in reports] == late

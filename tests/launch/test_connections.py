@@ -13,6 +13,7 @@ import pytest
 
 from frontier_llm.launch.connections import Connections, limit_silence
 from tests.forked_train import Forked
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_thread_that_waits_for_a_message_is_woken(server: socket.socket) -> No
         thread.start()
         time.sleep(0.05)
         connections.cut(before=1)
-        thread.join(5)
+        thread.join(patient(5))
         assert received == [b""]
 
 
@@ -90,8 +91,11 @@ def test_after_seal_a_connection_to_the_store_is_cut(server: socket.socket) -> N
         assert is_open(elsewhere)
 
 
+GLOO_SECONDS = 300
+
+
 def connect_with_a_rank_that_leaves(rank: int, port: int) -> int:
-    """Connect a group of six ranks, of which rank 1 ends meanwhile; return the seconds."""
+    """Connect a group of six ranks, of which rank 1 ends meanwhile; return whether all wait."""
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -113,11 +117,10 @@ def connect_with_a_rank_that_leaves(rank: int, port: int) -> int:
     threading.Thread(target=disturb, daemon=True).start()
     begin = time.monotonic()
     with suppress(Exception):
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=6, timeout=timedelta(seconds=12)
-        )
+        limit = timedelta(seconds=GLOO_SECONDS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=6, timeout=limit)
     connections.end()
-    return round(time.monotonic() - begin)
+    return time.monotonic() - begin > GLOO_SECONDS / 2
 
 
 @pytest.mark.slow
@@ -128,9 +131,8 @@ def test_gloo_stops_to_wait_for_a_rank_that_does_not_connect() -> None:
     ranks = [
         Forked(partial(connect_with_a_rank_that_leaves, rank, store.port)) for rank in range(6)
     ]
-    seconds = [rank.wait().code for rank in ranks]
-    assert seconds.pop(1) == 99
-    assert max(seconds) < 8
+    codes = [rank.wait().code for rank in ranks]
+    assert codes == [0, 99, 0, 0, 0, 0], "some waited until the limit of gloo"
 
 
 def test_a_limit_of_silence_is_set_on_connections_to_the_port_only(server: socket.socket) -> None:

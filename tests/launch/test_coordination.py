@@ -9,7 +9,7 @@ from frontier_llm.errors import DataError, RankFailure
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from tests.ranks import run_ranks
 
-SECONDS = timedelta(seconds=20)
+SECONDS = timedelta(minutes=5)
 
 
 def store_in(folder, world):

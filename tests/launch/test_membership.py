@@ -1,7 +1,7 @@
 """A process that can hold a rank: what its threads do, and which errors it survives."""
 
-import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from frontier_llm.launch.membership import Membership
 from frontier_llm.launch.roster import Roster
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.world import World
+from tests.patience import wait_until
 
 
 @pytest.mark.forked
@@ -50,7 +51,5 @@ def test_the_thread_that_waits_for_rosters_does_not_read_them(tmp_path: Path) ->
     Membership(1, lambda rank: local_world(rank, options, 1), lambda: keys, PrefixStore, 1)
     for generation in range(2):
         keys.set(f"members/roster/{generation}", "not a roster")
-        deadline = time.monotonic() + 10
-        while not keys.check([f"members/seen/{generation}/1"]):
-            assert time.monotonic() < deadline, "the thread has ended"
-            time.sleep(0.01)
+        seen = [f"members/seen/{generation}/1"]
+        wait_until(partial(keys.check, seen), "the thread, which has ended")

@@ -32,6 +32,7 @@ from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.replacement import launch_replacing
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from tests.health import nccl_like
+from tests.patience import patient
 from tests.values import tiny_values
 
 CONFIG = decode(tiny_values("recovery.enabled=true"))
@@ -39,7 +40,7 @@ STEPS = 100
 STEP_SECONDS = 0.01
 """All steps together take longer than the heartbeat monitor sleeps, by the clock of the stub."""
 MINUTE = timedelta(minutes=1)
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = patient(20)
 """Nothing here takes so long unless it hangs."""
 
 
@@ -84,7 +85,7 @@ def _run(
             forget_groups()
 
     options = LaunchOptions(ranks=3, failure_dir=folder / "failures")
-    replacing = Replacing(folder, 0, 3, 0.5, lambda: 0, arrival_seconds=LIMIT_SECONDS)
+    replacing = Replacing(folder, 0, 3, patient(0.125), lambda: 0, arrival_seconds=LIMIT_SECONDS)
     ended = launch_replacing(member, options, replacing)
     processes: dict[int, list[int]] = defaultdict(list)
     for file in sorted(folder.glob("*.[012]"), key=lambda path: float(path.name)):
@@ -163,7 +164,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
     Rank 2 waits for the identifier from rank 1, in the store, whose connection is cut.
     """
     prepare_environment(1, os.environ, CONFIG)
-    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
 
     def work(place):
         _preflight(place)
@@ -181,7 +182,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
 
 def test_groups_that_cannot_be_aborted_end_their_process(tmp_path, monkeypatch, capfd):
     prepare_environment(1, os.environ, CONFIG)
-    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
     abort = nccl_like.NcclLike.abort
 
     def hang_once(group):

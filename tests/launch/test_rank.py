@@ -13,17 +13,21 @@ from frontier_llm.errors import DataError, RankFailure, StopRequested
 from frontier_llm.launch import failure
 from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.rank import report_failure, run_rank
-from frontier_llm.launch.rendezvous import init_process_group, listen, make_store
+from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
+from tests.patience import patient
+from tests.ports import reserved_port
 
-SECONDS = timedelta(seconds=20)
+SECONDS = timedelta(minutes=5)
 
 
 def _as_srun_would(work, size, folder):
     """Run `work(world, store)` in processes that no parent watches; return codes and stderr."""
-    server = listen("127.0.0.1", 0)
-    port = server.getsockname()[1]
-    server.close()
+    with reserved_port() as port:
+        return _run_at(port, work, size, folder)
+
+
+def _run_at(port, work, size, folder):
     pids = []
     for rank in range(size):
         sys.stdout.flush()
@@ -83,9 +87,9 @@ def test_one_of_many_equal_failures_is_printed_in_full(tmp_path):
 
 
 def _hung_rank(world, store):
-    init_process_group(world, store, "gloo", timedelta(seconds=1))
+    init_process_group(world, store, "gloo", timedelta(seconds=patient(0.25)))
     if world.rank == 1:
-        time.sleep(4)
+        time.sleep(patient(1))  # longer than the others wait for it
         os._exit(1)  # srun would kill it
     dist.all_reduce(torch.ones(1))
 

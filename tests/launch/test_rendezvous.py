@@ -3,10 +3,8 @@
 import os
 import re
 import resource
-import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -17,61 +15,58 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.launch.rendezvous import init_process_group, listen, make_store
 from frontier_llm.launch.world import World
 from tests.launch.test_world import SRUN
+from tests.patience import patient
+from tests.ports import reserved_port
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
+VERY_LONG = timedelta(hours=1)
+"""A time limit of the program that no test waits for."""
 
 
 def _world(rank, size, port):
     return World(rank, size, rank, size, "here", "slurm", "127.0.0.1", port, "job")
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def port():
+    with reserved_port() as found:
+        yield found
 
 
-def test_a_taken_port_fails_at_once():
+def test_a_taken_port_fails_without_waiting():
     with listen("", 0) as taken:
         port = taken.getsockname()[1]
-        started = time.monotonic()
         with pytest.raises(LaunchError, match=f"port {port} on .* is in use: set launch.port="):
-            make_store(_world(0, 2, port), timedelta(seconds=60))
-    assert time.monotonic() - started < 2
+            make_store(_world(0, 2, port), VERY_LONG)
 
 
-def test_waiting_for_rank_zero_times_out_with_its_address():
-    port = _free_port()
+def test_waiting_for_rank_zero_times_out_with_its_address(port):
     with pytest.raises(LaunchError, match=rf"127.0.0.1:{port} within 1 s.*that rank 0 started"):
         make_store(_world(1, 2, port), timedelta(seconds=1))
 
 
-def test_rank_zero_gives_up_early_if_no_more_ranks_come():
-    port = _free_port()
-    started = time.monotonic()
-
+def test_rank_zero_gives_up_early_if_no_more_ranks_come(port):
     def come() -> None:
         with pytest.raises(LaunchError, match=r"did not reach rank 0's store"):
-            make_store(_world(1, 3, port), timedelta(seconds=60))
+            make_store(_world(1, 3, port), VERY_LONG)
 
     with ThreadPoolExecutor() as pool:
         other = pool.submit(come)
         with pytest.raises(LaunchError, match=r"1 of 3 ranks did not connect .* absent: rank 2"):
-            make_store(_world(0, 3, port), timedelta(seconds=60), quiet=timedelta(seconds=0.3))
+            make_store(_world(0, 3, port), VERY_LONG, quiet=timedelta(seconds=patient(0.1)))
         other.result()
-    assert time.monotonic() - started < 5
 
 
-def test_rank_zero_names_the_absent_ranks():
+def test_rank_zero_names_the_absent_ranks(port):
     with pytest.raises(LaunchError, match=r"1 of 2 ranks did not connect .* absent: rank 1"):
-        make_store(_world(0, 2, _free_port()), timedelta(seconds=1))
+        make_store(_world(0, 2, port), timedelta(seconds=1))
 
 
 def test_the_store_of_another_job_at_the_same_port_is_ignored():
     server = listen("127.0.0.1", 0)
     port = server.getsockname()[1]
-    ours = make_store(_world(0, 1, port), timedelta(seconds=5), server.detach())
+    ours = make_store(_world(0, 1, port), VERY_LONG, server.detach())
     ours.set("key", "value")
     other = World(1, 2, 1, 2, "here", "slurm", "127.0.0.1", port, "other job")
     with pytest.raises(LaunchError, match="that rank 0 started"):
@@ -81,7 +76,8 @@ def test_the_store_of_another_job_at_the_same_port_is_ignored():
 def _limited(soft, hard, size):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
-        make_store(_world(0, size, _free_port()), timedelta(seconds=1))
+        with reserved_port() as port:
+            make_store(_world(0, size, port), timedelta(seconds=1))
     except LaunchError as error:
         return str(error), resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -102,8 +98,8 @@ import torch, torch.distributed as dist
 from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
 world = World.from_environment(os.environ)
-store = make_store(world, timedelta(seconds=20))
-init_process_group(world, store, "gloo", timedelta(seconds=20))
+store = make_store(world, timedelta(hours=1))
+init_process_group(world, store, "gloo", timedelta(hours=1))
 tensor = torch.tensor([world.rank + 1.0])
 dist.all_reduce(tensor)
 sys.stdout.write(f"{world.launcher} {world.rank}/{world.size} sum {tensor.item()}\\n")
@@ -127,7 +123,7 @@ def test_ranks_of_torchrun_meet_at_its_agents_store(tmp_path, request):
         env={**os.environ, "PYTHONPATH": _root(request)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n"))[1:] == [
@@ -157,7 +153,7 @@ def test_tasks_of_srun_meet_at_rank_zero(request):
         )
         for rank in range(2)
     ]
-    outputs = sorted(task.communicate(timeout=60)[0] for task in tasks)
+    outputs = sorted(task.communicate(timeout=patient(60))[0] for task in tasks)
     assert [task.returncode for task in tasks] == [0, 0]
     assert outputs == ["slurm 0/2 sum 3.0\n", "slurm 1/2 sum 3.0\n"]
 
@@ -165,8 +161,8 @@ def test_tasks_of_srun_meet_at_rank_zero(request):
 def test_one_rank_needs_no_peer():
     server = listen("127.0.0.1", 0)
     world = _world(0, 1, server.getsockname()[1])
-    store = make_store(world, timedelta(seconds=5), server.detach())
-    init_process_group(world, store, "gloo", timedelta(seconds=5))
+    store = make_store(world, VERY_LONG, server.detach())
+    init_process_group(world, store, "gloo", VERY_LONG)
     try:
         assert dist.get_world_size() == 1
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.launch.requeue import end_job_without_script
+from tests.ports import reserved_port
 
 RUNS = "JobState=RUNNING Restarts=0"
 PROGRAM = """#!/bin/bash
@@ -47,17 +48,15 @@ def lose_script(
         text = PROGRAM.format(folder=folder, requeue=requeue, before=before, after=after)
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     task = {
         "SLURM_NODEID": "1",
         "SLURM_LOCALID": "0",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node[1-3]",
         "SLURM_SRUN_COMM_HOST": "127.0.0.1",
-        "SLURM_SRUN_COMM_PORT": str(port),
     }
-    end_job_without_script({**task, **variables})
+    with reserved_port() as closed:
+        end_job_without_script({**task, "SLURM_SRUN_COMM_PORT": str(closed), **variables})
     calls = folder / "calls"
     return calls.read_text().splitlines() if calls.exists() else []
 

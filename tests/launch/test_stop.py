@@ -3,7 +3,11 @@
 import signal
 import time
 from datetime import datetime
+from types import SimpleNamespace
 
+import pytest
+
+from frontier_llm.launch import stop
 from frontier_llm.launch.slurm import end_of_job
 from frontier_llm.launch.stop import (
     GRACE_SECONDS,
@@ -38,6 +42,19 @@ def test_the_first_signal_is_named_and_ctrl_c_by_its_key():
     flag(signal.SIGTERM, None)
     assert flag.reason == StopRequest(flag).reason == "Ctrl-C"
     assert flag.is_terminated
+
+
+@pytest.mark.parametrize(("later", "is_second"), [(0.1, False), (0.3, True)])
+def test_two_interrupts_of_one_key_are_one(monkeypatch, later, is_second):
+    """make and a terminal both send the SIGINT of a Ctrl-C."""
+    times = iter([1000.0, 1000.0 + later])
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with stop.ParentSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert not signals.second_interrupt
+        signal.raise_signal(signal.SIGINT)
+        assert signals.second_interrupt == is_second
+        assert signals.take_stop()
 
 
 def test_a_file_stops_a_run_once(tmp_path):

@@ -14,6 +14,7 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.launch import task_members
 from frontier_llm.launch.agent_store import AgentStore, Event
 from frontier_llm.launch.task_members import TaskMembers
+from tests.patience import patient
 
 TASKS = 3
 
@@ -89,29 +90,49 @@ def test_two_ranks_do_not_get_the_same_process(
     assert members.successor(1, held) is None
 
 
+class Clock:
+    """The clock of the members, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    time = staticmethod(time.time)
+
+    def watch(
+        self,
+        agents: Agents,
+        members: TaskMembers,
+        beating: Callable[[float], range],
+        seconds: float = 1.2,
+    ) -> tuple[float, set[int]]:
+        """Poll, being suspicious, while some tasks send heartbeats; return when which ended."""
+        start = self.now
+        while (passed := self.now - start) < seconds:
+            for task in beating(passed):
+                agents.store.beat(task)
+            if ended := members.take_ended(is_suspicious=True):
+                return passed, set(ended)
+            self.sleep(0.02)
+        return passed, set()
+
+
 @pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(task_members, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(task_members, "_DOUBT_SECONDS", 0.3)
     monkeypatch.setattr(task_members, "_SUSPECT_SECONDS", 0.5)
+    clock = Clock()
+    monkeypatch.setattr(task_members, "time", clock)
+    return clock
 
 
-def watch(
-    agents: Agents, members: TaskMembers, beating: Callable[[float], range], seconds: float = 1.2
-) -> tuple[float, set[int]]:
-    """Poll, being suspicious, while some tasks send heartbeats; return when which ones ended."""
-    start = time.monotonic()
-    while (now := time.monotonic() - start) < seconds:
-        for task in beating(now):
-            agents.store.beat(task)
-        if ended := members.take_ended(is_suspicious=True):
-            return now, set(ended)
-        time.sleep(0.02)
-    return now, set()
-
-
-@pytest.mark.usefixtures("fast")
-def test_agents_of_a_lost_node_are_reported_at_once() -> None:
+def test_agents_of_a_lost_node_are_reported_at_once(clock: Clock) -> None:
     agents = Agents(5)
     for number in range(5):
         agents.start(number)
@@ -121,27 +142,30 @@ def test_agents_of_a_lost_node_are_reported_at_once() -> None:
     def some(now: float) -> range:
         return range(5 if now < 0.3 else 4 if now < 0.38 else 3)
 
-    now, ended = watch(agents, members, some)
+    now, ended = clock.watch(agents, members, some)
     assert ended == {3, 4}
     assert 0.8 < now < 1.15
 
 
-@pytest.mark.usefixtures("fast")
-def test_if_most_agents_are_silent_the_store_is_slow(agents: Agents, members: TaskMembers) -> None:
-    assert not watch(agents, members, lambda now: range(3 if now < 0.2 else 1))[1]
+def test_if_most_agents_are_silent_the_store_is_slow(
+    clock: Clock, agents: Agents, members: TaskMembers
+) -> None:
+    assert not clock.watch(agents, members, lambda now: range(3 if now < 0.2 else 1))[1]
 
 
-@pytest.mark.usefixtures("fast")
-def test_an_agent_that_was_slow_is_not_lost(agents: Agents, members: TaskMembers) -> None:
-    assert not watch(agents, members, lambda now: range(2 if 0.2 < now < 0.6 else 3))[1]
+def test_an_agent_that_was_slow_is_not_lost(
+    clock: Clock, agents: Agents, members: TaskMembers
+) -> None:
+    assert not clock.watch(agents, members, lambda now: range(2 if 0.2 < now < 0.6 else 3))[1]
 
 
-@pytest.mark.usefixtures("fast")
-def test_after_a_pause_of_task_0_no_agent_is_lost(agents: Agents, members: TaskMembers) -> None:
-    watch(agents, members, lambda _: range(3), 0.3)
-    time.sleep(0.8)
+def test_after_a_pause_of_task_0_no_agent_is_lost(
+    clock: Clock, agents: Agents, members: TaskMembers
+) -> None:
+    clock.watch(agents, members, lambda _: range(3), 0.3)
+    clock.sleep(0.8)
     assert not members.take_ended(is_suspicious=True)
-    assert not watch(agents, members, lambda now: range(3 if now > 0.3 else 0))[1]
+    assert not clock.watch(agents, members, lambda now: range(3 if now > 0.3 else 0))[1]
 
 
 def test_tasks_that_do_not_come_are_named(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,5 +187,5 @@ def test_task_0_keeps_the_store_until_the_others_have_read_the_end(
     time.sleep(0.2)
     assert waits.is_alive(), "task 2 has not read it"
     assert agents.store.leave_if_over(2) == 0
-    waits.join(5)
+    waits.join(patient(5))
     assert not waits.is_alive()

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Hashable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.config.parallel import ScheduleName
@@ -12,6 +12,7 @@ from frontier_llm.geometry.pipeline_schedule import Schedule, forward_actions, m
 from frontier_llm.geometry.stage_messages import programs
 from tests.parallel.device_model import LAUNCH_LIMIT, Device, simulate
 from tests.parallel.stage_operations import Job, posted_ahead
+from tests.properties import examples
 
 CHUNKS: dict[ScheduleName, tuple[int, ...]] = {
     "1f1b": (1,), "zb_h1": (1,), "interleaved": (2, 3, 4), "zb_v": (2,), "v_half": (2,),
@@ -59,7 +60,7 @@ def test_no_map_of_streams_to_queues_blocks(
                     assert simulate(listed, device).waiting == {}, (stages, chunks, seed)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data())
 def test_any_schedule_ends_where_a_rank_does_one_thing_at_a_time(data: st.DataObject) -> None:
     """Then it ends on any device, whose rules are all weaker."""

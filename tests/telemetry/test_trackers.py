@@ -9,6 +9,7 @@ import wandb
 
 from frontier_llm.telemetry.jsonl import JsonlSink
 from frontier_llm.telemetry.trackers import BestEffort, TensorBoardSink, WandbSink, run_id
+from tests.patience import patient
 from tests.telemetry.runs import step_metrics
 from tests.telemetry.wandb_file import config_of, read_run
 
@@ -70,7 +71,7 @@ def test_a_wandb_file_is_whole_when_a_rank_leaves_at_once(tmp_path):
         "t._record(t._wandb, pathlib.Path(sys.argv[1])); os._exit(0)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parents[2])
+    subprocess.run(command, check=True, timeout=patient(60), cwd=Path(__file__).parents[2])
     _, history = read_run(tmp_path)
     assert [row["_step"] for row in history] == [1, 2, 3]
 

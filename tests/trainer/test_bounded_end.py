@@ -12,6 +12,7 @@ import pytest
 from frontier_llm.checkpoint.drain import DrainSource
 from tests.checkpoint.test_faults import mount
 from tests.forked_train import train
+from tests.patience import patient
 from tests.trainer.test_drain import direct, events, files, losses, nodes, tiny
 
 pytestmark = pytest.mark.slow
@@ -52,18 +53,17 @@ def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
 ) -> None:
     """At step 4 a drain hangs. The last step is written directly, and hangs, too."""
     more = ("optimizer.decay_steps=8", f"trainer.steps={steps}")
-    begin = time.monotonic()
-    ended = train(*tiny, *nodes(tmp_path, "checkpoint.end_seconds=2"), *more)
+    limit = f"{patient(0.5):.1f}"
+    ended = train(*tiny, *nodes(tmp_path, f"checkpoint.end_seconds={limit}"), *more)
     assert ended.code == 1, ended.text
-    assert time.monotonic() - begin < 60
-    assert f"did not take step {steps} within 2.0 s (checkpoint.end_seconds)" in ended.text
+    assert f"did not take step {steps} within {limit} s (checkpoint.end_seconds)" in ended.text
     assert "this job has written no step there" in ended.text
     assert f"step {steps} is on the disks of the nodes, in {tmp_path}/local/run-" in ended.text
     assert f"start on the same nodes with run.dir={tmp_path}/run" in ended.text
     assert losses(tmp_path / "run") == losses(direct)[:steps]
 
     thaw(frozen)
-    time.sleep(1)  # the threads that hung end, and with them the lock of the run directory
+    time.sleep(patient(0.25))  # the threads that hung end, and with them the run's lock
     goes_on = ("optimizer.decay_steps=8", "trainer.steps=8")
     ended = train(*tiny, *nodes(tmp_path), *goes_on)
     assert ended.code == 0, ended.text
@@ -78,7 +78,7 @@ def test_copies_on_the_next_nodes_are_made_although_the_run_directory_hangs(
     tiny: tuple[str, ...], tmp_path: Path, frozen: Path
 ) -> None:
     partner = "checkpoint.partner=true"
-    limit = "checkpoint.end_seconds=2"
+    limit = f"checkpoint.end_seconds={patient(0.5)}"
     ended = train(*tiny, *nodes(tmp_path, partner, limit), "trainer.steps=5")
     assert ended.code == 1, ended.text
     assert "step 5 is on the disks of the nodes" in ended.text
@@ -90,11 +90,10 @@ def test_copies_on_the_next_nodes_are_made_although_the_run_directory_hangs(
 def test_a_drain_that_hangs_costs_nothing_if_the_last_step_is_written(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DrainSource, "chunks", lambda _: threading.Event().wait(60))
-    begin = time.monotonic()
-    ended = train(*tiny, *nodes(tmp_path, "checkpoint.end_seconds=1.5"), "trainer.steps=8")
+    monkeypatch.setattr(DrainSource, "chunks", lambda _: threading.Event().wait())
+    limit = f"checkpoint.end_seconds={patient(0.375)}"
+    ended = train(*tiny, *nodes(tmp_path, limit), "trainer.steps=8")
     assert ended.code == 0, ended.text
-    assert time.monotonic() - begin < 40
     assert "checkpoints before step 8 are not copied to" in ended.text
     last = files(tmp_path / "run" / "checkpoints" / "step_00000008")
     assert last == files(direct / "checkpoints" / "step_00000008")

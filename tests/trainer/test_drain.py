@@ -19,6 +19,7 @@ from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.test_faults import mount
 from tests.forked_train import TINY, train
+from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -244,9 +245,7 @@ def test_a_node_is_lost_before_the_drain_is_done(
     chunks = DrainSource.chunks
 
     def late(self: DrainSource) -> Any:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and copied_steps(tmp_path)[-1:] < ["step_00000004"]:
-            time.sleep(0.05)
+        wait_until(lambda: copied_steps(tmp_path)[-1:] >= ["step_00000004"], "copies of step 4")
         return chunks(self)
 
     monkeypatch.setattr(DrainSource, "chunks", late)
@@ -318,7 +317,7 @@ def test_without_the_nodes_disks_the_run_directory_is_written_directly(
 def test_training_goes_on_while_the_drain_fails(
     fault: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, write = RangeReader.fetch, RankFile.write
+    fetch, write, limit = RangeReader.fetch, RankFile.write, patient(0.125)
 
     def broken(self: RangeReader, *arguments: Any) -> None:
         if fault == "read error" and threading.current_thread().name == "drain":
@@ -331,14 +330,14 @@ def test_training_goes_on_while_the_drain_fails(
             and threading.current_thread().name == "drain"
             and "00001" in self._path.name
         ):
-            time.sleep(1)
+            time.sleep(2 * limit)
         write(self, *arguments)
 
     monkeypatch.setattr(RangeReader, "fetch", broken)
     monkeypatch.setattr(RankFile, "write", slow)
     ended = train(
         *tiny, *nodes(tmp_path, "checkpoint.on_error=continue"), "trainer.steps=8",
-        "checkpoint.timeout_seconds=0.5",
+        f"checkpoint.timeout_seconds={limit}",
     )  # fmt: skip
     assert ended.code == 0, ended.text
     assert "is not copied to the run directory: " in ended.text
@@ -347,22 +346,25 @@ def test_training_goes_on_while_the_drain_fails(
     assert last == files(direct / "checkpoints" / "step_00000008")
 
 
-def slow_writes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let each write of a checkpoint from the states take a time."""
-    write = RankFile.write
+def late_writes(monkeypatch: pytest.MonkeyPatch, run: Path, steps: int) -> None:
+    """Let each write of a checkpoint from the states wait until a run has done some steps."""
+    write, metrics = RankFile.write, run / "metrics.jsonl"
 
-    def slow(self: RankFile, *arguments: Any) -> None:
+    def late(self: RankFile, *arguments: Any) -> None:
         if threading.current_thread().name == "checkpoint":
-            time.sleep(seconds)
+            wait_until(
+                lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) >= steps,
+                f"step {steps}",
+            )
         write(self, *arguments)
 
-    monkeypatch.setattr(RankFile, "write", slow)
+    monkeypatch.setattr(RankFile, "write", late)
 
 
 def test_checkpoints_are_skipped_while_the_nodes_disks_are_slow(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_writes(monkeypatch, 1.0)
+    late_writes(monkeypatch, tmp_path / "run", 7)
     keys = ("checkpoint.when_busy=skip", "checkpoint.every_steps=3")
     ended = train(*tiny, *nodes(tmp_path, *keys), "trainer.steps=8")
     assert ended.code == 0, ended.text
@@ -381,7 +383,7 @@ def test_checkpoints_are_skipped_while_the_nodes_disks_are_slow(
 def test_checkpoints_are_skipped_while_the_run_directory_is_slow(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_writes(monkeypatch, 1.0)
+    late_writes(monkeypatch, tmp_path / "run", 5)
     keys = (f"run.dir={tmp_path}/run", "checkpoint.when_busy=skip", "checkpoint.every_steps=1")
     ended = train(*tiny, *keys, "checkpoint.keep=9", "trainer.steps=6")
     assert ended.code == 0, ended.text

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.node_parts import copy_file
 from frontier_llm.checkpoint.rank_file import RankFile
 from tests.forked_train import Training, train
+from tests.patience import wait_until
 from tests.trainer.test_drain import (
     direct,
     events,
@@ -51,7 +51,7 @@ class Counts:
 
         def late(source: DrainSource) -> Any:
             if self._slow.exists() and source._plan.name[5:10] in ("00002", "00003"):
-                time.sleep(60)
+                threading.Event().wait()
             return chunks(source)
 
         monkeypatch.setattr(RankFile, "_write", counted)
@@ -92,9 +92,7 @@ def test_files_that_a_killed_drain_has_copied_are_not_copied_again(
     counts = Counts(tmp_path, monkeypatch)
     counts.slow_down()
     run = Training(*tiny, *nodes(tmp_path, EVERY_4), "trainer.steps=8")
-    deadline = time.monotonic() + 60
-    while len(counts.take("finished")) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(counts.take("finished")) >= 2, "two files")
     run.kill()
     run.wait()
     copied = set(counts.take("finished"))

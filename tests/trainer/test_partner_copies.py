@@ -1,7 +1,7 @@
 """The states of dead ranks come from the memory of their node or of the next one."""
 
 import shutil
-import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -43,10 +43,11 @@ def with_copies(folder: Path) -> tuple[str, ...]:
 def wait_for_copies(root: Path, step: int) -> None:
     """Wait until all folders of the nodes and their copies have a step, or a later one."""
     for folder in ("node_00000", "node_00001", "copy_of_node_00000", "copy_of_node_00001"):
-        deadline = time.monotonic() + 10
-        while not any(int(p.name[5:13]) >= step for p in root.glob(f"*/{folder}/step_????????")):
-            assert time.monotonic() < deadline, f"{folder} has no step {step}"
-            time.sleep(0.02)
+        saved = partial(root.glob, f"*/{folder}/step_????????")
+        Training.wait_until(
+            lambda saved=saved: any(int(p.name[5:13]) >= step for p in saved()),
+            f"step {step} in {folder}",
+        )
 
 
 def test_a_rank_and_then_a_node_die_although_no_two_ranks_have_the_same_states(

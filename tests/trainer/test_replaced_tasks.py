@@ -2,7 +2,7 @@
 
 import os
 import signal
-import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,10 @@ from frontier_llm.cli.replaceable import ranks_of
 from frontier_llm.config import decode
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.launch import task_members
 from tests.forked_train import TINY, Forked, train
+from tests.patience import MARGIN, patient
+from tests.ports import reserved_port
 from tests.trainer.test_replaced_ranks import SLOWLY, process_of, samples, wait_for_step
 from tests.trainer.test_resume import learned, lines, same_states
 
@@ -56,23 +59,35 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def start_job(tasks: int, *overrides: str) -> list[Forked]:
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of a job; its tasks are patient with each other, as they share busy cores."""
+    for name in ("_DOUBT_SECONDS", "_SUSPECT_SECONDS", "_SILENCE_SECONDS"):
+        seconds = getattr(task_members, name)
+        monkeypatch.setattr(task_members, name, patient(seconds / MARGIN))
+    with reserved_port() as found:
+        yield found
+
+
+def start_job(tasks: int, port: int, *overrides: str) -> list[Forked]:
     """Start the tasks of a job."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     overrides = (*overrides, "recovery.enabled=true", SLOWLY)
     return [start_task(task, tasks, port, *overrides) for task in range(tasks)]
 
 
 @pytest.mark.slow
-def test_a_killed_rank_and_a_lost_task_are_replaced(keys: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_killed_rank_and_a_lost_task_are_replaced(
+    keys: tuple[str, ...], port: int, tmp_path: Path
+) -> None:
     keys = (*keys, "checkpoint.every_steps=100")
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    tasks = start_job(3, *keys, f"run.dir={run}", "recovery.spares=1", "launch.ranks_per_node=2")
-    wait_for_step(run, 3, 60)
+    tasks = start_job(
+        3, port, *keys, f"run.dir={run}", "recovery.spares=1", "launch.ranks_per_node=2"
+    )
+    wait_for_step(run, 3)
     process_of(run, 0).kill()
-    wait_for_step(run, 6, 60)
+    wait_for_step(run, 6)
     os.kill(tasks[1].pid, signal.SIGKILL)
     ended = [task.wait() for task in tasks]
     assert [end.code for end in ended] == [0, -signal.SIGKILL, 0], ended[0].text
@@ -90,15 +105,15 @@ def test_a_killed_rank_and_a_lost_task_are_replaced(keys: tuple[str, ...], tmp_p
 
 @pytest.mark.slow
 def test_ranks_that_write_files_together_are_moved_together(
-    keys: tuple[str, ...], tmp_path: Path
+    keys: tuple[str, ...], port: int, tmp_path: Path
 ) -> None:
     alone, run = tmp_path / "alone", tmp_path / "run"
     keys = (*keys, "checkpoint.every_steps=100")
     assert train(*keys, "launch.ranks=4", f"run.dir={alone}").code == 0
     copies = "recovery.partner_copies=true", f"recovery.copies_path={tmp_path}/copies"
     nodes = "recovery.spares=2", "launch.ranks_per_node=2"
-    tasks = start_job(6, *keys, *copies, *nodes, f"run.dir={run}")
-    wait_for_step(run, 3, 60)
+    tasks = start_job(6, port, *keys, *copies, *nodes, f"run.dir={run}")
+    wait_for_step(run, 3)
     (run / "SWAP").write_text("rank=3")
     ended = [task.wait() for task in tasks]
     assert [end.code for end in ended] == [0] * 6, ended[0].text
@@ -110,12 +125,12 @@ def test_ranks_that_write_files_together_are_moved_together(
 @pytest.mark.slow
 @pytest.mark.parametrize("elastic", [True, False])
 def test_without_a_spare_the_run_shrinks_or_ends(
-    elastic: bool, keys: tuple[str, ...], tmp_path: Path
+    elastic: bool, keys: tuple[str, ...], tmp_path: Path, port: int
 ) -> None:
     keys = (*keys, "checkpoint.every_steps=100", f"launch.elastic={str(elastic).lower()}")
     alone, run = tmp_path / "alone", tmp_path / "run"
-    tasks = start_job(3, *keys, f"run.dir={run}", "data.global_batch=12")
-    wait_for_step(run, 5, 60)
+    tasks = start_job(3, port, *keys, f"run.dir={run}", "data.global_batch=12")
+    wait_for_step(run, 5)
     os.kill(tasks[2].pid, signal.SIGKILL)
     ended = [task.wait() for task in tasks]
     if not elastic:

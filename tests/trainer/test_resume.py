@@ -195,10 +195,7 @@ def test_killed_under_one_schedule_goes_on_under_another(
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.005)
+    Training.wait_until(path.exists, str(path))
 
 
 @pytest.fixture(scope="module")

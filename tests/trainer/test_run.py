@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -223,7 +222,6 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
 
 
 def wait_for_line(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.stat().st_size):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    forked_train.Training.wait_until(
+        lambda: path.exists() and path.stat().st_size, f"a line in {path}"
+    )
