@@ -100,7 +100,7 @@ def _is_on_gpu(config: RunConfig) -> bool:
 NEEDS: tuple[Need, ...] = (
     Need("data", "path", "data=text", "the chosen corpus is not read from this path "
          "(data=text_spans for an encoder-decoder)", lambda c: c.data.kind == "text"),
-    Need("data", "text_key", "data=text", "only JSONL and Parquet have a text key", _has_text),
+    Need("data", "text_key format", "data=text", "the standard library is text", _has_text),
     Need("data", "corpora blend_alpha", "data=blend", "one corpus has no shares",
          lambda c: c.data.kind == "blend"),
     Need("data", "end_of_document", "data.tokenizer=FILE", "a tokenizer that is trained on the "

@@ -24,10 +24,12 @@ READERS = {
     " optimizer.weight_decay optimizer.decayed optimizer.rate_factors.embedding"
     " optimizer.rate_factors.matrices optimizer.rate_factors.norms",
     "sharding/muon.py": "optimizer.momentum",
-    "trainer/step.py": "optimizer.z_loss optimizer.clip_norm",
+    "trainer/step.py": "optimizer.z_loss optimizer.clip_norm data.loss_mean",
     "data/source.py": "data.kind data.path data.text_key",
-    "data/corpora.py": "data.corpora data.blend_alpha data.directory",
-    "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique",
+    "data/source_choice.py": "data.format",
+    "data/corpora.py": "data.corpora data.blend_alpha",
+    "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique"
+    " data.directory",
     "data/corpus_build.py": "data.broken",
     "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed",
     "device/kernels.py": "trainer.deterministic",

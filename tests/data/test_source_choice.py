@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data import file_formats
@@ -28,6 +28,7 @@ from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.prepare import prepare
 from frontier_llm.errors import DataError
 from tests.data.conftest import config, documents, write_jsonl
+from tests.properties import examples
 
 
 def account_of(tmp_path: Path, root: Path, **changes: object) -> Account:
@@ -260,7 +261,7 @@ def walk(folder: Path, *, hidden: bool = False) -> tuple[int, int]:
     return files, size
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32), kinds=st.lists(st.sampled_from(list(WRITERS)), max_size=14))
 def test_the_account_adds_up_to_the_bytes_of_a_folder(
     tmp_path_factory: pytest.TempPathFactory, seed: int, kinds: list[str]
