@@ -45,6 +45,11 @@ LONGEST = (
 """Files that take the most time, the longest first."""
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name bytes by their argument: gzip's contain a time, and all processes must agree on names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True, scope="session")
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the temporary files of tests and of their processes in a folder that pytest removes.
