@@ -46,7 +46,7 @@ LONGEST = (
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """Name bytes by their argument: gzip's contain a time, and all processes must agree on names."""
+    """Name bytes by their argument: gzip stores the time, and all processes need the same names."""
     return argname if isinstance(val, bytes) else None
 
 

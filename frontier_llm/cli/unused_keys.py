@@ -86,4 +86,4 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _without_effect(key: str, got: Any, need: Need, todo: str) -> ConfigError:
-    return ConfigError(key, got, f"needs {need.setting}: {need.why}", todo)
+    return ConfigError(key, got, f"to be used with {need.setting}: {need.why}", todo)

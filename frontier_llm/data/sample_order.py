@@ -13,11 +13,10 @@ Each sample is computed from its index and the segments alone. A checkpoint stor
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from frontier_llm.data.permutation import permute
 
@@ -28,8 +27,8 @@ Numbers = npt.NDArray[np.int64]
 class LengthSegment:
     """Consecutive samples of the same length."""
 
-    first_sample: Annotated[int, Field(ge=0, le=10**18)]
-    tokens: Annotated[int, Field(ge=1, le=10**18)]
+    first_sample: int
+    tokens: int
     """Tokens of text per sample."""
     keeps_all: bool = False
     """Whether samples are read that predict no token, as older versions did."""

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.ledger_file import BlendSegment
+from frontier_llm.trainer.ledger_file import BlendSegment, StoredLengths
 from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.progress import Progress
 
@@ -41,7 +40,7 @@ class _Meta(BaseModel):
     loss_scale: dict[str, Annotated[float, Field(ge=0)]]
     corpus: str
     blend: list[BlendSegment] | None = None
-    lengths: Annotated[list[LengthSegment], Field(min_length=1)] | None = None
+    lengths: Annotated[list[StoredLengths], Field(min_length=1)] | None = None
     config: dict[str, Any]
 
 

@@ -38,9 +38,17 @@ class BlendSegment(BaseModel, extra="allow"):
     ]
 
 
+class StoredLengths(BaseModel, extra="forbid"):
+    """A `LengthSegment` as JSON."""
+
+    first_sample: Annotated[int, Field(ge=0, le=10**18)]
+    tokens: Annotated[int, Field(ge=1, le=10**18)]
+    keeps_all: bool
+
+
 _SEGMENTS: dict[str, TypeAdapter[Any]] = {
     "blend": TypeAdapter(Annotated[list[BlendSegment], Field(min_length=1)]),
-    "lengths": TypeAdapter(Annotated[list[LengthSegment], Field(min_length=1)]),
+    "lengths": TypeAdapter(Annotated[list[StoredLengths], Field(min_length=1)]),
 }
 """Segments of a run by the event that stores them."""
 _DAMAGE = (ValueError, TypeError, KeyError, RecursionError)
