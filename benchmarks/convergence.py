@@ -34,7 +34,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_llm.cli.options import at_least, positive, run_command, tool_parser
 from frontier_llm.errors import StopRequested
 from frontier_llm.telemetry.history import History
 
@@ -151,9 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     add = parser.add_argument
     positive_integer = at_least(1)
     add("--steps", type=positive_integer, default=1000, help="steps per run (default 1000)")

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, new_file, run_command
+from frontier_llm.cli.options import at_least, new_file, run_command, tool_parser
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, TrainingError
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = tool_parser((__doc__ or "").splitlines()[0])
     parser.add_argument("--run", action="store_true", help="train mt5_tiny on this machine")
     add = parser.add_argument
     add("--nodes", type=sizes, default="1,2,4,8,16",

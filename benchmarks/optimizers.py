@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_command
+from frontier_llm.cli.options import at_least, run_command, tool_parser
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.summary import RunSummary
@@ -83,9 +83,7 @@ class Outcome:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument("--steps", type=at_least(1), default=1000, help="steps per run")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "optimizers")
     parser.add_argument("--json", type=Path, help="file for the figures")

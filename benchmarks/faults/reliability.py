@@ -10,7 +10,6 @@ benchmarks/results, from which docs/reliability.md is made. `faults` needs root 
 Slurm (benchmarks/faults/slurm_lab/cluster.py names the packages).
 """
 
-import argparse
 import json
 import os
 import platform
@@ -33,7 +32,7 @@ from rich.table import Table
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.fault_cases import FAULTS, Fault
 from benchmarks.faults.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
-from frontier_llm.cli.options import run_command
+from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.errors import LaunchError, StopRequested
 from frontier_llm.units import format_seconds
 
@@ -91,9 +90,7 @@ class Outcome:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the experiments; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument(
         "experiment", choices=("faults", "elastic", "starts"), help="experiment, see above"
     )

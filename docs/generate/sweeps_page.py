@@ -8,7 +8,6 @@ The second command also compares 20 Bayesian with 20 random searches over the sa
 block into the page, and the charts into the folder `images` beside it.
 """
 
-import argparse
 import subprocess
 import sys
 import textwrap
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from docs.generate import sweep_study
 from docs.generate.marked_page import filled
-from frontier_llm.cli.options import run_command
+from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep_charts import (
     draw_convergence,
@@ -53,9 +52,7 @@ PICTURES = {"pareto": "speed against memory"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one example; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument("example", choices=(*EXAMPLES, "study"))
     parser.add_argument("--page", type=Path, help="page whose block is replaced")
     parser.add_argument(

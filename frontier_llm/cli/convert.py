@@ -35,7 +35,7 @@ from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import Row, select, surplus_names
 from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
-from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.single_process_model import single_process_config
@@ -190,13 +190,13 @@ def _check(converted: Converted) -> None:
     """Run both models on the same tokens, and refuse the conversion if they differ.
 
     Raises:
-        DataError: the logits differ.
+        FrontierError: the logits differ.
     """
     from frontier_llm.convert.compare_logits import compare
 
     comparison = compare(converted.config, converted.ours, converted.theirs)
     if not comparison.passes:
-        raise DataError(f"the converted model differs: {comparison}; nothing was written")
+        raise FrontierError(f"the converted model differs: {comparison}; nothing was written")
     print(comparison)
 
 

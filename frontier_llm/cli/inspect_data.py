@@ -29,7 +29,7 @@ from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
-from frontier_llm.errors import DataError
+from frontier_llm.errors import DataError, FrontierError
 from frontier_llm.trainer.ledger_file import blend_of, lengths_of
 from frontier_llm.trainer.single_process_model import read_config
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for corpus in corpora.corpora if options.verify else ():
         prepared = corpus.train.prefix.parent
         if damage := find_damage(prepared, corpus.manifest):
-            raise DataError(str(damage))
+            raise FrontierError(damage)
         console.print(f"{prepared}: all files match their digests", soft_wrap=True)
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
         console.print(f"{name}: {corpus.manifest.source}", soft_wrap=True, highlight=False)

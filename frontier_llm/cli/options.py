@@ -145,6 +145,13 @@ class Parser(argparse.ArgumentParser):
         except ConfigError as error:  # of the parser of a value
             self._refuse(error)
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)  # type: ignore[misc]
+        except ConfigError as error:  # of a parser of values, which does not know its option
+            name = next(iter(action.option_strings), action.metavar or action.dest)
+            raise ConfigError(str(name), error.got, error.wants, error.todo) from None
+
     def _refuse(self, error: ConfigError) -> NoReturn:
         self.exit(error.exit_code, f"{error}\n")
 

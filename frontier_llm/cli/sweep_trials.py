@@ -13,13 +13,15 @@ from frontier_llm.cli.trial import TRIAL_FILE, Trial
 
 
 def read(sweep_dir: Path) -> list[Trial]:
-    """Read all trials of a sweep, the fastest first, and of repeated settings one.
+    """Read all trials of a sweep, the fastest first, and of repeated settings the first.
 
     Raises:
         DataError: the file of a trial is damaged.
     """
-    found = [Trial.read(path.parent) for path in sweep_dir.rglob(TRIAL_FILE)]
-    settings = {frozenset(trial.overrides): trial for trial in found}
+    settings: dict[frozenset[str], Trial] = {}
+    for path in sorted(sweep_dir.rglob(TRIAL_FILE)):
+        trial = Trial.read(path.parent)
+        settings.setdefault(frozenset(trial.overrides), trial)
     return sorted(settings.values(), key=lambda trial: -trial.speed)
 
 

@@ -66,7 +66,7 @@ def test_each_run_has_its_own_folder(tmp_path, monkeypatch):
 def test_invalid_options_are_rejected(options, capsys):
     with pytest.raises(SystemExit):
         study.main(options)
-    assert "usage" in capsys.readouterr().err
+    assert "wants" in capsys.readouterr().err
 
 
 def test_a_missing_cell_is_empty():

@@ -47,8 +47,10 @@ class Clock:
         self._now, self._was_read = 0.0, threading.Event()
 
     def monotonic(self) -> float:
-        self._was_read.set()
-        return self._now
+        now = self._now  # before time passes in the other thread
+        if threading.current_thread() is threading.main_thread():  # not a thread that saves
+            self._was_read.set()
+        return now
 
     def release_after_five_seconds(self, disk: threading.Semaphore) -> None:
         """Once a stall has begun, let five seconds pass before the disk writes."""

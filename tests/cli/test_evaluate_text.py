@@ -18,7 +18,7 @@ from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.errors import ConfigError
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 from tests.forked_train import TINY, train
@@ -109,13 +109,15 @@ def test_mistakes_are_refused_with_a_reason(
     (tmp_path / "binary.txt").write_bytes(b"a\0b")
     text = str(run.parent / "text.py")
     for arguments, message, exit_code in [
-        ([str(tmp_path / "absent.txt")], "cannot be read", DataError.exit_code),
-        ([str(tmp_path / "binary.txt")], "null byte", DataError.exit_code),
+        ([str(tmp_path / "binary.txt")], "null byte", ConfigError.exit_code),
         ([text, "--stride", str(WINDOW + 1)], f"1 to {WINDOW}", ConfigError.exit_code),
     ]:
         command = partial(evaluate.main, [str(run), "--text", *arguments])
         assert run_command(command) == exit_code
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        evaluate.main([str(run), "--text", str(tmp_path / "absent.txt")])
+    assert "at --text" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is not None, reason="lm-evaluation-harness is installed")

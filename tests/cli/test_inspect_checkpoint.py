@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.manifest import Manifest, StoredRange, Tensor
+from frontier_llm.checkpoint.manifest import File, Manifest, StoredRange, Tensor
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.inspect_checkpoint import main
@@ -61,21 +62,21 @@ def _checkpoint(tmp_path: Path, meta: dict[str, Any]) -> Path:
     """Write the manifest of a checkpoint whose tensors are in the order of their sizes."""
     shapes = model_shapes(CONFIG.model, CONFIG.data.sequence_length)
     names = sorted(shapes, key=lambda name: -np.prod(shapes[name]))
-    tensors = {
-        name: Tensor(
-            shape=shapes[name],
-            pieces=(
-                StoredRange(
-                    file="a", start=(0,), shape=shapes[name], first=0, count=1,
-                    keys={"master": name}, bytes_at={"master": 0},
-                ),
-            ),
-        )
-        for name in names
-    }  # fmt: skip
+    tensors, end = {}, 8  # a file begins with the length of its header
+    for name in names:
+        shape = shapes[name]
+        whole = StoredRange(
+            file="a", start=(0,) * len(shape), shape=shape, first=0, count=prod(shape),
+            keys={"master": name}, bytes_at={"master": end},
+        )  # fmt: skip
+        tensors[name] = Tensor(shape=shape, pieces=(whole,))
+        end += 4 * prod(shape)
+    files = {"a": File(size=end, chunks=("0" * 32,) * -(-end // 4096))}
     folder = tmp_path / "step_00000007"
     folder.mkdir()
-    manifest = Manifest(step=7, world=4, chunk_bytes=4096, files={}, tensors=tensors, meta=meta)
+    with (folder / "a").open("wb") as stream:
+        stream.truncate(end)
+    manifest = Manifest(step=7, world=4, chunk_bytes=4096, files=files, tensors=tensors, meta=meta)
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
     return folder
 

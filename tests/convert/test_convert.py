@@ -22,7 +22,7 @@ from frontier_llm.convert.families import FAMILIES, family_for
 from frontier_llm.convert.llama_like import Llama, Qwen3
 from frontier_llm.convert.ours import OurWeights, write_weights
 from frontier_llm.data.tokenizer_training import train_tokenizer
-from frontier_llm.errors import DataError
+from frontier_llm.errors import DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
 from tests.values import tiny_values
@@ -262,7 +262,7 @@ def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypat
         "frontier_llm.convert.decoders.JoinedHeads.to_theirs",
         lambda self, ours: (ours.t(),),  # heads left interleaved: the classic
     )
-    assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == 1
+    assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == FrontierError.exit_code
     assert "converted model differs: logits differ by at most" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
@@ -303,7 +303,7 @@ def test_names_without_a_place_are_told(tmp_path: Path, capsys, name: str, messa
     else:
         tensors[name] = torch.zeros(3)
     save_file(tensors, folder / "model.safetensors")
-    assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) == 1
+    assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert name.strip("-") in said
@@ -345,7 +345,7 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
 
 def test_a_model_that_no_family_has_is_refused_with_reasons(tmp_path: Path, capsys):
     ours = make_ours(tmp_path / "ours", "model.bias=false")
-    assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == 1
+    assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "gpt2: model.bias=False, not True" in said
     assert "llama: model.positions=learned, not rotary" in said
