@@ -46,7 +46,11 @@ class _Labels:
         if self.loss_mask is None:
             return self.labels.shape[0]
         predicted = self.loss_mask.sum(dim=1, dtype=torch.float64)
-        return (predicted > 0).sum() if by == "samples" else predicted.sum() / self.labels.shape[1]
+        weights = {
+            "samples": (predicted > 0).sum(),
+            "tokens": predicted.sum() / self.labels.shape[1],
+        }
+        return weights[by]
 
     def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
         """Return the fields of `LossSums` for each sample, [b, 6] fp64.
@@ -81,7 +85,7 @@ class LossSums(NamedTuple):
 
     def loss(self, by: LossMean) -> float:
         """Return the mean loss in nats per token."""
-        return self.means / self.samples if by == "samples" else self.nats / self.tokens
+        return {"samples": self.means / self.samples, "tokens": self.nats / self.tokens}[by]
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class _Lister:
                 self.listing.leave_out_broken(self._name(folder), error.strerror or str(error))
                 continue
             for entry in entries:
-                path, hides = folder / entry.name, is_hidden or entry.name.startswith(".")
+                path, hides = folder / entry.name, is_hidden or _hides(entry.name)
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((path, hides))
                 else:
@@ -148,3 +148,8 @@ class _Lister:
 def _preference(file: tuple[Path, int]) -> tuple[bool, bool, Path]:
     path, _ = file
     return claim_of(path.name)[0] is None, path.is_symlink(), path
+
+
+def _hides(name: str) -> bool:
+    """Return whether a file or folder is hidden: it begins with a dot, or holds Python's caches."""
+    return name.startswith(".") or name == "__pycache__"

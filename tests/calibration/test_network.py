@@ -52,7 +52,7 @@ def test_all_ranks_measure_the_same_speed_of_every_kind():
 def test_the_table_says_why_a_set_has_no_figures():
     good = Outcome("file", dict.fromkeys(KINDS, 12.34))
     found = network.table([good, Outcome("X=1", {}, "hangs")], world(0))
-    assert found.title == "GB/s that each of 16 ranks on 2 node(s) sends"
+    assert found.title == "GB/s that each of 16 ranks on 2 nodes sends"
     cells = [list(column.cells) for column in found.columns[:3]]
     assert cells == [["file", "X=1"], ["12.3", "hangs"], ["12.3", ""]]
 

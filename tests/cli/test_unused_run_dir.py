@@ -10,7 +10,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.run_preparation import lock_run_dir, remove_unused_run_dir
 from frontier_llm.cli.train import main
 from frontier_llm.config import decode
-from frontier_llm.errors import ConfigError, DataError, FrontierError
+from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.launch import failure
 from frontier_llm.trainer import run_directory
 
@@ -32,7 +32,7 @@ def _lock(run_dir):
     ("overrides", "error"),
     [
         (["run.resume=required"], ConfigError),
-        (["data=text", "data.path=nosuch.txt"], DataError),
+        (["data=text", "data.path=nosuch.txt"], ConfigError),
         (["callbacks=[nosuch:Nope]"], ConfigError),
     ],
 )

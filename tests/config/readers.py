@@ -31,10 +31,10 @@ READERS = {
     "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique"
     " data.directory",
     "data/corpus_build.py": "data.broken",
-    "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed",
+    "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed"
+    " trainer.evaluate_batches",
     "device/kernels.py": "trainer.deterministic",
     "trainer/loop.py": "trainer.evaluate_every_steps run.init_from run.resume",
-    "trainer/evaluate.py": "trainer.evaluate_batches",
     "trainer/callbacks/divergence.py": "trainer.bad_steps_allowed trainer.spike_factor"
     " trainer.spike_window trainer.rewinds_allowed",
     "trainer/callbacks/run_report.py": "trainer.sample_tokens trainer.sample_prompts run.dir",

@@ -20,6 +20,8 @@ FORMATS = {"bf16", "fp32", "int4", "int8"}
 # The module that chooses by a key, with a table of the names. Then names that this module, or the
 # one before the colon, handles before.
 CHOOSERS = {
+    "data.loss_mean": "data/batch.py",
+    "data.format": "data/file_formats.py data/source_choice.py:auto",
     "model.kind": "model/chunk.py",
     "model.positions": "model/gpt.py",
     "model.rotary_scaling": "model/rotary_frequencies.py none",

@@ -105,7 +105,7 @@ def test_an_id_beyond_the_vocabulary_is_refused_with_its_place(fresh: Path) -> N
     document = stream.document_at(place)
     refused = 0
     for index in range(len(samples)):
-        start, count = samples.token_range(index)
+        ((start, count),) = samples.ranges(index)
         if start <= place < start + count:
             message = (
                 rf"train\.bin is damaged: token 65535 at byte {2 * place} \(document {document}\)"

@@ -15,6 +15,7 @@ from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.encoder import Encoder
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.data.prepare import prepare
+from frontier_llm.data.prepared_corpus import Samples
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.errors import DataError
 from tests.data.conftest import config
@@ -86,9 +87,9 @@ def test_a_corpus_without_a_predicted_token_is_refused(tmp_path: Path):
         tmp_path / "c", path, tokenizer=str(model), end_of_document="</s>", broken="skip",
         documents="separate", validation_percent=30.0,
     )  # fmt: skip
-    corpora = open_all(settings, [prepare(settings)])
-    with pytest.raises(DataError, match=r"no token to predict\n  do: set data\.tokenizer"):
-        _ = corpora.validation_bytes_per_token
+    (corpus,) = open_all(settings, [prepare(settings)]).corpora
+    with pytest.raises(DataError, match="no sample predicts a token"):
+        Samples(corpus.validation, 1, 0, "", separate=True)
 
 
 @given(text=st.text(alphabet=st.sampled_from(LETTERS + "яйZ\n☃"), max_size=40))

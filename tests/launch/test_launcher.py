@@ -296,7 +296,7 @@ def test_a_signal_to_the_parent_stops_every_rank(job, tmp_path, number):
     os.kill(running.pid, number)
     assert running.wait() == 3
     assert running.alive() == []
-    assert running.stderr().rstrip().endswith("stopped on SIGTERM")
+    assert running.stderr().rstrip().endswith("stopped on Ctrl-C or SIGTERM")
 
 
 def test_ctrl_c_in_a_terminal_stops_every_rank(job, tmp_path):
