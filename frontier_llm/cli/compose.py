@@ -55,7 +55,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: an override is malformed, names a key or a choice that does not exist, or
             chooses a file whose values the chosen experiment would replace silently.
     """
-    overrides = [current_names(text) for text in overrides]
+    overrides = [_quoted_path(current_names(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
     for override in parsed:
         _check_choice(override)
@@ -85,6 +85,22 @@ def current_names(override: str) -> str:
     if current != override:
         _announce(override.partition("=")[0].lstrip("+~"))
     return placed(current)
+
+
+def _quoted_path(override: str) -> str:
+    """Quote the value of an override if it looks like a path that hydra cannot read unquoted.
+
+    Such paths have a `~`, brackets, or quotes; a shell replaces a `~` only at the start of a word.
+    """
+    key, _, value = override.partition("=")
+    if not value.startswith(("~", "/", "./", "../")) or value == "~":
+        return override
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{key}="{escaped}"'
+    return override
 
 
 @cache

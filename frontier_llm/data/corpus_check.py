@@ -1,8 +1,7 @@
 """Find bytes of a prepared corpus that have changed since it was prepared.
 
-`digests.json` has a digest per block of every file. Corpora of earlier versions lack it; of them
-only the token files are compared, each as a whole, with the digests in the manifest.
-`verified.json` lists the files that were found whole, so that later starts of a run skip them.
+`digests.json` has a digest per block of every file. Corpora of format 2 may lack it; of them only
+the token files are compared, each as a whole, with the digests in the manifest. `verified.json` lists the files that were found whole, so that later starts of a run skip them.
 """
 
 import hashlib
@@ -43,8 +42,8 @@ class Damage:
 
     def __str__(self) -> str:
         return (
-            f"{self.path} is damaged: its content has changed since it was prepared, in bytes "
-            f"{self.start} to {self.end}\n"
+            f"{self.path} is damaged: its content has changed since the corpus was prepared, in "
+            f"bytes {self.start} to {self.end}\n"
             f"  do: delete the folder {self.path.parent}; it is prepared again at the next start"
         )
 
@@ -66,6 +65,8 @@ def find_damage(folder: Path, manifest: Manifest, on_read: OnRead | None = None)
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
     except (OSError, ValidationError):
         known = {}
+    if manifest.account is not None and not before.keys() <= known.keys():
+        return Damage(folder / DIGESTS_FILE, 0, 0)
     for name, (size, *_) in before.items():
         path, wanted, block = folder / name, known.get(name), BLOCK_BYTES
         found = _digests(path, block, on_read)

@@ -232,6 +232,6 @@ def stop_message(step: int, reason: str, run_dir: str, is_saved: bool) -> str:
         is_saved: whether the run saves checkpoints.
     """
     reason = reason or "another rank was asked to stop"
-    advice = f"to continue, start it with run.dir={run_dir}"
+    advice = f"to continue, repeat the command with run.dir={run_dir}"
     saved = advice if is_saved else "nothing is saved (checkpoint=off)"
     return f"stopped after step {step} ({reason}); {saved}"

@@ -70,11 +70,12 @@ def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> No
     before, after = found[refused[0]]
     others = f" (and {len(refused) - 1} more differ)" if len(refused) > 1 else ""
     names = ",".join([*allowed, *refused])
+    back = f"repeat the command of the run (its settings are in {now['run']['dir']}/config.yaml)"
     raise ConfigError(
         refused[0],
         f"{after}{others}",
         f"{before}, as in the checkpoint that the run resumes from",
-        f"set it back, or allow it: run.allow_changes=[{names}]",
+        f"{back if others else 'set it back'}, or allow the change: run.allow_changes=[{names}]",
     )
 
 

@@ -1,5 +1,6 @@
 """Every mistake on the command line is one message: the key, what it got, wants, what to do."""
 
+import os
 import re
 
 import pytest
@@ -93,3 +94,10 @@ def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
     assert todo in error.todo
     assert error.exit_code == 2
     assert len(str(error).splitlines()) == 4
+
+
+@pytest.mark.parametrize("path", ["~/a b.txt", "/data/(old)/x.txt", '/a/say "hi".txt', "./a&b.txt"])
+def test_a_path_that_hydra_cannot_read_needs_no_quotes(path):
+    values = compose(["data=text", f"data.path={path}"])
+    assert values["data"]["path"] == path
+    assert decode(values).data.path == os.path.expanduser(path)

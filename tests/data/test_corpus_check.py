@@ -60,7 +60,7 @@ def test_every_flipped_byte_is_found_in_its_block(name: str, fresh: Path, blocks
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"train.bin": 3}', b"[" * 100_000])
-def test_a_corpus_without_digests_of_blocks_is_compared_as_a_whole(
+def test_a_corpus_without_digests_of_blocks_is_compared_as_a_whole_if_it_is_old(
     content: bytes | None, fresh: Path
 ) -> None:
     if content is None:
@@ -68,12 +68,14 @@ def test_a_corpus_without_digests_of_blocks_is_compared_as_a_whole(
     else:
         (fresh / DIGESTS_FILE).write_bytes(content)
     manifest = Manifest.load(fresh / MANIFEST_FILE)
+    assert find_damage(fresh, manifest).path == fresh / DIGESTS_FILE
+    manifest = manifest.model_copy(update={"account": None})  # of format 2
     assert find_damage(fresh, manifest) is None
     flip(fresh / "validation.bin", 7)
     damage = find_damage(fresh, manifest)
     assert damage is not None
     assert (damage.path.name, damage.start) == ("validation.bin", 0)
-    with pytest.raises(DataError, match=r"validation\.bin is damaged: its content has changed"):
+    with pytest.raises(DataError, match=r"digests\.json is damaged: its content has changed"):
         open_corpus(fresh, verify=True)
 
 

@@ -214,7 +214,7 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
         os.killpg(training.pid, signal.SIGINT)  # what Ctrl-C does
     ended = training.wait(60)
     assert ended.code == 3, ended.text
-    assert f"to continue, start it with run.dir={run_dir}" in ended.text
+    assert f"to continue, repeat the command with run.dir={run_dir}" in ended.text
     steps = len((run_dir / "metrics.jsonl").read_text().splitlines())
     assert [max(path.name for path in (run_dir / "checkpoints").iterdir())] == [f"step_{steps:08d}"]
     with pytest.raises(ProcessLookupError):
