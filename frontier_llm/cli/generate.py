@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = tool_parser(__doc__)
     parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
-        "prompts", nargs="*", default=["import "], help="texts to continue (default 'import ')"
+        "prompts", nargs="*", help="texts to continue (default: trainer.sample_prompts of the run)"
     )
     parser.add_argument(
         "--tokens", type=at_least(1), default=100, help="tokens per prompt (default 100)"
@@ -53,9 +53,11 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     from frontier_llm.data.corpora import open_data
     from frontier_llm.data.tokenizer_source import tokens_before_text
     from frontier_llm.device.accelerator import Accelerator
-    from frontier_llm.trainer.sample import Sampler
+    from frontier_llm.trainer.sample import Sampler, prompts_of
 
-    tokenizer = open_data(config.data).tokenizer
+    corpora = open_data(config.data)
+    tokenizer = corpora.tokenizer
+    options.prompts = options.prompts or list(prompts_of(config, corpora))
     before = [tokenizer.token_of(token) for token in tokens_before_text(config.data, tokenizer)]
     words = f"{before[0]} (the end of a document)" if before else "nothing"
     wide_console(stderr=True, highlight=False).print(f"before each prompt: {words}", markup=False)

@@ -147,7 +147,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]
+            return super()._get_value(action, arg_string)
         except ConfigError as error:  # of a parser of values, which does not know its option
             name = next(iter(action.option_strings), action.metavar or action.dest)
             raise ConfigError(str(name), error.got, error.wants, error.todo) from None

@@ -36,5 +36,6 @@ class TrainerConfig(Section):
     """Number of rewinds that a run may do. The next spike ends the run."""
     sample_tokens: int = Field(ge=0)
     """Tokens of text that the model generates at the end of a run; 0 = none."""
-    sample_prompts: tuple[str, ...] = Field(strict=False)
-    """Texts that the model continues at the end of a run."""
+    sample_prompts: tuple[str, ...] | None = Field(strict=False)
+    """Texts that the model continues at the end of a run. null = the first words of validation
+    documents."""

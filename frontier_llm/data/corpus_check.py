@@ -1,7 +1,8 @@
 """Find bytes of a prepared corpus that have changed since it was prepared.
 
 `digests.json` has a digest per block of every file. Corpora of format 2 may lack it; of them only
-the token files are compared, each as a whole, with the digests in the manifest. `verified.json` lists the files that were found whole, so that later starts of a run skip them.
+the token files are compared, each as a whole, with the digests in the manifest. `verified.json`
+lists the files that were found whole, so that later starts of a run skip them.
 """
 
 import hashlib

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.data.corpora import Corpora
 from frontier_llm.data.spans import START
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import tokens_before_text
@@ -18,6 +19,10 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
+
+
+_PROMPTS, _PROMPT_TOKENS = 3, 6
+"""Number of prompts from validation documents, and of their tokens."""
 
 
 class Sampler:
@@ -137,3 +142,19 @@ class Sampler:
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]
         dist.all_gather(parts, logits.contiguous(), group=self._groups.tensor)
         return torch.cat(parts, dim=-1)
+
+
+def prompts_of(config: RunConfig, corpora: Corpora) -> tuple[str, ...]:
+    """Return `trainer.sample_prompts`, or by default the first words of validation documents."""
+    if config.trainer.sample_prompts is not None:
+        return config.trainer.sample_prompts
+    prompts = []
+    for number in range(_PROMPTS):
+        index, corpus = divmod(number, len(corpora.corpora))
+        stream = corpora.corpora[corpus].validation
+        lengths = stream.document_lengths()
+        if index < len(lengths):
+            count = min(_PROMPT_TOKENS, int(lengths[index]) - 1)  # the last token ends the document
+            tokens = stream.read(stream.document_start(index), count)
+            prompts.append(corpora.tokenizer.decode(tokens.tolist()))
+    return tuple(prompts)

@@ -1,7 +1,7 @@
 """Every mistake on the command line is one message: the key, what it got, wants, what to do."""
 
-import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -100,4 +100,4 @@ def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
 def test_a_path_that_hydra_cannot_read_needs_no_quotes(path):
     values = compose(["data=text", f"data.path={path}"])
     assert values["data"]["path"] == path
-    assert decode(values).data.path == os.path.expanduser(path)
+    assert decode(values).data.path == str(Path(path).expanduser()) if path[0] == "~" else path

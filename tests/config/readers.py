@@ -37,7 +37,8 @@ READERS = {
     "trainer/loop.py": "trainer.evaluate_every_steps run.init_from run.resume",
     "trainer/callbacks/divergence.py": "trainer.bad_steps_allowed trainer.spike_factor"
     " trainer.spike_window trainer.rewinds_allowed",
-    "trainer/callbacks/run_report.py": "trainer.sample_tokens trainer.sample_prompts run.dir",
+    "trainer/callbacks/run_report.py": "trainer.sample_tokens run.dir",
+    "trainer/sample.py": "trainer.sample_prompts",
     "cli/train.py": "launch.ranks launch.port launch.restarts launch.threads recovery.enabled plan",
     "cli/launch.py": "launch.nodes",
     "health/preflight.py": "launch.meeting_seconds",

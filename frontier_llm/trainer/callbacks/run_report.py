@@ -15,6 +15,7 @@ from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, Text
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.resume import Resumed
+from frontier_llm.trainer.sample import prompts_of
 
 _LOG = logging.getLogger(__name__)
 _SAMPLING_TEMPERATURE = 0.8
@@ -115,10 +116,11 @@ class RunReport(Callback):
         trainer = self.context.config.trainer
         if not trainer.sample_tokens:
             return []
+        prompts = prompts_of(self.context.config, self.context.data.corpus)
         texts = self.context.sampler.continue_texts(
-            trainer.sample_prompts, trainer.sample_tokens, _SAMPLING_TEMPERATURE, trainer.seed
+            prompts, trainer.sample_tokens, _SAMPLING_TEMPERATURE, trainer.seed
         )
-        pairs = zip(trainer.sample_prompts, texts, strict=True)
+        pairs = zip(prompts, texts, strict=True)
         return [TextSample(prompt=prompt, text=text) for prompt, text in pairs]
 
     def _gather_ranks(self) -> list[RankSummary]:

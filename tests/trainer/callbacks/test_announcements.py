@@ -25,7 +25,7 @@ def test_the_console_has_the_lines_that_users_need_and_the_file_has_all(tmp_path
     log = (run_dir / "run.log").read_text()
     for label in ("preflight", "kernels", "attention", "rates", "plan", *shown):
         assert f": {label:<10} " in log, label
-    assert "1 host:" in log
+    assert "1 host passed" in log
     assert "not calibrated: frontier-llm calibrate" in log
     plan = [line for line in log.splitlines() if ": plan " in line]
     assert "(planned" not in plan[1], "the cluster file of this machine has estimates only"
