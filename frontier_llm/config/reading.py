@@ -6,7 +6,7 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
-TEXTS = "a text, JSONL or Parquet file, or a directory of them"
+TEXTS = "a file of text, JSON lines, JSON, CSV or Parquet, or a directory of them"
 SENTINELS = 100
 """Number of sentinel tokens, which replace removed spans (as in T5 and mT5)."""
 
