@@ -10,9 +10,9 @@ usage: frontier-llm launch [--submit] [--chain=N] [--scaling=weak|strong]
 
 The experiment (`launch.nodes`) and the cluster file determine the nodes, tasks, cores and devices.
 An argument `key=value` without a leading dash is an override, as for frontier-llm train. All other
-options are passed to sbatch, or to qsub for a cluster with PBS. They come after the options that
-follow from the experiment, and replace these. A word that is neither an override, nor an option,
-nor the value of the preceding option is refused. So are options of Slurm for a cluster with PBS.
+options are passed to sbatch, or to qsub for a cluster with PBS. Refused are options that contradict
+those that follow from the experiment, options of Slurm for a cluster with PBS, and a word that is
+neither an override, nor an option, nor the value of the preceding option.
 
     frontier-llm launch -A PROJECT -q debug -l walltime=00:20:00 -l filesystems=home:eagle \
       experiment=datastates_7b                           qsub on Polaris
@@ -35,8 +35,10 @@ from frontier_llm.cli.group_files import file_choices
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
     check_qsub_options,
+    check_sbatch_options,
     check_words,
     is_override,
+    length_of_chain,
     time_limit,
     with_joined_values,
 )
@@ -173,7 +175,7 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
     rest = [argument for argument in arguments if argument not in ("--submit", *chains, *curves)]
     overrides = [argument for argument in rest if is_override(argument)]
     options = [argument for argument in rest if not is_override(argument)]
-    length = _length_of_chain(chains)
+    length = length_of_chain(chains)
     points = _points(curves[-1].removeprefix("--scaling="), overrides) if curves else [[]]
     submit = "--submit" in arguments
     jobs = []
@@ -190,14 +192,13 @@ def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
         raise ConfigError(
             "--scaling", curve, " or ".join(CURVES), "write --scaling=weak or --scaling=strong"
         )
+    if "run.dir" in map(key_of, overrides):
+        wants = "none: each job makes its own folder below runs"
+        raise ConfigError("run.dir", "a folder for several jobs", wants, "leave run.dir out")
     config = decode(compose(overrides))
     if not config.planner.nodes:
-        raise ConfigError(
-            "planner.nodes",
-            "null",
-            "the numbers of nodes of the curve",
-            "set planner.nodes=[1,2,4]",
-        )
+        wants = "the numbers of nodes of the curve"
+        raise ConfigError("planner.nodes", "null", wants, "set planner.nodes=[1,2,4]")
     points = []
     for nodes in config.planner.nodes:
         point = [f"launch.nodes={nodes}"]
@@ -217,7 +218,10 @@ def _checked_job(
     _check_cluster(decoded.cluster.name, overrides)
     job = Job.of(decoded, chain, options, overrides)
     if job.is_pbs:
-        check_qsub_options(options)
+        check_qsub_options(options, job.command[1:3])
+    else:
+        spares = os.environ.get("FRONTIER_LLM_SPARE_NODES", "")
+        check_sbatch_options(options, job.command[1:5], int(spares) if spares.isdecimal() else 0)
     config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
@@ -237,9 +241,8 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
     lines = [check_data(config, job.overrides)]
-    done, problem = check_run_dir(candidate, is_given=is_given)
+    done, problem, todo = check_run_dir(candidate, is_given=is_given)
     if problem:
-        todo = "free some space, set run.dir to another file system, or lower checkpoint.keep"
         if submit:
             raise LaunchError(f"{problem}\n  do: {todo}")
         lines.append(f"warning    {problem}: {todo}")
@@ -313,17 +316,6 @@ def _with_variables(
     exported = [given[-1].removeprefix(option)] if given else without_option
     others = (text for text in options if text not in given)
     return [f"{option}{','.join([*exported, *words])}", *others]
-
-
-def _length_of_chain(chains: Sequence[str]) -> int:
-    if not chains:
-        return 1
-    text = chains[-1].removeprefix("--chain=")
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(
-            "--chain", text, "a number of jobs, 1 or more", "write --chain=8 for eight jobs"
-        )
-    return int(text)
 
 
 def _submit(job: Job) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
     )  # fmt: skip
 
 
-def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str]:
+def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, str]:
     """Check that a job may write to its run directory, and resume the run in it.
 
     Args:
@@ -76,8 +77,8 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str]:
             one below `runs`.
 
     Returns:
-        The step from which the run resumes, or 0, and what is wrong if the checkpoints do not fit
-        on the file system, or an empty text.
+        The step from which the run resumes, or 0, and what is wrong and what to do if the
+        checkpoints do not fit on the file system, or two empty texts.
 
     Raises:
         ConfigError: the directory cannot be written, or its run cannot be resumed like this.
@@ -85,11 +86,12 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str]:
     config = candidate.config
     folder = Path(config.run.dir if is_given else "runs").absolute()
     above = next(path for path in (folder, *folder.parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(
-            "run.dir", folder, f"a folder that can be written: {above} is none",
-            "choose another run.dir, or get write permission",
-        )  # fmt: skip
+    try:  # permissions do not tell about /proc, quotas and the root user of another machine
+        tempfile.TemporaryDirectory(dir=above).cleanup()
+    except OSError as error:
+        wants = f"a folder that can be written: {above} is none ({error.strerror})"
+        todo = "choose another run.dir, or get write permission"
+        raise ConfigError("run.dir", folder, wants, todo) from None
     saved: list[int] = []
     if is_given:
         lock_run_dir(config, lock=False)
@@ -98,15 +100,19 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str]:
     checkpoint, steps = config.checkpoint, config.trainer.steps
     lasting = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
     # the oldest one is deleted when the newest one is complete
-    count = min(-(-steps // checkpoint.every_steps), checkpoint.keep + lasting + 1) - len(saved)
-    needed, free = max(0, count) * checkpoint_bytes(candidate), shutil.disk_usage(above).free
+    written, kept = -(-steps // checkpoint.every_steps), checkpoint.keep + lasting + 1
+    count, least = (min(written, most) - len(saved) for most in (kept, 2 + lasting))
+    size, free = checkpoint_bytes(candidate), shutil.disk_usage(above).free
     done = max(saved, default=0)
-    if checkpoint.mode == "off" or needed <= free:
-        return done, ""
-    return done, (
-        f"{folder} has {format_bytes(free)} free, and {counted(count, 'checkpoint')} take "
-        f"{format_bytes(needed)} (checkpoint.keep={checkpoint.keep}, and one that is being written)"
-    )
+    if checkpoint.mode == "off" or max(0, count) * size <= free:
+        return done, "", ""
+    needed = f"{counted(count, 'checkpoint')} of {format_bytes(size)}"
+    problem = f"{folder} has {format_bytes(free)} free, too little for {needed}"
+    if written >= kept:
+        problem += f" (checkpoint.keep={checkpoint.keep}, and one that is being written)"
+    helps = least < count and least * size <= free
+    todo = "lower checkpoint.keep" if helps else "train a smaller model, or set checkpoint=off"
+    return done, problem, f"free some space, set run.dir to another file system, or {todo}"
 
 
 def forecast(
@@ -138,6 +144,9 @@ def forecast(
             minutes = math.ceil(stop / 60)
             speed += f"\nwarning    set launch.stop_minutes={minutes} to have time for the last one"
         stop = max(stop, margin)
+    if chain > 1 and not saves:
+        wants = "checkpoints, from which each job resumes, but checkpoint=off saves none"
+        raise ConfigError("--chain", chain, wants, "leave out checkpoint=off or --chain")
     available = math.inf if limit is None else limit.seconds - START_SECONDS - stop
     steps = f"\n           {counted(left, 'step')}"
     if available >= left * seconds:
@@ -145,10 +154,12 @@ def forecast(
         time = _about(START_SECONDS + left * seconds)
         return f"{speed}{steps}: {time} with the start{of_limit}", None
     assert limit is not None
-    interval = config.checkpoint.every_steps if saves and not stops else 1
+    interval = left or 1 if not saves else 1 if stops else config.checkpoint.every_steps
     saved = max(0, int(available / seconds)) // interval * interval
     if saved == 0:
-        return speed, _too_short(limit, START_SECONDS + stop + interval * seconds, interval)
+        why = " (checkpoint=off)" if not saves else "" if stops else " (checkpoint.every_steps)"
+        work = counted(interval, "step") + why
+        return speed, _too_short(limit, START_SECONDS + stop + interval * seconds, work)
     jobs = -(-left // saved)
     text = f"{steps}: all take {jobs} jobs, because {limit.text} has time for {saved}"
     return speed + text + (f" (--chain={jobs})" if stops and chain < jobs else ""), None
@@ -174,9 +185,8 @@ def _about(seconds: float) -> str:
     return format_seconds(float(format_figure(seconds)) if seconds < 3600 else seconds)
 
 
-def _too_short(limit: TimeLimit, needed: float, interval: int) -> ConfigError:
+def _too_short(limit: TimeLimit, needed: float, work: str) -> ConfigError:
     hours, minutes = divmod(math.ceil(needed / 60), 60)
-    work = counted(interval, "step") + (" (checkpoint.every_steps)" if interval > 1 else "")
     name, _, value = limit.text.partition("=")
     time = f"{name}={hours:02d}:{minutes:02d}:00"
     wants = f"at least {time}, for the start, {work} and the end: otherwise nothing is saved"

@@ -4,13 +4,14 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from frontier_llm.cli.compose import groups
+from frontier_llm.cli.sweep_file import key_of
 from frontier_llm.config.decode import keys
 from frontier_llm.errors import ConfigError
 
@@ -28,10 +29,23 @@ IN_QSUB = {
 }  # fmt: skip
 """What replaces options of Slurm on a cluster with PBS."""
 
-WITH_ASSIGNMENTS = {"-l": "", "-v": "", "-W": "", "--export": "="}
-"""Options whose value has the form `name=value`, and what joins them to it."""
-_TIME_OF_SLURM = re.compile(r"(?:^|\s)(?:--time[= ]|-t ?)(\S+)", re.MULTILINE)
-_TIME_OF_PBS = re.compile(r"(?:^|\s)-l(?:\S*,)?walltime=([^\s,]+)")
+WITH_ASSIGNMENTS = ("-l", "-v", "-W", "--export")
+"""Options whose value is a list of `name=value`."""
+FLAGS = (
+    "--contiguous --exclusive --hold --no-kill --no-requeue --overcommit --oversubscribe --reboot "
+    "--parsable --quiet --requeue --spread-job --test-only --verbose --wait -H -I -O -Q -V -k -s"
+).split()
+"""Options of sbatch that do not take the next word as their value (manual page of sbatch)."""
+RANKS, CORES = "cluster.ranks_per_node={}", "cluster.host.cores=N"
+DECIDED = {
+    "--nodes": "launch.nodes={}", "--ntasks": "launch.nodes=N", "--gpus": "launch.nodes=N",
+    "--ntasks-per-node": RANKS, "--gpus-per-node": RANKS, "--cpus-per-task": CORES,
+    "--gres": RANKS, "--array": "--chain=N",
+}  # fmt: skip
+"""What replaces options of sbatch that would change the resources of the configuration."""
+LONG = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-c": "--cpus-per-task", "-a": "--array"}
+_TIME_OF_SLURM = re.compile(r"(?:^|\s)(?:--time(?:[= ]|$)|-t ?)(\S*)", re.MULTILINE)
+_TIME_OF_PBS = re.compile(r"(?:^|\s)-l(?:\S*,)?walltime=([^\s,]*)")
 
 
 @dataclass(frozen=True)
@@ -93,49 +107,88 @@ def seconds_of(text: str, system: Literal["slurm", "pbs"]) -> float:
         units, formats = [3600, 60, 1][-len(numbers) :], "hours:minutes:seconds, or seconds"
         is_legal = is_legal and not dash
     if not is_legal:
-        raise ConfigError("the time limit", text, formats, "write 06:00:00 for six hours")
+        raise ConfigError("the time limit", text or "none", formats, "write 06:00:00 for six hours")
     seconds = sum(unit * int(number) for unit, number in zip(units, numbers, strict=False))
     return seconds or math.inf
 
 
-def check_qsub_options(options: Sequence[str]) -> None:
-    """Refuse options that qsub does not have, or that mean something else to it than to sbatch.
+def length_of_chain(chains: Sequence[str]) -> int:
+    """Return the number of jobs of the last `--chain=N`; 1 without one."""
+    text = chains[-1].removeprefix("--chain=") if chains else "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError("--chain", text, "a number of jobs", "write --chain=8 for eight jobs")
+    return int(text)
+
+
+def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spares: int) -> None:
+    """Refuse options that contradict `resources`, those of the configuration, or make an array.
+
+    The number of nodes may include `spares`, which wait for the loss of another node.
 
     Raises:
-        ConfigError: an option is one of Slurm.
+        ConfigError: an option asks for another number, or for an array of jobs.
     """
-    for option, following in pairwise([*options, ""]):
-        if not option.startswith("-") or option[1:].isdigit():
-            continue
-        is_long = option.startswith("--")
-        name, _, joined = option.partition("=") if is_long else (option[:2], "", option[2:])
-        value = joined or ("" if following.startswith("-") else following)
+    own = dict(word.split("=") for word in resources)
+    own["--gres"] = own["--gpus-per-node"]
+    with_spares = str(int(own["--nodes"]) + spares)
+    for name, value, text in _named(options):
+        # sbatch accepts abbreviations
+        full = min((key for key in DECIDED if len(name) > 3 and key.startswith(name)), default=name)
+        full, number = LONG.get(full, full), value.split(":")[-1]
+        is_own = number in (own.get(full), with_spares if full == "--nodes" else None)
+        if full in DECIDED and not (is_own or (full == "--gres" and "gpu" not in value)):
+            todo = DECIDED[full].format(number if number.isdecimal() else "N")
+            wants = f"{' '.join(resources)} of the configuration"
+            raise ConfigError("the command line", text, wants, f"write {todo} instead")
+
+
+def check_qsub_options(options: Sequence[str], resources: Sequence[str]) -> None:
+    """Refuse options that qsub lacks or understands otherwise, or that contradict `resources`.
+
+    Raises:
+        ConfigError: an option is one of Slurm, or sets the nodes.
+    """
+    for name, value, text in _named(options):
+        for part in value.split(",") if name == "-l" else ():
+            if re.match("(select|nodes|place)=", part) and f"-l{part}" not in resources:
+                number = re.sub(r"\D.*", "", part.partition("=")[2]) or "N"
+                todo = f"leave it out: launch.nodes={number} sets the nodes"
+                raise ConfigError("the command line", f"-l {part}", " ".join(resources), todo)
         # -N is the name of a job, which begins with no digit, and -p a priority
         other_meaning = {"-N": r"\d+", "-p": r".*[a-zA-Z].*"}.get(name)
         if name[1] in QSUB_LETTERS and not (other_meaning and re.fullmatch(other_meaning, value)):
             continue
         instead = IN_QSUB.get(name, "an option of qsub").format(value or "VALUE")
         raise ConfigError(
-            "the command line", " ".join([option, value] if value and not joined else [option]),
-            "options of qsub, because this cluster has PBS",
+            "the command line", text, "options of qsub, because this cluster has PBS",
             f"write {instead}; a full set is -A PROJECT -q QUEUE -l walltime=00:20:00 "
             "-l filesystems=home:eagle",
         )  # fmt: skip
 
 
+def _named(options: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each option, the value that it has if it takes one, and both as written."""
+    for option, following in pairwise([*options, ""]):
+        if option.startswith("-") and not option[1:].isdigit():
+            short = (option[:2], "", option[2:])
+            name, _, joined = option.partition("=") if option.startswith("--") else short
+            value = joined or ("" if following.startswith("-") else following)
+            yield name, value, f"{option} {value}" if value and not joined else option
+
+
 def with_joined_values(arguments: Sequence[str]) -> list[str]:
     """Join options and values that look like overrides, as in `-l walltime=00:20:00`.
 
-    To sbatch `-v` and `-W` are options without a value. So a key of the configuration after them is
-    an override.
+    A key of the configuration is always an override, because `-v` and `-W` take no value in sbatch.
     """
     known = {*groups(), *(key for key, _, _ in keys())}
     joined: list[str] = []
     for argument in arguments:
         before = joined[-1] if joined else ""
-        is_value = not argument.startswith("-") and argument.partition("=")[0] not in known
-        if before in WITH_ASSIGNMENTS and is_value:
-            joined[-1] += WITH_ASSIGNMENTS[before] + argument
+        is_value = not argument.startswith("-") and key_of(argument) not in known
+        takes_value = "=" in argument and _takes_value(before) and before not in FLAGS
+        if is_value and (before in WITH_ASSIGNMENTS or takes_value):
+            joined[-1] += ("=" if before.startswith("--") else "") + argument
         else:
             joined.append(argument)
     return joined
@@ -151,6 +204,11 @@ def check_words(arguments: Sequence[str]) -> None:
     for word in arguments:
         _check_spelling(word)
     for before, word in pairwise(["", *arguments]):
+        if not word.strip("-") or (
+            word.startswith("--") and word.endswith("=") and word.count("=") == 1
+        ):
+            got = word or f"an empty word after {before}".rstrip()
+            raise ConfigError("the command line", got, "a value", "add the value of the option")
         if word == "--chain":
             raise ConfigError(word, "no number", "--chain=N", "write --chain=8 for eight jobs")
         if word == "--scaling":
@@ -172,12 +230,8 @@ def _check_spelling(word: str) -> None:
     if name in PRINTING or similar:
         printing = "leave it out: the command is printed, and --submit also submits it"
         todo = f"did you mean {similar[0]}?" if similar else printing
-        raise ConfigError(
-            "the command line",
-            word,
-            f"one of {', '.join(OWN_OPTIONS)}, or an option of sbatch",
-            todo,
-        )
+        wants = f"one of {', '.join(OWN_OPTIONS)}, or an option of sbatch"
+        raise ConfigError("the command line", word, wants, todo)
 
 
 def _takes_value(option: str) -> bool:

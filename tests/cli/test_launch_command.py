@@ -34,10 +34,8 @@ def test_resources_follow_from_the_experiment(capsys):
 
 
 def test_other_options_go_to_sbatch_and_come_last(capsys):
-    _, command = _shown(
-        capsys, "-A", "PROJECT", "--nodes=64", "--chain=3", "experiment=megatron_1_7b"
-    )
-    assert command[5:9] == ["--array=1-3%1", "-A", "PROJECT", "--nodes=64"]
+    _, command = _shown(capsys, "-A", "PROJECT", "--mem=0", "--chain=3", "experiment=megatron_1_7b")
+    assert command[5:9] == ["--array=1-3%1", "-A", "PROJECT", "--mem=0"]
     assert command[9] == "scripts/a100.sbatch"
 
 
