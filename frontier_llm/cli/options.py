@@ -77,6 +77,8 @@ def folder(text: str) -> Path:
     if not found.is_dir():
         similar = [] if found.exists() else _similar(found)
         todo = f"did you mean {similar[0]}?" if similar else "correct the path"
+        if text.startswith("run.dir="):
+            todo = f"drop run.dir=, write {text.partition('=')[2]}"
         raise ConfigError(THE_LINE, text, "a folder that exists", todo)
     return found
 
@@ -147,7 +149,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]
+            return super()._get_value(action, arg_string)
         except ConfigError as error:  # of a parser of values, which does not know its option
             name = next(iter(action.option_strings), action.metavar or action.dest)
             raise ConfigError(str(name), error.got, error.wants, error.todo) from None
