@@ -65,7 +65,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
             composed = hydra_compose("train", overrides=overrides)
             values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        raise _missing(str(error.full_key)) from None
+        raise _missing(parsed, str(error.full_key)) from None
     except OmegaConfBaseException as error:
         raise _unresolved(error) from None
     except (HydraException, ValueError) as error:
@@ -76,7 +76,9 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         _announce(old)
     machine_defaults.limit_memory(sections.get("cluster"))
     given_keys = {override.key_or_group for override in parsed}
-    return _in_order(with_current_names(sections, given_keys))
+    sections = with_current_names(sections, given_keys)
+    _check_allowed(sections)
+    return _in_order(sections)
 
 
 def current_names(override: str) -> str:
@@ -247,10 +249,28 @@ def _check_experiment(overrides: Sequence[Override]) -> None:
                 )
 
 
-def _missing(key: str) -> ConfigError:
-    """Build the error for a key without a value."""
+def _check_allowed(sections: Mapping[str, Any]) -> None:
+    """Refuse names in `run.allow_changes` that no key or section has."""
+    allowed = (sections.get("run") or {}).get("allow_changes")
+    for name in map(str, allowed) if isinstance(allowed, list) else ():
+        # keys within a key are those of a map, such as optimizer.rate_factors.embedding
+        pairs = ((f"{key}.", f"{name}.") for key, _, _ in keys())
+        if not any(key.startswith(given) or given.startswith(key) for key, given in pairs):
+            wants = "keys or sections that `frontier-llm train --help` lists"
+            raise ConfigError("run.allow_changes", name, wants, unknown_key(name, name).todo)
+
+
+def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
+    """Build the error for a key without a value, which other files may complete."""
     wanted = next((kind for name, kind, _ in keys() if name == key), "a value")
-    return ConfigError(key, "nothing", wanted, f"set {key}=VALUE")
+    group, _, name = key.partition(".")
+    todo = f"set {key}=VALUE"
+    for chosen in (override.value() for override in overrides if override.key_or_group == group):
+        files = [file for file in groups().get(group, ()) if file.startswith(f"{chosen}_")]
+        complete = [file for file in files if file_values(group, file).get(name) != "???"]
+        if complete:
+            todo = f"choose {group}=" + " or ".join(complete) + f", or {todo}"
+    return ConfigError(key, "nothing", wanted, todo)
 
 
 def _unresolved(error: OmegaConfBaseException) -> ConfigError:

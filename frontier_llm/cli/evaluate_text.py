@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.box import HORIZONTALS
 from rich.progress import track
-from rich.table import Table
 
 from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.plain_table import table_of_numbers
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
 from frontier_llm.data.file_formats import detect, reader_of
@@ -139,13 +138,12 @@ def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Wind
 
 def show(scores: Sequence[TextScore]) -> None:
     """Print the table of scores."""
-    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE)
-    table.add_column("file")
-    for heading in (
+    columns = (
         "documents", "tokens", "bytes", "nats per token", "perplexity per token",
         "perplexity per word", "bits per byte",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
+    )  # fmt: skip
+    table = table_of_numbers("file", columns)
+    table.caption = BITS_PER_BYTE
     for score in scores:
         table.add_row(
             score.file, f"{score.documents:,}", f"{score.tokens:,}", f"{score.bytes:,}",

@@ -16,12 +16,12 @@ found damage, a difference, or a value that is not finite.
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
 import torch
-from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -30,13 +30,14 @@ from rich.text import Text
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
 from frontier_llm.checkpoint.file_headers import check_headers
-from frontier_llm.checkpoint.manifest import ELEMENT_BYTES, Tensor
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.checkpoint.range_reader import chunk_ranges
 from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import path, saved, tool_parser
+from frontier_llm.cli.plain_table import table_of_numbers
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -110,16 +111,15 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
     for name, value in _facts(checkpoint, config).items():
         facts.add_row(name, Text(_printable(value)))
     console.print(facts)
-    table = Table(box=HORIZONTALS, caption_justify="left")
+    columns = ("count", "shape", "boxes", "ranges", "size")
+    table = table_of_numbers("tensor", columns, left=("shape",))
     table.caption = (
         "boxes: number of parts of the tensor, at most one per tensor-parallel rank; ranges: "
         "largest number of stored ranges of a box, at most one per data-parallel rank; size: bytes "
         "of the weights and both moments"
     )
-    for title in ("tensor", "count", "shape", "boxes", "ranges", "size"):
-        table.add_column(title, justify="left" if title in ("tensor", "shape") else "right")
-    for (name, *columns), count in _rows(checkpoint, config).items():
-        table.add_row(name, str(count), *columns)
+    for (name, shape, boxes, size), ranges in _rows(checkpoint, config).items():
+        table.add_row(name, str(len(ranges)), shape, boxes, str(max(ranges)), size)
     console.print(table)
 
 
@@ -164,11 +164,8 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("reading", total=checkpoint.manifest.size)
         found = spreads(checkpoint, row_of, lambda size: progress.advance(bar, size))
-    table = Table(box=HORIZONTALS)
-    table.add_column("tensor", overflow="fold")
-    table.add_column("state")
-    for title in ("mean", "deviation", "smallest", "largest", "not finite"):
-        table.add_column(title, justify="right")
+    columns = ("state", "mean", "deviation", "smallest", "largest", "not finite")
+    table = table_of_numbers("tensor", columns, left=("state",))
     previous = ""
     for (name, state), spread in found.items():
         numbers = (spread.mean, spread.deviation, spread.smallest, spread.largest)
@@ -193,9 +190,8 @@ def write_weights(checkpoint: Checkpoint, console: Console, path: Path, dtype: s
 def diff(first: Checkpoint, second: Checkpoint, console: Console) -> int:
     """Compare all values of two checkpoints; return the exit code."""
     in_first, in_second = first.manifest.tensors.keys(), second.manifest.tensors.keys()
-    table = Table(box=HORIZONTALS)
-    for title in ("tensor", "state", "elements that differ", "largest difference"):
-        table.add_column(title, justify="left" if title in ("tensor", "state") else "right")
+    columns = ("state", "elements that differ", "largest difference")
+    table = table_of_numbers("tensor", columns, left=("state",))
     for name in sorted(in_first ^ in_second):
         table.add_row(name, "", "only in the " + ("first" if name in in_first else "second"), "")
     common = sorted(in_first & in_second)
@@ -265,7 +261,8 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
         }
     facts["loss scale"] = scale.get("value") if isinstance(scale, dict) else None
     facts |= {name: value for name, value in meta.items() if name not in ("config", "start")}
-    return {name: str(value) for name, value in facts.items() if value is not None}
+    shown = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
+    return {name: str(value) for name, value in shown.items() if value is not None}
 
 
 def _printable(text: str) -> str:
@@ -273,17 +270,20 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _rows(checkpoint: Checkpoint, config: RunConfig | None) -> dict[tuple[str, ...], int]:
-    """Return the rows of the table of tensors, with the number of tensors that share each row.
+def _rows(checkpoint: Checkpoint, config: RunConfig | None) -> dict[tuple[str, ...], list[int]]:
+    """Return (name, shape, boxes, size) of each row, with the ranges of the tensors that share it.
 
     They have the order of the model if its configuration is known, otherwise that of the manifest.
     """
-    tensors, rows = checkpoint.manifest.tensors, dict[tuple[str, ...], int]()
+    tensors, rows = checkpoint.manifest.tensors, dict[tuple[str, ...], list[int]]()
     names = model_shapes(config.model, config.data.sequence_length) if config else {}
     for name in dict.fromkeys([*(name for name in names if name in tensors), *tensors]):
         tensor = tensors[name]
-        row = (_name_for_all_layers(name), *_columns(tensor))
-        rows[row] = rows.get(row, 0) + 1
+        boxes = Counter(stored.start for stored in tensor.stored_ranges)
+        size = prod(tensor.shape) * ELEMENT_BYTES * len(tensor.states)
+        shape = " x ".join(map(str, tensor.shape))
+        row = (_name_for_all_layers(name), shape, str(len(boxes)), format_bytes(size))
+        rows.setdefault(row, []).append(max(boxes.values()))
     return rows
 
 
@@ -294,16 +294,6 @@ def _name_for_all_layers(name: str) -> str:
 
 def _elements(checkpoint: Checkpoint) -> int:
     return sum(prod(tensor.shape) for tensor in checkpoint.manifest.weights.values())
-
-
-def _columns(tensor: Tensor) -> tuple[str, ...]:
-    """Return the columns after the name and the count: shape, boxes, ranges and size."""
-    boxes: dict[tuple[int, ...], int] = {}
-    for stored in tensor.stored_ranges:
-        boxes[stored.start] = boxes.get(stored.start, 0) + 1
-    size = prod(tensor.shape) * ELEMENT_BYTES * len(tensor.states)
-    shape = " x ".join(map(str, tensor.shape))
-    return shape, str(len(boxes)), str(max(boxes.values())), format_bytes(size)
 
 
 def _headline(checkpoint: Checkpoint) -> str:

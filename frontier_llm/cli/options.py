@@ -77,6 +77,8 @@ def folder(text: str) -> Path:
     if not found.is_dir():
         similar = [] if found.exists() else _similar(found)
         todo = f"did you mean {similar[0]}?" if similar else "correct the path"
+        if text.startswith("run.dir="):
+            todo = f"drop run.dir=, write {text.partition('=')[2]}"
         raise ConfigError(THE_LINE, text, "a folder that exists", todo)
     return found
 

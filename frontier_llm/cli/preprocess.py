@@ -34,6 +34,7 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.corpus_account import account_rows
+from frontier_llm.data.corpus_build import MERGING
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.prepared_corpus import streams
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
     try:
-        folders = preprocess(config.data, options.workers, console)
+        folders, is_new = preprocess(config.data, options.workers, console)
     except KeyboardInterrupt:
         print("stopped; the same command continues with the missing parts", file=sys.stderr)
         return INTERRUPTED
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if config.data.packing == "best_fit":
         show_packing(folders, config.data.sequence_length, console)
     manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
-    print(throughput(manifests, seconds))
+    print(throughput(manifests, seconds) if is_new else "already prepared")
     return 0
 
 
@@ -74,17 +75,21 @@ class Stages:
         self._bars = bars
         self._task: TaskID | None = None
         self._stage, self._share_done = "", 0.0
+        self.has_prepared = False
 
     def show(self, stage: str, share_done: float) -> None:
         """Update the bar of a stage. If the share decreases, the next corpus has begun."""
         if self._task is None or stage != self._stage or share_done < self._share_done:
             self._task = self._bars.add_task(stage, total=1.0)
         self._stage, self._share_done = stage, share_done
+        self.has_prepared |= stage == MERGING
         self._bars.update(self._task, completed=share_done, refresh=True)
 
 
-def preprocess(config: DataConfig, workers: int | None, console: Console) -> tuple[Path, ...]:
-    """Prepare all corpora and show the progress; return their folders.
+def preprocess(
+    config: DataConfig, workers: int | None, console: Console
+) -> tuple[tuple[Path, ...], bool]:
+    """Prepare all corpora and show the progress; return their folders, and whether any is new.
 
     Raises:
         FrontierError: a source cannot be used.
@@ -93,7 +98,8 @@ def preprocess(config: DataConfig, workers: int | None, console: Console) -> tup
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     # without a thread that refreshes the bars, because this process forks its workers
     with Progress(*columns, *times, console=console, auto_refresh=False) as bars:
-        return prepare_all(config, Stages(bars).show, workers)
+        stages = Stages(bars)
+        return prepare_all(config, stages.show, workers), stages.has_prepared
 
 
 def show(folders: Sequence[Path], console: Console) -> None:

@@ -36,6 +36,7 @@ from frontier_llm.errors import DataError
 MISSING_SHARE = 0.05
 """Largest share of the characters that may be lost or unknown. A tokenizer without bytes misses a
 few rare signs of a text in its own language, and most of a text in another script."""
+MERGING = "merging the parts"
 Progress = Callable[[str, float], None]
 """A function that is called with the name of a stage and its finished fraction, from 0 to 1."""
 
@@ -133,7 +134,7 @@ class CorpusBuild:
         """
         # counted in files: each part has one token file per split
         total = len(SPLITS) * len(self.parts)
-        progress = _StageProgress("merging the parts", total, self.report)
+        progress = _StageProgress(MERGING, total, self.report)
         repeated = None
         if self.config.unique:
             repeated = find_duplicates(files, [len(files.rows(n)) for n in self._part_numbers])
@@ -163,11 +164,15 @@ class CorpusBuild:
 
     def check_splits(self, train: int, validation: int) -> None:
         """Raise a DataError if there are no documents for training or none for validation."""
+        percent = self.config.validation_percent
         if not (train and validation):
+            rise = ", or raise data.validation_percent, to less than 50"
             raise DataError(
                 f"{self.source.root} has {train} documents for training and {validation} for "
-                f"validation, at data.validation_percent={self.config.validation_percent}; both "
-                "need some\n  do: add text, or raise data.validation_percent"
+                f"validation, at data.validation_percent={percent}; both need some. A hash of its "
+                "name decides for each document, so few documents may all fall on one side\n"
+                f"  do: add text, to about {max(100, round(500 / percent)):,} documents"
+                + (rise if not validation and percent < 40 else "")  # more would hardly help
             )
 
     @property

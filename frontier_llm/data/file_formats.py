@@ -62,6 +62,10 @@ _ADVICE = {
     "a zip archive": "unpack it with: unzip",
     _UTF_16: "convert it with: iconv -f UTF-16 -t UTF-8",
     _PAGE: "download the data again, because servers answer with such a page after errors",
+    **dict.fromkeys(
+        (f"{name} data" for name in SUFFIXES.values()),
+        "decompress it once and keep its name, because it is compressed twice",
+    ),
 }
 _NOT_PAGES = ("", ".txt")
 """Suffixes of files of text that are not expected to hold HTML."""
@@ -159,9 +163,10 @@ def _check(name: str, compression: str, content: Content) -> Detected:
     if found and compression == claimed_compression and not is_packed:
         has_no_text = claim == "json" and found == "text"
         return Detected(found, compression, title, has_no_text=has_no_text)
-    says = FORMATS[claim].title if claim else "no format"
-    says += f" compressed with {claimed_compression}" if claimed_compression else ""
-    problem = f"its name says {says}, but its content is {title}"
+    named = [FORMATS[claim].title] if claim else []
+    named += [f"compressed with {claimed_compression}"] if claimed_compression else []
+    says = "says " + " ".join(named) if named else "has no known suffix"
+    problem = f"its name {says}, but its content is {title}"
     if content.format is None or is_packed:
         default = "decompress it" if is_packed else "convert it to JSON lines"
         return Detected(None, compression, title, problem, _ADVICE.get(content.title, default))

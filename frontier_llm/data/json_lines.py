@@ -19,6 +19,7 @@ from frontier_llm.data.source_format import (
     Entry,
     Scan,
     Undivided,
+    kind_of,
     lines_of,
     text_entry,
     too_long,
@@ -139,8 +140,10 @@ def _elements(stream: io.TextIOWrapper) -> Iterator[object]:
 
 def _record_entry(place: int, record: object, key: str, unit: str) -> Entry:
     """Return the entry for a JSON value, at a place that is called `unit`."""
+    if isinstance(record, dict) and key in record:
+        problem = f"the key '{key}' holds {kind_of(record[key])}, no text"
+        return text_entry(place, record[key], problem)
+    has = f"is {kind_of(record)}"
     if isinstance(record, dict):
-        found, keys = record.get(key), ", ".join(map(str, record))[:_SHOWN_CHARACTERS]
-    else:
-        found, keys = None, type(record).__name__
-    return text_entry(place, found, f"no text under the key '{key}' (this {unit} has: {keys})")
+        has = "has: " + ", ".join(map(str, record))[:_SHOWN_CHARACTERS]
+    return text_entry(place, None, f"no text under the key '{key}' (this {unit} {has})")

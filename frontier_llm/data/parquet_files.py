@@ -15,6 +15,7 @@ from frontier_llm.data.source_format import (
     Entry,
     Format,
     Scan,
+    kind_of,
     sha256_of,
     text_entry,
     too_long,
@@ -64,7 +65,7 @@ class Parquet(Format):
             return Entry(row, "", f"this row is not UTF-8: {error}")
         if isinstance(found, str) and len(found) > LONGEST_DOCUMENT_BYTES:
             return Entry(row, "", too_long("row"))
-        what = f"the column '{self.key}' holds {type(found).__name__}, no text"
+        what = f"the column '{self.key}' holds {kind_of(found)}, no text"
         return text_entry(row, found, what)
 
     @contextmanager

@@ -156,6 +156,17 @@ def decode(content: bytes, start: int = 0) -> str:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+_KINDS = {
+    "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
+    "float": "a number", "bool": "true or false", "str": "a text",
+}  # fmt: skip
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a value in the words of JSON."""
+    return _KINDS.get(type(value).__name__, type(value).__name__)
+
+
 def text_entry(place: int, value: object, problem: str) -> Entry:
     """Return the entry for a value, whose problem is `problem` if it is not a text.
 

@@ -28,6 +28,12 @@ def test_references_are_resolved_once():
     assert "experiment" not in values
 
 
+def test_changes_are_allowed_of_keys_sections_maps_and_old_names():
+    names = "optimizer,data.pieces,optimizer.rate_factors.embedding,checkpoint.tiers"
+    allowed = compose([f"run.allow_changes=[{names}]"])["run"]["allow_changes"]
+    assert allowed == names.replace("pieces", "vocabulary").split(",")
+
+
 def test_later_overrides_win_and_groups_keep_single_keys():
     config = decode(compose(["model=gpt_22b", "model.layers=3", "model.layers=5"]))
     assert (config.model.layers, config.model.hidden) == (5, 6144)
@@ -55,6 +61,15 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("model=gpt_22b,gpt_1t", "model", "gpt_22b,gpt_1t", "one configuration", "two runs"),
         ("model.layers=1,2", "model.layers", "1,2", "one configuration", "two runs"),
         ("model=gpt", "model.layers", "nothing", "int", "set model.layers="),
+        ("model=llama", "model.layers", "nothing", "int", "model=llama_13b or llama_30b or"),
+        (
+            "run.allow_changes=[trainr.steps]",
+            "run.allow_changes",
+            "trainr.steps",
+            "keys or sections",
+            "did you mean trainer.steps?",
+        ),
+        ("recompute=???", "recompute", "nothing", "one of none, selective, full", "set recompute="),
         ("trainer.seed=???", "trainer.seed", "nothing", "int", "set trainer.seed="),
         ("run.dir=${nope}", "run.dir", "'nope' not found", "a reference", "correct"),
         ("hydra.verbose=true", "hydra.verbose", "true", "a key of", "run.dir"),

@@ -68,6 +68,9 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
     before = folder.stat().st_mtime_ns
     assert preprocess.main(["data.broken=skip", *arguments]) == 0, "overrides may come first"
     assert folder.stat().st_mtime_ns == before
+    said = capsys.readouterr().out
+    assert "already prepared" in said
+    assert "tokens/s" not in said
 
 
 def test_a_wrong_key_is_a_configuration_error():

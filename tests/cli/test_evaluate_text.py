@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from frontier_llm.cli import evaluate
+from frontier_llm.cli import console, evaluate
 from frontier_llm.cli.evaluate_text import evaluate_texts, windows_of
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig
@@ -89,8 +89,9 @@ def test_the_sum_is_that_of_all_tokens_one_by_one(run: Path, stride: int) -> Non
 
 
 def test_the_command_prints_and_writes_the_scores(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(console, "WIDTH", 80)
     files, scores = [str(run.parent / name) for name in ("text.py", "two.jsonl")], run / "s.json"
     arguments = [str(run), "--text", *files, "--stride", "8", "--json", str(scores)]
     assert evaluate.main(arguments) == 0
@@ -100,7 +101,11 @@ def test_the_command_prints_and_writes_the_scores(
     nats = one["nats_per_token"] * one["tokens"]
     assert one["bits_per_byte"] == pytest.approx(nats / len(TEXT) / math.log(2))
     assert one["word_perplexity"] == pytest.approx(math.exp(nats / one["words"]))
-    assert "perplexity per word" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "…" not in table
+    assert table.split().count("perplexity") == 2
+    folded = "".join(line.partition(" ")[2].split(" ")[0] for line in table.splitlines())
+    assert all(file in folded for file in files), "names are whole"
 
 
 def test_mistakes_are_refused_with_a_reason(

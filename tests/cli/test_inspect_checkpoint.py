@@ -19,6 +19,7 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import File, Manifest, StoredRange, Tensor
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
+from frontier_llm.cli import console
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.inspect_checkpoint import main
 from frontier_llm.config import decode
@@ -58,6 +59,19 @@ def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines["samples"] == ["480"]
 
 
+def test_a_narrow_terminal_keeps_names_and_layers_share_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "WIDTH", 60)
+    make(tmp_path, (1, 5))  # the ranks' borders cut some layers more often than others
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    rows = re.findall(r"^ ([a-z_*.]+) +\d+ ", text, re.M)
+    names = {re.sub(r"\d+", "*", name) for name in find(tmp_path).manifest.tensors}
+    assert len(rows) == len(names)
+
+
 def _checkpoint(tmp_path: Path, meta: dict[str, Any]) -> Path:
     """Write the manifest of a checkpoint whose tensors are in the order of their sizes."""
     shapes = model_shapes(CONFIG.model, CONFIG.data.sequence_length)
@@ -87,6 +101,7 @@ META = {
     "loss_scale": {"value": 1024.0, "good_steps": 3},
     "corpus": "c0ffee",
     "blend": None,
+    "lengths": [{"first_sample": 0, "tokens": 256, "keeps_all": True}],
     "start": "feed",
     "config": CONFIG.model_dump(mode="json"),
 }
@@ -104,7 +119,7 @@ def test_a_run_is_described_in_words_and_its_tensors_in_the_order_of_the_model(
         r"layout +4 ranks, tensor 1 x pipeline 2; sharding=zero2",
     ):  # fmt: skip
         assert re.search(pattern, text), pattern
-    assert not re.search(r"[{}]|None|good_steps|feed", text), "no inner objects"
+    assert not re.search(r"[{}]|None|good_steps|feed|lengths", text), "no inner objects"
     expected = dict.fromkeys(
         re.sub(r"layers\.\d+", "layers.*", name)
         for name in model_shapes(CONFIG.model, CONFIG.data.sequence_length)

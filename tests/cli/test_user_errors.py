@@ -23,6 +23,7 @@ BAD_KEYS = {
     "data.path=book.txt": "add data=text",
 }
 BAD_RUNS = {"nosuch": "correct", "file": "correct", "runs": "runs/a", "runz": "did you mean runs"}
+BAD_RUNS["run.dir=runs/a"] = "write runs/a"
 OTHERS = [
     ["train", "data=text", "data.path=nosuch.txt"],
     ["train", "data.tokenizer=nosuch"],

@@ -301,7 +301,7 @@ def test_parquet_has_one_document_per_row(tmp_path: Path, small_parts):
     open_corpus(prepare(settings, workers=2), verify=True)
     with pytest.raises(DataError, match=r"no column 'text' \(it has: body, n\)\n  do: set data"):
         documents(config(tmp_path / "c", path))
-    with pytest.raises(DataError, match=r":0: the column 'n' holds int, no text"):
+    with pytest.raises(DataError, match=r":0: the column 'n' holds a number, no text"):
         documents(config(tmp_path / "c", path, text_key="n"))
 
 

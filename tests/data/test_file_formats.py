@@ -105,8 +105,10 @@ def test_compressed_text_is_divided_into_the_sections_of_plain_text(tmp_path: Pa
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
 DISAGREE = [
     ("train.txt", LINES, "plain text, but its content is JSON lines", "data.format=jsonl"),
-    ("train", LINES, "no format, but its content is JSON lines", "data.format=jsonl"),
-    ("train.log", LINES * 3, "no format, but its content is JSON lines", "data.format=text"),
+    ("train", LINES, "has no known suffix, but its content is JSON lines", "data.format=jsonl"),
+    ("train.log", LINES * 3, "known suffix, but its content is JSON lines", "data.format=text"),
+    ("a.jsonl.gz", gzip.compress(gzip.compress(LINES)), "is gzip data compr", "compressed twice"),
+    ("blob.xz", lzma.compress(gzip.compress(LINES)), "is gzip data compressed", "once and keep"),
     ("blob", gzip.compress(LINES), "JSON lines compressed with gzip", "data.format=jsonl"),
     ("a.jsonl", gzip.compress(LINES), "its content is JSON lines compressed", "data.format=jsonl"),
     ("a.jsonl.gz", LINES, "compressed with gzip, but its content is JSON lines", "jsonl"),

@@ -200,11 +200,12 @@ def test_old_work_of_killed_processes_is_removed(tmp_path: Path, text: Path):
     assert young.exists()
 
 
-@pytest.mark.parametrize(("documents", "percent"), [(1, 40.0), (3, 0.001)])
+@pytest.mark.parametrize(("documents", "percent"), [(1, 40.0), (3, 0.001), (2, 30.0)])
 def test_an_empty_split_is_refused(tmp_path: Path, documents: int, percent: float):
     text = write_jsonl(tmp_path / "text.jsonl", documents)
-    with pytest.raises(DataError, match=r"both need some\n  do: add text, or raise data.valid"):
+    with pytest.raises(DataError, match=r"both need some\. A hash.*\n  do: add text, to") as caught:
         prepare(config(tmp_path / "corpora", text, validation_percent=percent))
+    assert ("raise data.validation_percent" in str(caught.value)) == (percent < 40)
 
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, text: Path):

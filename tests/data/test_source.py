@@ -47,8 +47,10 @@ def test_jsonl_has_one_document_per_line(tmp_path: Path):
     ("line", "message"),
     [
         (b'{"body": "a"}', r"text\.jsonl:2: no text under the key 'text' \(this line has: body\)"),
-        (b'{"text": 3}', r"text\.jsonl:2: no text under the key 'text'"),
-        (b'["text"]', r"text\.jsonl:2: no text under the key 'text' \(this line has: list\)"),
+        (b'{"text": 3}', r"text\.jsonl:2: the key 'text' holds a number, no text"),
+        (b'{"text": null}', r"text\.jsonl:2: the key 'text' holds null, no text"),
+        (b'{"text": ["a"]}', r"text\.jsonl:2: the key 'text' holds a list, no text"),
+        (b'["text"]', r"text\.jsonl:2: no text under the key 'text' \(this line is a list\)"),
         (b'{"text": "a', r"text\.jsonl:2: this line is not JSON"),
         (b'{"text": "\xff"}', r"text\.jsonl:2: this line is not UTF-8"),
     ],

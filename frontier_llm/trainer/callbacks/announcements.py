@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
@@ -157,10 +158,14 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
         )
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
+        asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
+        smaller = f"model.vocabulary={tokens + SENTINELS * (config.data.objective == 'spans')}"
+        if config.data.tokenizer is None and tokens < asked:
+            todo = f"the text yields no more of data.vocabulary={asked}, so add text"
+            smaller += f" data.vocabulary={tokens}"
         yield (
             f"the tokenizer has {tokens:,} tokens, the embedding {rows:,} rows, most of which are "
-            "never used: set data.tokenizer or data.vocabulary to more tokens, or "
-            f"model.vocabulary={tokens}"
+            f"never used: {todo}, or set {smaller}"
         )
 
 

@@ -2,8 +2,14 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from frontier_llm.trainer.callbacks.announcements import ON_THE_CONSOLE
+import pytest
+
+from frontier_llm.cli.compose import compose
+from frontier_llm.config import decode
+from frontier_llm.trainer.callbacks.announcements import ON_THE_CONSOLE, _warnings
 from tests.forked_train import TINY, train
 
 LABEL = re.compile(r"(?m)^\d\d:\d\d:\d\d  ([a-z]+) +\S")
@@ -25,7 +31,27 @@ def test_the_console_has_the_lines_that_users_need_and_the_file_has_all(tmp_path
     log = (run_dir / "run.log").read_text()
     for label in ("preflight", "kernels", "attention", "rates", "plan", *shown):
         assert f": {label:<10} " in log, label
-    assert "1 host passed" in log
+    assert "2 ranks on 1 host passed" in log
     assert "not calibrated: frontier-llm calibrate" in log
     plan = [line for line in log.splitlines() if ": plan " in line]
     assert "(planned" not in plan[1], "the cluster file of this machine has estimates only"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "todo"),
+    [
+        (["data.vocabulary=4096"], "add text, or set model.vocabulary=637 data.vocabulary=637"),
+        (["data.vocabulary=637"], "data.vocabulary to more tokens, or set model.vocabulary=637"),
+        (["data.tokenizer=a.model"], "to more tokens, or set model.vocabulary=637"),
+        (
+            ["model=mt5_tiny", "data=text_spans", "data.path=a", "data.vocabulary=3000"],
+            "add text, or set model.vocabulary=737 data.vocabulary=637",
+        ),
+    ],
+)
+def test_unused_rows_are_said_with_what_helps(overrides: list[str], todo: str) -> None:
+    config = decode(compose(["model.vocabulary=4096", *overrides]))
+    corpus = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=637))
+    context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
+    (warning,) = _warnings(context)
+    assert warning.endswith(todo)
