@@ -74,7 +74,9 @@ def test_generation_and_inspection_use_the_tokenizer(run: Path, capsys):
     assert generate.main([str(run), "--tokens", "5", "import os"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("import os")
-    assert said.err == "before each prompt: <|end_of_text|> (the end of a document)\n"
+    tokenizer = open_data(read_config(run).data).tokenizer
+    end = tokenizer.token_of(tokenizer.eod)
+    assert said.err == f"before each prompt: {end} (the end of a document)\n"
     assert inspect_data.main([str(run), "0"]) == 0
     assert "text.jsonl" in capsys.readouterr().out
 
