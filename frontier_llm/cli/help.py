@@ -118,6 +118,7 @@ def _current(topic: str, known: Iterable[str]) -> str:
     if name in topics:
         return name
     similar = [key for key in topics if key.rpartition(".")[2] == name]
+    similar += [group for group, files in groups().items() if name in files]
     similar += difflib.get_close_matches(name, topics, n=1)
     todo = f"did you mean --help {similar[0]}?" if similar else "--help all describes all keys"
     raise ConfigError("--help", name, "a key, a group of keys, or all", todo)

@@ -43,7 +43,7 @@ from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.trainer.run_directory import to_yaml
-from frontier_llm.units import format_bytes, format_count
+from frontier_llm.units import counted, format_bytes, format_count
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
@@ -253,7 +253,7 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
         facts |= {
             "model": f"{model.name}, {model.layers} layers, hidden size {model.hidden}, "
             f"{model.heads} heads, vocabulary {model.vocabulary}",
-            "layout": f"{manifest.world} ranks, tensor {parallel.tensor} x pipeline "
+            "layout": f"{counted(manifest.world, 'rank')}, tensor {parallel.tensor} x pipeline "
             f"{parallel.pipeline}; sharding={config.sharding.name}",
             "optimizer": f"{config.optimizer.name}, precision={config.precision.name}",
             "data": f"{data.name}, {data.global_batch} samples of {data.sequence_length} tokens "

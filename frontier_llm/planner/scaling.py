@@ -11,6 +11,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.search import Found, Goal, Progress, search_all
+from frontier_llm.units import counted
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
         for nodes in node_counts
     ]
     for index, nodes in enumerate(node_counts):
-        progress(f"{nodes} nodes", index / len(node_counts))
+        progress(counted(nodes, "node"), index / len(node_counts))
         strong = _best(configs, nodes)
         weak = _best(grown_configs[index], nodes)
         first = points[0] if points else None
@@ -94,7 +95,7 @@ def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
         )
     best = 0.0
     for index, nodes in enumerate(node_counts):
-        progress(f"{nodes} nodes", index / len(node_counts))
+        progress(counted(nodes, "node"), index / len(node_counts))
         found = search_all(configs, _goal(config, nodes))
         best = max([best, *(estimated.tokens_per_second for estimated in found.best)])
         if best >= goal:

@@ -78,6 +78,7 @@ def test_a_group_is_described_with_its_keys_and_choices(section):
         ("keep", "--help checkpoint.keep?"),
         ("dat", "--help data?"),
         ("tensor", "--help parallel.tensor?"),
+        ("zero3", "--help sharding?"),
         ("qqqq", "--help all"),
     ],
 )

@@ -18,7 +18,7 @@ from frontier_llm.trainer.callbacks.run_report import RunReport
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
-from frontier_llm.units import format_bytes, format_count, format_seconds
+from frontier_llm.units import counted, format_bytes, format_count, format_seconds
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Announcements(Callback):
         factors = self.context.states.factors
         state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
         lines = {
-            "layout": f"{grid.size} ranks = tensor {grid.tensor} x pipeline {grid.pipeline} x "
+            "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline {grid.pipeline} x "
             f"data {grid.data}; sharding={config.sharding.name}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
