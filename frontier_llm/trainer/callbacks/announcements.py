@@ -133,8 +133,8 @@ class Announcements(Callback):
         factors = self.context.states.factors
         state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
         lines = {
-            "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline {grid.pipeline} x "
-            f"data {grid.data}; sharding={config.sharding.name}",
+            "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline "
+            f"{grid.pipeline} x data {grid.data}; sharding={config.sharding.name}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
