@@ -121,6 +121,8 @@ def test_a_reader_takes_no_more_than_it_asked_for(answer: bytes) -> None:
             connection, _ = server.accept()
             with connection:
                 connection.sendall(answer)
+                while connection.recv(4096):  # until the reader has sent its request and closed
+                    pass
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -349,8 +349,8 @@ def test_a_model_that_no_family_has_is_refused_with_reasons(tmp_path: Path, caps
     said = capsys.readouterr().err
     assert "gpt2: model.bias=False, not True" in said
     assert "llama: model.positions=learned, not rotary" in said
-    assert main(["--to", "hf", str(ours), str(ours)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert main(["--to", "hf", str(ours), str(ours)]) == 2
+    assert "wants:  a new folder" in capsys.readouterr().err
 
 
 def test_numbers_that_are_none_pass_nothing():

@@ -93,6 +93,8 @@ def test_files_that_a_killed_drain_has_copied_are_not_copied_again(
     counts.slow_down()
     run = Training(*tiny, *nodes(tmp_path, EVERY_4), "trainer.steps=8")
     wait_until(lambda: len(counts.take("finished")) >= 2, "two files")
+    saved = f"local/*/*/step_{4:08d}/manifest.json"
+    wait_until(lambda: len(list(tmp_path.glob(saved))) == 2, "step 4 on the disks of both nodes")
     run.kill()
     run.wait()
     copied = set(counts.take("finished"))
