@@ -106,7 +106,7 @@ def test_files_that_a_killed_drain_has_copied_are_not_copied_again(
     assert events(tmp_path / "run", "resume")[-1]["step"] == 4
     step = Path("checkpoints", "step_00000004")
     wanted = files(direct / step)
-    assert files(tmp_path / "run" / step) == wanted
+    assert files(tmp_path / "run" / step) == wanted, ended.text
     left = {name: pages(len(wanted[name])) for name in wanted.keys() - copied}
     assert len(left) == 2
     assert counts.take() == left, "bytes written by the second drain"
@@ -127,7 +127,7 @@ def test_a_damaged_copy_of_a_killed_drain_is_written_again(
     assert ended.code == 0, ended.text
     step = Path("checkpoints", "step_00000004")
     wanted = files(direct / step)
-    assert files(tmp_path / "run" / step) == wanted
+    assert files(tmp_path / "run" / step) == wanted, ended.text
     name = "rank_00003.safetensors"
     assert counts.take() == {name: pages(len(wanted[name]))}
 
