@@ -38,6 +38,8 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
         if not set(map(_section, [key, *need.setting.split()])) & set(searched):
             idle.setdefault(key, need)
     for key, need in idle.items():
+        if _value(values, key) is None:  # null turns off what a preset sets
+            continue
         # without a dot, such as `data`, it is a choice of a file
         names = [
             name for name in given if name == key or ("." in name and key.startswith(f"{name}."))

@@ -121,3 +121,8 @@ def test_an_older_run_resumes_without_its_idle_key(
     idle = dict(unused(decode(compose([]))))
     assert "data.text_key" in idle
     assert "data.unique" not in idle
+
+
+def test_null_turns_off_what_a_preset_sets():
+    words = ["optimizer=adafactor", "optimizer.schedule=cosine", "optimizer.timescale_steps=null"]
+    assert configured(words)["optimizer"]["timescale_steps"] is None
