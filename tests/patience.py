@@ -53,7 +53,7 @@ def wait_until(
     limit = Limit(seconds)
     while not (result := condition()):
         if limit.is_over:
-            raise AssertionError(f"waited in vain for {what() if callable(what) else what}")
+            raise AssertionError(f"timed out waiting for {what() if callable(what) else what}")
         time.sleep(_POLL_SECONDS)
     return result
 

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.single_process_model import read_config
-from tests.patience import patient
+from tests.commands import ROOT, output_of
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -25,7 +23,6 @@ transformers = pytest.importorskip("transformers")
 # transformers loads weights in threads that it keeps
 pytestmark = [pytest.mark.forked, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 VOCABULARY = 301
 """An odd number, which two tensor-parallel ranks divide only with padding."""
 
@@ -56,17 +53,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         "trainer.evaluate_every_steps=null", "trainer.sample_tokens=0", "precision=fp32",
         "telemetry.wandb=off", "trainer.steps=2", f"run.dir={base}/run",
     ]  # fmt: skip
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=patient(60),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(command)
     return base / "run"
 
 

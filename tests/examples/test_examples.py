@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
+from tests.commands import ROOT, output_of
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
@@ -32,20 +31,8 @@ def text(tmp_path):
 
 def run(*command, folder, path=None):
     """Run an example in the environment of a user; return its output."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    environ |= {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RUN": str(folder / "run")}
-    environ |= {"PATH": path or environ["PATH"]}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=patient(60),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environ = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RUN": str(folder / "run")}
+    return output_of(command, **environ, PATH=path or os.environ["PATH"])
 
 
 def find(program):

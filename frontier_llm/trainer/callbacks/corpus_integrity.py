@@ -4,8 +4,8 @@ import os
 import threading
 from contextlib import suppress
 
+from frontier_llm.data.corpora import BlendedSamples
 from frontier_llm.data.corpus_check import Damage, find_damage, is_verified
-from frontier_llm.data.run_loader import window_corpus
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
@@ -27,7 +27,7 @@ class CorpusIntegrity(Callback):
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
-        self._found: tuple[int, Damage] | OSError | None = None
+        self._found: Damage | OSError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._check, name="corpus check", daemon=True)
 
@@ -49,8 +49,7 @@ class CorpusIntegrity(Callback):
         if isinstance(self._found, OSError):
             raise DataError(f"a prepared corpus cannot be read: {self._found}")
         if self._found is not None:
-            number, damage = self._found
-            raise DataError(f"{damage}\n  {self._readers(number, damage)}")
+            raise DataError(f"{self._found}\n  {self._readers(self._found)}")
 
     def close(self) -> None:
         """End the thread."""
@@ -62,13 +61,11 @@ class CorpusIntegrity(Callback):
         with suppress(OSError, AttributeError):  # only Linux has priorities of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
-            for number, corpus in enumerate(self.context.data.corpus.corpora):
+            for corpus in self.context.data.corpus.corpora:
                 folder = corpus.train.prefix.parent
-                damage = None
                 if not is_verified(folder):
-                    damage = find_damage(folder, corpus.manifest, self._pause)
-                if damage:
-                    self._found = number, damage
+                    self._found = find_damage(folder, corpus.manifest, self._pause)
+                if self._found is not None:
                     return
         except OSError as error:
             self._found = error
@@ -79,17 +76,14 @@ class CorpusIntegrity(Callback):
         if self._stop.wait(count / _BYTES_PER_SECOND):
             raise _StoppedError
 
-    def _readers(self, number: int, damage: Damage) -> str:
+    def _readers(self, damage: Damage) -> str:
         """Return a sentence on the steps that may have read damaged bytes of a corpus."""
         if damage.path.name.startswith("validation"):
             return "the validation losses so far may be wrong"
         context, sample = self.context, 0
-        if damage.path.suffix == ".bin" and context.data.blend is None:
-            corpus = context.data.corpus.corpora[number]
-            samples, size = (
-                window_corpus(context.config, corpus, train=True),
-                corpus.train.item_bytes,
-            )
+        samples = context.data.windows
+        if damage.path.suffix == ".bin" and not isinstance(samples, BlendedSamples):
+            size = context.data.corpus.corpora[0].train.item_bytes
             searched = min(context.progress.next_sample, _SEARCHED_SAMPLES)
             while sample < searched and not any(
                 start * size < damage.end and (start + count) * size > damage.start

@@ -1,6 +1,6 @@
 """A run on a corpus with changed bytes ends, and says which steps have read them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +11,9 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data import corpus_check
 from frontier_llm.data.corpus_check import NOTE_FILE
 from frontier_llm.data.prepare import prepare
-from frontier_llm.data.prepared_corpus import open_corpus
+from frontier_llm.data.prepared_corpus import Samples, open_corpus
 from frontier_llm.data.run_loader import window_corpus
+from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.callbacks.corpus_integrity import CorpusIntegrity
 from frontier_llm.trainer.progress import Progress
@@ -31,15 +32,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return prepare(config(tmp_path / "corpus", write_jsonl(tmp_path / "text.jsonl", 80)), workers=1)
 
 
-def checked(folder: Path, rank: int = 0) -> CorpusIntegrity:
+CONFIG = RunConfig.model_validate(
+    tiny_values("data.sequence_length=16", "data.global_batch=4", "data.micro_batch=2")
+)
+ONE_LENGTH, CHANGED = (LengthSegment(0, 16),), (LengthSegment(0, 32), LengthSegment(8, 16))
+
+
+def windows(folder: Path, lengths: Sequence[LengthSegment]) -> Samples:
+    """Return the training samples of a run."""
+    samples = cast(Samples, window_corpus(CONFIG, open_corpus(folder), train=True))
+    samples.set_lengths(lengths)
+    return samples
+
+
+def checked(
+    folder: Path, rank: int = 0, lengths: Sequence[LengthSegment] = ONE_LENGTH
+) -> CorpusIntegrity:
     """Return the callback after it has read all files."""
     context = SimpleNamespace(
-        config=RunConfig.model_validate(
-            tiny_values("data.sequence_length=16", "data.global_batch=4", "data.micro_batch=2")
-        ),
+        config=CONFIG,
         world=SimpleNamespace(rank=rank),
         progress=Progress(step=STEPS, next_sample=4 * STEPS),
-        data=SimpleNamespace(corpus=SimpleNamespace(corpora=(open_corpus(folder),)), blend=None),
+        data=SimpleNamespace(
+            corpus=SimpleNamespace(corpora=(open_corpus(folder),)),
+            windows=windows(folder, lengths),
+        ),
     )
     callback = CorpusIntegrity(cast(Any, context))
     callback.on_start(1.0, None)
@@ -57,12 +74,13 @@ def test_a_good_corpus_is_read_once_by_one_rank(folder: Path) -> None:
     assert (folder / NOTE_FILE).exists()
 
 
+@pytest.mark.parametrize("lengths", [ONE_LENGTH, CHANGED])
 @pytest.mark.parametrize("step", [1, 4, STEPS + 3])
-def test_the_first_step_that_has_read_damaged_bytes_is_named(step: int, folder: Path) -> None:
+def test_the_first_step_that_has_read_damaged_bytes_is_named(
+    step: int, lengths: Sequence[LengthSegment], folder: Path
+) -> None:
     """A block of 64 bytes holds 32 tokens, which some other window may share."""
-    callback = checked(folder)
-    (folder / NOTE_FILE).unlink()
-    samples = window_corpus(callback.context.config, open_corpus(folder), train=True)
+    samples = windows(folder, lengths)
     start, _ = samples.ranges(4 * (step - 1))[0]
     block = range(start * 2 // 64 * 32, start * 2 // 64 * 32 + 32)
     readers = [
@@ -73,7 +91,7 @@ def test_the_first_step_that_has_read_damaged_bytes_is_named(step: int, folder: 
     ]
     flip(folder / "train.bin", start * 2)
     with pytest.raises(DataError) as raised:
-        checked(folder).on_step_end(cast(Any, None))
+        checked(folder, lengths=lengths).on_step_end(cast(Any, None))
     message = str(raised.value)
     assert f"{folder}/train.bin is damaged" in message
     assert f"in bytes {2 * block.start} to {2 * block.stop}" in message
