@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from frontier_llm.errors import CheckpointError, StopRequested
+from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.launch.stop import stop_message
 from frontier_llm.trainer.agreement import Continuation
 from frontier_llm.trainer.callbacks.callback import Rewind, StepEnd
@@ -49,6 +50,8 @@ class Loop:
         self._config, self._progress = context.config, context.progress
         self._watchdog = context.control.watchdog
         self._learning_rate = LearningRate.of(context.config)
+        length = self._config.data.sequence_length
+        self._tokens_per_sample = sample_lengths(self._config.model, length).total
         self._seconds_between = 0.0
         """Seconds that the last step has spent on saving or rewinding after its metrics were made.
         They are added to the time of the next step."""
@@ -148,7 +151,7 @@ class Loop:
         start = time.perf_counter()
         learning_rate = self._learning_rate(step)
         result = self._train(step, learning_rate)
-        self._progress.advance(result.samples, skipped=result.skipped)
+        self._progress.advance(result.samples, self._tokens_per_sample, skipped=result.skipped)
         self.unjudged = self._progress.to_meta()
         return self._end_step(result, learning_rate, start)
 
@@ -249,7 +252,9 @@ class Loop:
         context.train_step.sums = None  # from here on the states are no longer those of a step
         resumed = context.restorer.restore(before)
         if resumed is not None:
-            self._progress.load_meta(resumed.meta["progress"])
+            stored = resumed.meta["config"]["data"]["sequence_length"]
+            length = sample_lengths(self._config.model, stored).total
+            self._progress.load_meta(resumed.meta["progress"], length)
             context.train_step.loss_scale.load_meta(resumed.meta["loss_scale"])
             # rounded moments do not count as saved: if the run stops here, it saves the states
             saved_step = None if resumed.is_rounded else self._progress.step

@@ -16,6 +16,8 @@ class Progress:
     return to an earlier checkpoint), because a rewind leaves samples out."""
     samples: int = 0
     """Number of samples with which the model has been trained."""
+    tokens: int = 0
+    """Number of tokens that the model has read in these samples, in encoder and decoder."""
     updates: int = 0
     """Number of steps whose update was not skipped. Adam's bias correction depends on it."""
     bad_steps: int = 0
@@ -25,23 +27,33 @@ class Progress:
     recent_losses: Sequence[float] = ()
     """With `trainer.spike_factor`: losses of the last steps, at most `trainer.spike_window`."""
 
-    def advance(self, samples: int, *, skipped: bool) -> None:
+    def advance(self, samples: int, tokens_per_sample: int, *, skipped: bool) -> None:
         """Count a step.
 
         Args:
             samples: number of samples that the step has processed.
+            tokens_per_sample: tokens of a sample, in encoder and decoder.
             skipped: whether the update of the step was skipped.
         """
         self.step += 1
         self.next_sample += samples
         self.samples += samples
+        self.tokens += samples * tokens_per_sample
         self.updates += not skipped
 
     def to_meta(self) -> dict[str, Any]:
         """Return the counters as plain JSON for a checkpoint."""
         return asdict(self)
 
-    def load_meta(self, meta: dict[str, Any]) -> None:
-        """Set the counters to those of a checkpoint. Older ones lack the recent losses."""
+    def load_meta(self, meta: dict[str, Any], tokens_per_sample: int = 0) -> None:
+        """Set the counters to those of a checkpoint.
+
+        Args:
+            meta: the counters. Older checkpoints lack the recent losses and the tokens.
+            tokens_per_sample: of the run that saved it; from it the tokens of an older checkpoint
+                are computed.
+        """
         for field in fields(self):
             setattr(self, field.name, meta.get(field.name, field.default))
+        if "tokens" not in meta:
+            self.tokens = self.samples * tokens_per_sample

@@ -62,7 +62,7 @@ class StepMeter:
             z_loss=result.z_loss,
             grad_norm=result.grad_norm,
             learning_rate=learning_rate,
-            tokens=progress.samples * self._throughput.tokens_per_sample,
+            tokens=progress.tokens,
             samples=progress.samples,
             step_seconds=seconds,
             tokens_per_second=speed.tokens_per_second,

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.agreement import Decision, Report
@@ -104,7 +105,8 @@ def counters_after(decision: Decision, config: RunConfig) -> dict[str, Any]:
     loss_scale.load_meta(counters["loss_scale"])
     if progress.step < sums.step:  # the rank that reported them was still ending the update
         loss_scale.update(finite=not sums.skipped)
-        progress.advance(config.data.global_batch, skipped=sums.skipped)
+        length = sample_lengths(config.model, config.data.sequence_length).total
+        progress.advance(config.data.global_batch, length, skipped=sums.skipped)
     assert progress.step == sums.step, (progress, sums)
     found = {"progress": progress.to_meta(), "loss_scale": loss_scale.to_meta()}
     return {**counters, **found}

@@ -35,7 +35,6 @@ class Throughput:
     Attributes:
         accelerator: the device.
         precision: compute precision, after `auto` is resolved.
-        tokens_per_sample: tokens of a sample that the model reads, in encoder and decoder.
         peak_tflops: peak of the device in TFLOP/s; None if it is unknown.
         peak_description: the peak with its source, or why it is unknown.
     """
@@ -45,8 +44,8 @@ class Throughput:
     ) -> None:
         data = config.data
         self._world_size, self.precision = world_size, precision
-        self.tokens_per_sample = sample_lengths(config.model, data.sequence_length).total
-        self._tokens = data.global_batch * self.tokens_per_sample
+        tokens = sample_lengths(config.model, data.sequence_length).total
+        self._tokens = data.global_batch * tokens
         self._model_flops = step_model_flops(config.model, data.sequence_length, data.global_batch)
         self._hardware_flops = step_hardware_flops(
             config.model, data.sequence_length, data.global_batch, config.recompute

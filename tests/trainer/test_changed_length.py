@@ -62,6 +62,8 @@ def test_what_was_read_in_the_epoch_is_not_read_again(run: tuple[str, ...], tmp_
     assert found == [(0, 16), (20, 32), (32, 8)]
     read_inputs = inputs(folder, range(48))
     assert len(read_inputs) == 20 * 16 + 12 * 32 + 16 * 8, "no token is read twice"
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["samples"], last["tokens"]) == (48, 20 * 16 + 12 * 32 + 16 * 8)
     config = read_config(folder)
     windows = make_windows(config, open_data(config.data), train=True)
     windows.set_lengths(lengths_of(folder))
@@ -77,11 +79,14 @@ def test_a_checkpoint_without_lengths_goes_on_in_its_order(
     assert train(*overrides, "trainer.steps=2").code == 0
     checkpoint = find(folder)
     meta = {key: value for key, value in checkpoint.manifest.meta.items() if key != "lengths"}
+    del meta["progress"]["tokens"]
     older = checkpoint.manifest.model_copy(update={"meta": meta})
     (checkpoint.folder / "manifest.json").write_bytes(older.to_bytes())
     ended = train(*overrides, "trainer.steps=4")
     assert ended.code == 0, ended.text
     assert [segment.keeps_all for segment in lengths_of(folder)] == [True]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tokens"] for line in metrics] == [4 * 32, 8 * 32, 12 * 32, 16 * 32]
     windows = make_windows(read_config(folder), open_data(read_config(folder).data), train=True)
     for step, first, digest_of_step in read(folder):
         rows = [causal_batch([windows[index]], [index]) for index in range(first, first + 4)]
