@@ -45,7 +45,7 @@ def clone(tmp_path: Path) -> Path:
     ("keyword", "code", "named"),
     [
         ("", 1, ["UNSTABLE test_all.py::test_unsteady", "FAILED test_all.py::test_bad"]),
-        ("unsteady", 0, ["UNSTABLE test_all.py::test_unsteady"]),
+        ("unsteady", 1, ["UNSTABLE test_all.py::test_unsteady"]),
         ("good", 0, []),
     ],
 )

@@ -13,6 +13,7 @@ from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.node_parts import copy_file
 from frontier_llm.checkpoint.rank_file import RankFile
+from frontier_llm.trainer.loop import Loop
 from tests.forked_train import Training, train
 from tests.patience import wait_until
 from tests.trainer.test_drain import (
@@ -37,8 +38,10 @@ class Counts:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._log, self._slow = folder / "drained.jsonl", folder / "slow"
+        self._held = folder / "held"
         self._log.touch()
         write, finish, chunks = RankFile._write, RankFile.finish, DrainSource.chunks
+        train_step = Loop._step
 
         def counted(file: RankFile, content: memoryview) -> None:
             self._note(file, "written", len(content))
@@ -54,9 +57,19 @@ class Counts:
                 threading.Event().wait()
             return chunks(source)
 
+        def held(loop: Loop, step: int) -> bool:
+            if self._held.exists() and step > 6:
+                threading.Event().wait()
+            return train_step(loop, step)
+
+        monkeypatch.setattr(Loop, "_step", held)
         monkeypatch.setattr(RankFile, "_write", counted)
         monkeypatch.setattr(RankFile, "finish", finished)
         monkeypatch.setattr(DrainSource, "chunks", late)
+
+    def hold(self) -> None:
+        """Let training wait after step 6, so that the run is killed before it saves step 8."""
+        self._held.touch()
 
     def slow_down(self) -> None:
         """Let the drains of ranks 2 and 3 hang."""
@@ -71,9 +84,10 @@ class Counts:
         return found
 
     def reset(self) -> None:
-        """Forget all counts, and let no drain hang."""
+        """Forget all counts, and let neither drains nor training wait."""
         self._log.write_text("")
         self._slow.unlink(missing_ok=True)
+        self._held.unlink(missing_ok=True)
 
     def _note(self, file: RankFile, what: str, count: int) -> None:
         if threading.current_thread().name == "drain":
@@ -91,6 +105,7 @@ def test_files_that_a_killed_drain_has_copied_are_not_copied_again(
 ) -> None:
     counts = Counts(tmp_path, monkeypatch)
     counts.slow_down()
+    counts.hold()
     run = Training(*tiny, *nodes(tmp_path, EVERY_4), "trainer.steps=8")
     wait_until(lambda: len(counts.take("finished")) >= 2, "two files")
     saved = f"local/*/*/step_{4:08d}/manifest.json"
@@ -119,6 +134,7 @@ def test_a_damaged_copy_of_a_killed_drain_is_written_again(
     """Rank 0 is killed when all files are on disk. Then a byte of one of them flips."""
     counts = Counts(tmp_path, monkeypatch)
     monkeypatch.setenv(VARIABLE, "sealed@0+drain")
+    counts.hold()
     assert train(*tiny, *nodes(tmp_path, EVERY_4), "trainer.steps=8").code != 0
     monkeypatch.delenv(VARIABLE)
     counts.reset()
