@@ -144,19 +144,30 @@ def read_tensor(
     shape = tensor.shape
     if prod(shape) * ELEMENT_BYTES > checkpoint.manifest.size:
         raise CheckpointError(f"{checkpoint.folder}: elements of {name} are not stored")
-    zeros = (0,) * len(shape)
-    record = ParameterRecord(
+    record = record_of_box(name, shape, (0,) * len(shape), shape)
+    targets = {state: torch.empty(prod(shape)) for state in states or tensor.states}
+    _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
+    return {state: values.view(shape) for state, values in targets.items()}
+
+
+def record_of_box(name: str, whole: Shape, start: Shape, shape: Shape) -> ParameterRecord:
+    """Describe a box (a rectangular block) of a tensor of the model as a local parameter.
+
+    Args:
+        name: name of the tensor in the model.
+        whole: shape of the tensor.
+        start: index of the box's first element in the tensor.
+        shape: shape of the box.
+    """
+    return ParameterRecord(
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),
         unit="",
-        placements=(Placement(name, shape, zeros, zeros, shape),),
+        placements=(Placement(name, whole, start, (0,) * len(shape), shape),),
         group="matrices",
         counted=True,
         tensor_partial=False,
         tied=False,
     )
-    targets = {state: torch.empty(prod(shape)) for state in states or tensor.states}
-    _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
-    return {state: values.view(shape) for state, values in targets.items()}
 
 
 def _run_copies(

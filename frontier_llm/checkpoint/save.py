@@ -116,7 +116,7 @@ def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
 def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and report it to rank 0; after an error, abort the checkpoint."""
     try:
-        record = task.plan.record(_write(task, source))
+        record = task.plan.record(write_file(task, source))
     except Exception as error:  # any error must abort: the other ranks wait for this one
         cause = f"rank {task.rank}: {_describe(error)}"
         with contextlib.suppress(RuntimeError):  # the store is lost, as the other ranks will notice
@@ -130,8 +130,12 @@ def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -
     reach("reported", task.rank)
 
 
-def _write(task: Task, source: ChunkSource) -> FilePart | None:
-    """Write this rank's file; return None if the rank has nothing to save."""
+def write_file(task: Task, source: ChunkSource) -> FilePart | None:
+    """Write and sync this rank's file; return None if the rank has nothing to save.
+
+    Raises:
+        CheckpointError: the file cannot be written; it is removed.
+    """
     plan, rank = task.plan, task.rank
     if not plan.chunks:
         return None
