@@ -6,7 +6,7 @@ saves them under their global names.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -55,6 +55,21 @@ def product_sink(weight: torch.Tensor) -> ProductSink | None:
     """
     sink: ProductSink | None = getattr(weight, "product_sink", None)
     return sink
+
+
+@dataclass(frozen=True)
+class UnitReader:
+    """A module, and all units whose parameters its forward pass reads."""
+
+    module: torch.nn.Module
+    units: tuple[str, ...]
+    """Names of the units."""
+    in_backward: bool = True
+    """Whether the module's backward pass reads these parameters too. The backward pass of a table
+    look-up does not."""
+    release: Literal["always", "without_grad", "never"] = "always"
+    """After which forward passes the units are freed; `without_grad`: those that autograd does not
+    record."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,8 @@ class ParameterRecord:
     rate_factor: float = 1.0
     """Factor of its learning rate that follows from the width of the model (muP). Weight decay is
     divided by it."""
+    weight_decay: float | None = None
+    """Its weight decay, which the learning rate multiplies; None = that of its group."""
     passes: int = 1
     """Number of backward passes per micro-batch that compute a gradient of it: the number of this
     rank's model chunks that read it."""

@@ -5,24 +5,10 @@ The sharding package gathers a unit before a module reads it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-from torch import nn
 
 from frontier_llm.model.chunk import Chunk
 from frontier_llm.model.layer_stack import LayerStack
-
-
-@dataclass(frozen=True)
-class UnitReader:
-    """A module, and all units whose parameters its forward pass reads."""
-
-    module: nn.Module
-    units: tuple[str, ...]
-    """Names of the units."""
-    in_backward: bool = True
-    """Whether the module's backward pass reads these parameters too. The backward pass of a table
-    look-up does not."""
+from frontier_llm.protocols import UnitReader
 
 
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:

@@ -5,14 +5,20 @@ its optimizer states are divided.
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from frontier_llm.geometry.partition import Interval
+from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.masters import Masters
 from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.update_groups import UpdateRule, update_groups, update_ranges
+from frontier_llm.sharding.update_groups import (
+    UpdateGroup,
+    UpdateRule,
+    update_groups,
+    update_ranges,
+)
 
 
 class AdamW(Masters):
@@ -39,6 +45,8 @@ class AdamW(Masters):
             separate_masters: whether master weights are a copy even if the parameters are fp32.
         """
         super().__init__(units, separate=separate_masters)
+        self._is_by_parameter = False
+        self._updated: list[UpdateGroup] | None = None
         self._gradients, self._rule = gradients, rule
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
         self.exp_avg_sqs = [self._zero_second_moments(unit) for unit in units]
@@ -73,7 +81,8 @@ class AdamW(Masters):
                 the loss scale and the clipping factor.
             skip: [] fp32 on the device; if 1, nothing changes. None: 0.
         """
-        for group in self._groups:
+        groups, self._updated = self._updated or self._groups, None
+        for group in groups:
             update_ranges(
                 self._rule,
                 group,
@@ -88,16 +97,31 @@ class AdamW(Masters):
                 skip=skip,
             )
 
-    def resume(self, updates: int) -> None:
+    def leave_out(self, parameters: Collection[ParameterRecord]) -> None:
+        """Leave parameters as they are in the next update, and do not count it for them."""
+        self._divide_by_parameter()
+        self._updated = [group.without(self._units, parameters) for group in self._groups]
+
+    def resume(self, updates: int, missed: Mapping[str, int] | None = None) -> None:
         """Continue from masters and moments that the caller has overwritten.
 
         Args:
             updates: number of updates in these states, for the moments' bias correction.
+            missed: number of updates that left a parameter out, by its name.
         """
+        if missed:
+            self._divide_by_parameter()
         for group in self._groups:
-            for counter in group.step_counters:
-                counter.fill_(updates)
+            for (index, part), counter in zip(group.ranges, group.step_counters, strict=True):
+                name = self._units[index].record_at(part.start).name
+                counter.fill_(updates - (missed or {}).get(name, 0))
         self.write_parameters()
+
+    def _divide_by_parameter(self) -> None:
+        """Count updates for each parameter by itself from now on."""
+        if not self._is_by_parameter:
+            self._groups = [group.by_parameter(self._units) for group in self._groups]
+            self._is_by_parameter = True
 
     def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
         return self.masters[0].new_zeros(unit.optimizer_interval.length)

@@ -12,18 +12,15 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from frontier_llm.collectives.handles import Handle
+from frontier_llm.sharding.contribution import Contribution
 
 Key = tuple[int, int]
 """A backward pass of a step: index of the model chunk on this rank, number of the micro-batch."""
-Gather = Callable[[torch.Tensor], tuple[torch.Tensor, Handle]]
-"""Starts to gather a tensor whose parts are on several ranks; returns the whole tensor, and what to
-wait for."""
 
 
 class DeferredGradients:
@@ -34,7 +31,7 @@ class DeferredGradients:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Key, deque[_Deferred]] = {}
+        self._queues: dict[Key, deque[Contribution]] = {}
         self._key: Key | None = None
 
     @property
@@ -56,8 +53,8 @@ class DeferredGradients:
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for queue in self._queues.values()
-            for deferred in queue
-            for tensor in deferred.tensors
+            for contribution in queue
+            for tensor in contribution.operands
         }
         return sum(storages.values())
 
@@ -72,29 +69,19 @@ class DeferredGradients:
         finally:
             self._key = None
 
-    def put(
-        self,
-        tensors: tuple[torch.Tensor, ...],
-        add: Callable[..., None],
-        gather: Gather | None = None,
-    ) -> None:
-        """Defer a gradient of the current backward pass.
-
-        Args:
-            tensors: the tensors that it is computed from, or the gradient of a small parameter.
-            add: called with `tensors`; computes the gradient and adds it.
-            gather: gathers the last one of `tensors` from several ranks before `add` is called.
-        """
+    def put(self, contribution: Contribution) -> None:
+        """Defer a gradient of the current backward pass."""
         assert self._key is not None
-        # detached, since a tensor with a history would keep the graph of the forward pass
-        detached = tuple(tensor.detach() for tensor in tensors)
-        self._queues[self._key].append(_Deferred(detached, add, gather))
+        self._queues[self._key].append(contribution.detached())
 
-    def run(self, key: Key) -> None:
-        """Compute the deferred gradients of a backward pass, in the order in which they were put.
+    def run(self, key: Key) -> Iterator[Contribution]:
+        """Add the deferred gradients of a backward pass, in the order in which they were put.
 
         The operands of each are freed before the next one is computed. Each gather overlaps with
         the previous product.
+
+        Yields:
+            Each gradient, after it was added.
         """
         queue = self._queues[key]
         with torch.no_grad():
@@ -103,32 +90,7 @@ class DeferredGradients:
             while queue:
                 if len(queue) > 1:
                     queue[1].start_gather()
-                queue.popleft().finish()
+                contribution = queue.popleft()
+                contribution.add()
+                yield contribution
         del self._queues[key]
-
-
-class _Deferred:
-    """A gradient that is computed later."""
-
-    def __init__(
-        self,
-        tensors: tuple[torch.Tensor, ...],
-        add: Callable[..., None],
-        gather: Gather | None,
-    ) -> None:
-        self.tensors, self._add, self._gather = tensors, add, gather
-        self._gathered: tuple[torch.Tensor, Handle] | None = None
-
-    def start_gather(self) -> None:
-        """Start to gather the last tensor, if it must be gathered."""
-        if self._gather is not None:
-            self._gathered = self._gather(self.tensors[-1])
-
-    def finish(self) -> None:
-        """Compute the gradient and add it."""
-        if self._gathered is None:
-            self._add(*self.tensors)
-            return
-        whole, handle = self._gathered
-        handle.wait()
-        self._add(*self.tensors[:-1], whole)

@@ -22,8 +22,9 @@ import torch
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
-from frontier_llm.protocols import set_product_sink
-from frontier_llm.sharding.deferred_gradients import DeferredGradients, Gather
+from frontier_llm.protocols import ParameterRecord, set_product_sink
+from frontier_llm.sharding.contribution import Contribution, Gather
+from frontier_llm.sharding.deferred_gradients import DeferredGradients, Key
 from frontier_llm.sharding.unit import StateGroups, Unit
 from frontier_llm.sharding.unit_gradients import UnitGradients
 
@@ -32,10 +33,13 @@ class Gradients:
     """The gradients of a rank's trainable units.
 
     Order of calls in a step: `begin_step`; backward passes; `finish`. Ranks that reduce gradients
-    together must add gradients of the same parameters, in the same order.
+    together must add gradients of the same parameters, in the same order, unless each backward pass
+    lies between `begin_pass` and `end_pass`: reductions then start in the order of the units, and
+    sum zeros for a parameter without a gradient.
 
     Attributes:
         deferred: the gradients that are left out of the backward passes and computed later.
+        before_gradient: called before each gradient that is computed; None = nothing is.
     """
 
     def __init__(
@@ -68,6 +72,10 @@ class Gradients:
         self._units = [UnitGradients(unit, groups, transport, feedback) for unit in units]
         self._units_in_flight = units_in_flight
         self._under_way: deque[Chain] = deque()
+        self.before_gradient: Callable[[], None] | None = None
+        # in a pass: units whose reductions have not started, in the order in which they must start
+        self._waiting: deque[UnitGradients] | None = None
+        self._complete: set[UnitGradients] = set()
         self._hooks = []
         for gradients in self._units:
             for index, record in enumerate(gradients.unit.records):
@@ -92,6 +100,40 @@ class Gradients:
         `release` is called when this pass has computed a gradient of each of them.
         """
         self._read[unit] = set()
+
+    def begin_pass(self) -> None:
+        """Begin a backward pass that may compute other gradients than those of other ranks."""
+        self._read = {unit: set() for unit in self._read}
+        self._waiting, self._complete = deque(reversed(self._units)), set()
+
+    def end_pass(self, left: int) -> None:
+        """End a backward pass: start its remaining reductions.
+
+        Args:
+            left: number of passes that follow in this step.
+        """
+        waiting, self._waiting = self._waiting, None
+        for gradients in waiting or ():
+            while gradients.reductions_left > (left if gradients.is_sharded else min(left, 1)):
+                self._start_reduction(gradients)
+
+    def expect_pass(self) -> None:
+        """Expect the gradients of one more micro-batch in this step."""
+        for gradients in self._units:
+            gradients.expect_pass()
+
+    def drop(self, micro_batches: int) -> None:
+        """Discard all gradients of a step that is repeated, after its reductions have ended."""
+        self._waiting = None
+        while self._under_way:
+            self._under_way.popleft().wait()
+        self.begin_step(micro_batches)
+
+    def counts(self) -> list[tuple[ParameterRecord, int]]:
+        """Return how many gradients each parameter got on this rank in this step."""
+        return [
+            pair for unit in self._units for pair in zip(unit.unit.records, unit.added, strict=True)
+        ]
 
     def finish(self) -> None:
         """Start the remaining reductions and wait for all; then `shards` holds the final sums.
@@ -132,56 +174,37 @@ class Gradients:
         if gradient is None:
             return  # the sink has received the gradient
         defer = self._fuse and self.deferred.is_collecting and gradients.is_small_part(index)
-        self.take(gradients, index, partial(gradients.add, index), (gradient,), defer=defer)
+        self.take(Contribution(gradients, index, (gradient,)), defer=defer)
 
-    def take(
-        self,
-        gradients: UnitGradients,
-        index: int,
-        add: Callable[..., None],
-        tensors: tuple[torch.Tensor, ...],
-        gather: Gather | None = None,
-        *,
-        defer: bool,
-    ) -> None:
-        """Add a gradient that a backward pass has computed, or its operands, now or later.
-
-        Args:
-            gradients: the gradients of the unit.
-            index: index of the parameter in the unit.
-            add: called with `tensors`; adds the gradient to the buffer.
-            tensors: the gradient or its operands.
-            gather: only for deferred gradients: before `add` is called, gathers the last one of
-                `tensors` from several ranks.
-            defer: whether to add the gradient later.
-        """
+    def take(self, contribution: Contribution, *, defer: bool) -> None:
+        """Add what a backward pass has computed, now or later (`run_deferred`)."""
+        if self.before_gradient is not None:
+            self.before_gradient()
+        unit = contribution.unit.unit
         if defer:
-            add_later = partial(self._add_deferred, gradients, index, add)
-            self.deferred.put(tensors, add_later, gather)
+            self.deferred.put(contribution)
         else:
-            add(*tensors)
-        self._note_read(gradients.unit, index)
-        if not defer:
-            self._note_added(gradients, index)
-
-    def _add_deferred(
-        self,
-        gradients: UnitGradients,
-        index: int,
-        add: Callable[..., None],
-        *tensors: torch.Tensor,
-    ) -> None:
-        add(*tensors)
-        self._note_added(gradients, index)
-
-    def _note_read(self, unit: Unit, index: int) -> None:
-        self._read[unit].add(index)
+            contribution.add()
+        self._read[unit].add(contribution.index)
         if len(self._read[unit]) == len(unit.records):
             self._release(unit)
+        if not defer:
+            self._note_added(contribution)
 
-    def _note_added(self, gradients: UnitGradients, index: int) -> None:
-        if gradients.note_added(index):
-            self._start_reduction(gradients)
+    def run_deferred(self, key: Key) -> None:
+        """Add the gradients that a backward pass has deferred."""
+        for contribution in self.deferred.run(key):
+            self._note_added(contribution)
+
+    def _note_added(self, contribution: Contribution) -> None:
+        if not contribution.unit.note_added(contribution.index):
+            return
+        if self._waiting is None:
+            self._start_reduction(contribution.unit)
+            return
+        self._complete.add(contribution.unit)
+        while self._waiting and self._waiting[0] in self._complete:
+            self._start_reduction(self._waiting.popleft())
 
     def _start_reduction(self, gradients: UnitGradients) -> None:
         for chain in self._under_way:
@@ -204,6 +227,5 @@ class _Sink:
     def __call__(
         self, grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: Gather | None = None
     ) -> None:
-        add = partial(self._gradients.add_product, self._index)
-        operands, defer = (grad_outputs, inputs), self.is_deferring
-        self._owner.take(self._gradients, self._index, add, operands, gather, defer=defer)
+        contribution = Contribution(self._gradients, self._index, (grad_outputs, inputs), gather)
+        self._owner.take(contribution, defer=self.is_deferring)

@@ -83,6 +83,9 @@ class Optimizer(Protocol):
     def write_parameters(self) -> None:
         """Write this rank's interval of the parameters from the masters."""
 
+    def read_parameters(self, index: int) -> None:
+        """Write the masters of unit `index` from its parameters."""
+
 
 def make_optimizer(
     units: Sequence[Unit],

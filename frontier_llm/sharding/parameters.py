@@ -9,7 +9,8 @@ States of a unit:
     gathered   modules may read the parameters
 
 `acquire` takes a unit from any state to `gathered`, `release` back to `sharded`. Units that are not
-sharded (every rank holds all their parameters) are only ever stale or gathered.
+sharded (every rank holds all their parameters) are only ever stale or gathered. Parameters of a
+unit that is not gathered are guarded (sharding/guarded.py): a read calls `Parameters.before_read`.
 
 The order in which units are acquired in a step is recorded and expected in the next step. Every
 acquire and release determines a window: the unit that is read and the units expected next, up to
@@ -22,9 +23,11 @@ optimizer states are divided.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 
@@ -33,7 +36,13 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.formats import FP32
 from frontier_llm.geometry.state_memory import prefetch_window, small_elements
+from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.unit import StateGroups, Unit
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs. A forward pass inside it recomputes activations."""
+    return torch._C._current_graph_task_id() != -1
 
 
 class Use(NamedTuple):
@@ -51,6 +60,8 @@ class Parameters:
 
     Attributes:
         peak_gathered_bytes: the most memory that gathered parameters held at once, over the run.
+        reads_together: whether all ranks are reading parameters in the same order now, so that a
+            read may start collectives. By default they never do.
     """
 
     def __init__(
@@ -85,7 +96,13 @@ class Parameters:
         self._uses: list[Use] = []  # this step's uses so far
         self._current: list[Use] = []  # the last use, until it is released
         self._in_step = False
+        self._versions = {unit: [r.parameter._version for r in unit.records] for unit in units}
         self.peak_gathered_bytes = 0
+        self.reads_together: Callable[[], bool] = lambda: False
+        for unit in units:
+            unit.guard_with(partial(self.before_read, unit))
+            if unit.is_sharded:
+                unit.guard()
 
     def set_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
         """Take the master weights, from which the trainable parameters are refreshed.
@@ -135,6 +152,7 @@ class Parameters:
                 self._start_gather(use)
             self._gathers.pop(unit).wait()
             self._gathered.add(unit)
+            unit.unguard()
         if self._in_step:
             self._uses.append(use)
             self._current = [use]
@@ -150,6 +168,57 @@ class Parameters:
             self._gathered.remove(unit)
             unit.release()
         self._prefetch(wanted)
+
+    def before_read(self, unit: Unit, record: ParameterRecord) -> None:
+        """Make the parameters of a unit available before one of them is read outside its module.
+
+        Collective over the ranks that hold its parts, unless its refresh only has to be waited for.
+
+        Raises:
+            TrainingError: the values are not available, and other ranks may not read them now.
+        """
+        together = self.reads_together()
+        ends_alone = not unit.is_sharded and len(self._refresh_groups) <= 1 and not self._to_refresh
+        if not together and not ends_alone:
+            raise TrainingError(
+                f"{record.name} is read outside of a forward and backward pass, and its values are "
+                "on other ranks\n  do: read it in `with states.gathered():`, or call "
+                "states.state_dict(), on all ranks"
+            )
+        self.make_readable(unit)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all units are in memory in full."""
+        return all(unit in self._gathered for unit in self._units if unit.is_sharded)
+
+    def make_readable(self, unit: Unit) -> None:
+        """Gather a unit's parameters, if they are not gathered."""
+        if unit not in self._gathered:
+            self.acquire(unit, backward=in_backward())
+
+    def uses_digest(self) -> int:
+        """Return 16 bits that differ if ranks gathered other units in this step, or in turn."""
+        order = {unit: index for index, unit in enumerate(self._units)}
+        return crc32(repr([(order[use.unit], use.backward) for use in self._uses]).encode()) >> 16
+
+    def take_written(self, unit: Unit) -> bool:
+        """Note writes to a unit's parameters, which are in memory; return whether there were any.
+
+        torch counts the writes to each parameter. Those of this class are to the buffer, whose
+        count is another one.
+        """
+        versions = [record.parameter._version for record in unit.records]
+        if versions == self._versions[unit]:
+            return False
+        self._versions[unit] = versions
+        if unit.is_sharded:
+            unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
+        return True
+
+    def note_masters(self, unit: Unit) -> None:
+        """Note that the master weights of a unit were written, and its parameters with them."""
+        self._master_versions[unit] = self._masters[unit]._version
 
     def refresh(self, *, differences: bool = False) -> None:
         """Start to send the updated optimizer intervals to all ranks that store them.
@@ -169,6 +238,8 @@ class Parameters:
         is_full = formats.refresh_differences and not differences
         self._refresh_format = FP32 if is_full else formats.refresh
         self._to_refresh = deque(unit for unit in self._units if unit.is_trainable)
+        for unit in self._to_refresh if self._refresh_groups else ():
+            unit.guard()
         self._store_master_versions()
         self._start_refreshes()
 
@@ -253,11 +324,13 @@ class Parameters:
     def _finish_refresh(self, unit: Unit) -> None:
         while unit in self._to_refresh:  # every rank must start refreshes in the same order
             self._start_refresh(self._to_refresh.popleft())
-        refresh = self._refreshes.pop(unit, None)
-        if refresh is not None:
-            refresh.wait()
+        while unit in self._refreshes:  # and end them, since a refresh may be several collectives
+            earlier = next(iter(self._refreshes))
+            self._refreshes.pop(earlier).wait()
             # in fp32 the master lies in the shard: a gather in place may count as a write to it
-            self._master_versions[unit] = self._masters[unit]._version
+            self._master_versions[earlier] = self._masters[earlier]._version
+            if not earlier.is_sharded:
+                earlier.unguard()
             self._start_refreshes()
 
     def _start_gather(self, use: Use) -> None:

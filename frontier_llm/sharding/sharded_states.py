@@ -1,10 +1,10 @@
 """The interface of this package: `ShardedStates`, all model states of one rank.
 
-trainer/step.py calls it for each step, trainer/hooks.py before and after each module, and the
+engine/update.py calls it for each step, engine/hooks.py before and after each module, and the
 checkpoints read and write its shards.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -14,6 +14,7 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
+from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.optimizer_choice import allocated_bytes, keeps_whole, make_optimizer
 from frontier_llm.sharding.parameters import Parameters
@@ -94,6 +95,16 @@ class ShardedStates:
         self._shared = SharedGradients(self.gradients(), groups, transport.traffic)
 
     @property
+    def passes(self) -> Gradients:
+        """The gradients, for code that tells which backward pass computes them."""
+        return self._gradients
+
+    @property
+    def reads(self) -> Parameters:
+        """The parameters, for code that tells when they are read."""
+        return self._parameters
+
+    @property
     def kernels(self) -> BlockKernels:
         """The implementation of block quantisation."""
         return self._transport.kernels
@@ -102,6 +113,11 @@ class ShardedStates:
     def factors(self) -> Factors:
         """The number of ranks over which each state is sharded."""
         return self._groups.factors
+
+    @property
+    def all_units(self) -> Sequence[Unit]:
+        """All units of this rank, in the order of the forward pass."""
+        return self._units
 
     def units(self, names: Collection[str]) -> tuple[Unit, ...]:
         """Return the trainable and frozen units with one of these names."""
@@ -161,12 +177,27 @@ class ShardedStates:
 
         Collective over the tensor group and the reduction groups.
         """
-        self._gradients.deferred.run((virtual_stage, micro_batch))
+        self._gradients.run_deferred((virtual_stage, micro_batch))
 
     @property
     def waiting_bytes(self) -> int:
         """Memory that is allocated now for deferred weight gradients."""
         return self._gradients.deferred.waiting_bytes
+
+    def end_pass(self, left: int) -> None:
+        """End a backward pass that `Gradients.begin_pass` has begun; `left` passes follow."""
+        self._gradients.end_pass(left)
+        for unit in self._units:
+            self._parameters.release(unit)
+
+    def drop_step(self, micro_batches: int) -> None:
+        """Discard the gradients of a step and begin it again.
+
+        Collective over the reduction groups, which wait for what is under way.
+        """
+        self._gradients.drop(micro_batches)
+        self._parameters.end_step()
+        self._parameters.begin_step()
 
     def finish_backward(self) -> None:
         """Complete all gradients: sum them over replicas, tensor ranks and tied copies.
@@ -194,6 +225,7 @@ class ShardedStates:
         learning_rate: float,
         gradient_divisor: torch.Tensor,
         skip: torch.Tensor | None = None,
+        left_out: Collection[ParameterRecord] = (),
     ) -> None:
         """Update this rank's master weights and moments; `refresh` or `skip` must follow.
 
@@ -203,7 +235,11 @@ class ShardedStates:
             skip: [] fp32, on the device. If it is 1, the update changes nothing, and the method
                 `skip` must follow instead of `refresh`. If it is 0 or None, the update is done. The
                 host need not know the value when it submits the update to a GPU.
+            left_out: parameters that are not updated; only for AdamW.
         """
+        if left_out:
+            assert type(self._optimizer) is AdamW
+            self._optimizer.leave_out(left_out)
         self._optimizer.update(learning_rate, gradient_divisor, skip)
 
     def refresh(self, *, saved: bool = False) -> None:
@@ -277,7 +313,17 @@ class ShardedStates:
         """
         self._parameters.drain()
 
-    def adopt(self, updates: int, step: int) -> None:
+    def take_written(self) -> None:
+        """Make what a user has written to parameters the new master weights.
+
+        On all ranks, which must have written the same. Parameters are in memory in full.
+        """
+        for index, (unit, _) in enumerate(self._trainable):
+            if self._parameters.take_written(unit):
+                self._optimizer.read_parameters(index)
+                self._parameters.note_masters(unit)
+
+    def adopt(self, updates: int, step: int, missed: Mapping[str, int] | None = None) -> None:
         """Continue from `shards` that the caller has overwritten: refresh all parameters from them.
 
         Collective over the ranks that hold parts of the same parameters.
@@ -286,8 +332,13 @@ class ShardedStates:
             updates: number of updates in the new states.
             step: number of the step that the states were saved after; larger than `updates` if
                 updates were skipped.
+            missed: number of updates that left a parameter out, by its name; only for AdamW.
         """
-        self._optimizer.resume(updates)
+        if missed:
+            assert type(self._optimizer) is AdamW
+            self._optimizer.resume(updates, missed)
+        else:
+            self._optimizer.resume(updates)
         self._gradients.reset_feedback()
         self._parameters.end_step()
         self._transport.begin_step(max(1, step))

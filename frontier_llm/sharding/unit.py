@@ -1,7 +1,8 @@
 """Units of model states: their flat buffers, and the process groups they are sharded over."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from frontier_llm.geometry.cut import Cut
 from frontier_llm.geometry.flat_layout import FlatLayout, divided_layouts, flat_layout
 from frontier_llm.geometry.partition import Digit, Factors, Hop, Interval
 from frontier_llm.protocols import ParameterRecord
+from frontier_llm.sharding.guarded import guard, unguard
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Unit:
         self.refresh_parts = cut.parts(data_rank, p, o)
         self.is_trainable = records[0].parameter.requires_grad
         self.is_sharded = factors.params > 1
+        self._before_read: list[Callable[[], None]] = []
         self.buffer = records[0].parameter.new_zeros(n)
         for index, record in enumerate(self.records):
             view = self.view(self.buffer, index)
@@ -157,7 +160,22 @@ class Unit:
 
     def release(self) -> None:
         """Free the buffer's memory; parameters cannot be read until they are gathered again."""
+        self.guard()
         self.buffer.untyped_storage().resize_(0)
+
+    def guard_with(self, before_read: Callable[[ParameterRecord], None]) -> None:
+        """Set what is called before a parameter is read that is guarded."""
+        self._before_read = [partial(before_read, record) for record in self.records]
+
+    def guard(self) -> None:
+        """Guard the parameters: their values are not available, or not up to date."""
+        for record, before_read in zip(self.records, self._before_read, strict=False):
+            guard(record.parameter, before_read)
+
+    def unguard(self) -> None:
+        """Let the parameters be read."""
+        for record in self.records:
+            unguard(record.parameter)
 
     def held_parameters(self) -> Iterator[tuple[int, Interval, int]]:
         """Yield each record that overlaps with the optimizer interval of this rank.
@@ -172,6 +190,13 @@ class Unit:
             stop = min(start + self.records[index].parameter.numel(), own.stop)
             if first < stop:
                 yield index, Interval(first, stop - first), first - start
+
+    def record_at(self, place: int) -> ParameterRecord:
+        """Return the parameter that has an element of the optimizer interval of this rank."""
+        element = place + self.optimizer_interval.start
+        starts = zip(self.layout.starts, self.records, strict=True)
+        before = ((s, record) for s, record in starts if s <= element and record.parameter.numel())
+        return max(before, key=lambda pair: pair[0])[1]
 
     def counted_intervals(self) -> list[Interval]:
         """Return the parts of the optimizer interval that this rank counts in the gradient norm.

@@ -40,6 +40,7 @@ class UnitGradients:
         shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
         residuals: by hop (geometry/partition.py): the rounding errors of the gradients that are
             reduced over that hop's group; empty without error feedback.
+        added: number of gradients that were added in this step, per parameter.
         is_sharded: whether gradients are sharded (g > 1).
         reductions_left: number of reductions of this step that have not started. A step has one
             for each micro-batch if gradients are sharded, else a single one.
@@ -56,8 +57,7 @@ class UnitGradients:
             unit.grads_interval.length, dtype=torch.float32, device=unit.buffer.device
         )
         self.shard = unit.part(self.accumulated, unit.optimizer_interval, unit.grads_interval)
-        # number of gradients that were added in this step, per parameter
-        self._added = [0] * len(unit.records)
+        self.added = [0] * len(unit.records)
         # indices of parameters with a gradient in the buffer that is written to (`_buffer`)
         self._touched: set[int] = set()
         # if sharded: the gradients of this micro-batch in one buffer, until they are reduced
@@ -69,9 +69,14 @@ class UnitGradients:
         """Discard the gradients of the previous step, and expect those of some micro-batches."""
         self._micro_batches = micro_batches
         self.reductions_left = micro_batches if self.is_sharded else 1
-        self._touched = set()
-        self._added = [0] * len(self.unit.records)
+        self._touched, self._packed = set(), None
+        self.added = [0] * len(self.unit.records)
         self._has_sum = False
+
+    def expect_pass(self) -> None:
+        """Expect the gradients of one more micro-batch."""
+        self._micro_batches += 1
+        self.reductions_left += self.is_sharded
 
     @property
     def may_defer(self) -> bool:
@@ -95,10 +100,10 @@ class UnitGradients:
         It can if every parameter has the gradients of one more micro-batch than were reduced, or of
         all micro-batches if gradients are not sharded. Some parameters may have further gradients.
         """
-        self._added[index] += 1
+        self.added[index] += 1
         counts = [
             added // record.passes
-            for added, record in zip(self._added, self.unit.records, strict=True)
+            for added, record in zip(self.added, self.unit.records, strict=True)
         ]
         assert counts[index] <= self._micro_batches, f"{self.unit.name}: too many gradients"
         return min(counts) > self._micro_batches - self.reductions_left

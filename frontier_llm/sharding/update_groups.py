@@ -6,6 +6,7 @@ all ranges of a group.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -71,6 +72,8 @@ class Settings:
         Programs V, arXiv:2203.03466, appendix B.3), so the weight decay is divided by it.
         """
         decay = rule.weight_decay / record.rate_factor if record.group in rule.decayed else 0.0
+        if record.weight_decay is not None:
+            decay = record.weight_decay
         factor: float = getattr(rule.rate_factors, record.group)
         is_orthogonal = rule.name == "muon" and record.is_matrix_of_layer
         return cls(decay, factor * record.rate_factor, is_orthogonal)
@@ -88,7 +91,31 @@ class UpdateGroup:
 
     def of_unit(self, index: int) -> "UpdateGroup":
         """Return the group of only the ranges of unit `index`; there may be none."""
-        kept = [place for place, (unit, _) in enumerate(self.ranges) if unit == index]
+        return self._only([place for place, (unit, _) in enumerate(self.ranges) if unit == index])
+
+    def by_parameter(self, units: Sequence[Unit]) -> "UpdateGroup":
+        """Return a group whose ranges end where a parameter ends, except for the padding."""
+        ranges, counters = [], []
+        for (index, part), counter in zip(self.ranges, self.step_counters, strict=True):
+            own = units[index].optimizer_interval.start
+            starts = (start - own for start in sorted(set(units[index].layout.starts)))
+            borders = [part.start, *(s for s in starts if part.start < s < part.stop), part.stop]
+            ranges += [(index, slice(*pair)) for pair in pairwise(borders)]
+            counters += [counter.clone() for _ in borders[1:]]
+        return UpdateGroup(self.settings, ranges, counters)
+
+    def without(
+        self, units: Sequence[Unit], left_out: Collection[ParameterRecord]
+    ) -> "UpdateGroup":
+        """Return the group without the ranges of some parameters; `by_parameter` comes first."""
+        kept = [
+            place
+            for place, (index, part) in enumerate(self.ranges)
+            if units[index].record_at(part.start) not in left_out
+        ]
+        return self._only(kept)
+
+    def _only(self, kept: Sequence[int]) -> "UpdateGroup":
         counters = [self.step_counters[place] for place in kept]
         return UpdateGroup(self.settings, [self.ranges[place] for place in kept], counters)
 
@@ -141,6 +168,8 @@ def update_ranges(
         skip: see there.
     """
     masters, gradients, exp_avgs, exp_avg_sqs = tensors
+    if not masters:
+        return
     adamw(
         masters,
         gradients,

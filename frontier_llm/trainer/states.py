@@ -1,7 +1,4 @@
-"""Shards the model states of one rank, and attaches the hooks that gather them when needed.
-
-The model states are parameters, gradients and optimizer states. frontier_llm/sharding holds them.
-"""
+"""Shards the model states of one rank as its configuration says."""
 
 from functools import partial
 
@@ -11,13 +8,14 @@ from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
+from frontier_llm.engine.shard import shard_records
 from frontier_llm.geometry.formats import Feedback, StateFormats
 from frontier_llm.model.build import Model
+from frontier_llm.model.unit_readers import unit_readers
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer.connect import make_state_groups
-from frontier_llm.trainer.hooks import attach
 
 
 def shard(
@@ -39,8 +37,9 @@ def shard(
         state_groups: groups over which states are sharded; None = this function makes them.
     """
     device = next(model.chunks[0].parameters()).device
-    states = ShardedStates(
+    return shard_records(
         model.records,
+        (reader for chunk in model.chunks for reader in unit_readers(chunk, config.model.tied)),
         state_groups or make_state_groups(groups, model.layout),
         _transport(config, traffic, model.transformer.params_dtype, device, groups.rank),
         config.optimizer,
@@ -48,8 +47,6 @@ def shard(
         feedback=Feedback.of(config.collectives),
         fuse_gradients=config.sharding.fused_gradients,
     )
-    attach(model, states, config.model.tied)
-    return states
 
 
 def _transport(

@@ -12,7 +12,8 @@ import torch
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
-from frontier_llm.device.transfer import HostCopy
+from frontier_llm.engine.update import Update
+from frontier_llm.engine.update_choice import UpdateChoice, choose_update
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
@@ -24,7 +25,6 @@ from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.step_result import CHECKPOINT_FAILED, StepFlags, StepResult, StepSums
 from frontier_llm.trainer.totals import SCALARS, Totals
-from frontier_llm.trainer.update_choice import UpdateChoice, choose_update
 
 
 class TrainStep:
@@ -55,7 +55,7 @@ class TrainStep:
         self._pipeline = Pipeline(model, groups, config.optimizer.z_loss, loss_mean)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
         self._totals = Totals(self._device, traffic)
-        self.loss_scale, self._before_update = loss_scale, before_update
+        self.loss_scale, self._update = loss_scale, Update(states, before_update)
         self.timer = PhaseTimer(self._device, self._pipeline.times)
 
     def run(
@@ -98,14 +98,14 @@ class TrainStep:
         self.timer.mark("reductions")
         scale = self.loss_scale.value
         choice = self._choose(totals, scale)
-        copy = HostCopy(torch.cat([choice.skip.double().view(1), totals]))
-        self._before_update()
-        self._states.update(learning_rate, choice.divisor, choice.skip)
-        skipped, *numbers = copy.tolist()
+        skipped, numbers = self._update.run(choice, totals, learning_rate)
         self._check_ranks(step, numbers[SCALARS.index("ranks")])
-        self.sums = StepSums(step, scale, bool(skipped), tuple(numbers))
+        self.sums = StepSums(step, scale, skipped, tuple(numbers))
         self._check_samples(numbers[SCALARS.index("samples")])
-        self._end_update(bool(skipped), will_be_saved)
+        self._update.end(skipped=skipped, saved=will_be_saved)
+        self.timer.mark("update")
+        self.timer.end()
+        self.loss_scale.update(finite=not skipped)
         return self.result(self.sums)
 
     def result(self, sums: StepSums) -> StepResult:
@@ -124,18 +124,20 @@ class TrainStep:
         self.sums = sums
 
     def _choose(self, totals: torch.Tensor, loss_scale: float) -> UpdateChoice:
-        clip_norm, samples = self._config.optimizer.clip_norm, self._config.data.global_batch
-        return choose_update(totals, loss_scale, clip_norm, samples, self._groups.grid.size)
+        """Choose the update from the sums over all ranks.
 
-    def _end_update(self, skipped: bool, will_be_saved: bool) -> None:
-        """Send the updated parameters, and adapt the loss scale."""
-        if skipped:
-            self._states.skip()
-        if not skipped or will_be_saved:
-            self._states.refresh(saved=will_be_saved)
-        self.timer.mark("update")
-        self.timer.end()
-        self.loss_scale.update(finite=not skipped)
+        It is skipped if the norm or the loss is not finite, or if the sums lack samples or ranks,
+        for which the step then raises an error.
+        """
+        sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
+        samples, ranks = self._config.data.global_batch, self._groups.grid.size
+        is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
+        return choose_update(
+            sums["squared_norm"],
+            sums["weight"] / sums["samples"] * loss_scale,
+            self._config.optimizer.clip_norm,
+            sums["loss_sum"].isfinite() & is_complete,
+        )
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from frontier_llm.errors import ConfigError
+
 Group = Literal["embedding", "matrices", "head", "norms"]
 """A kind of parameters: the weights of `nn.Embedding`, other tensors of two or more dimensions, and
 tensors of one dimension (norms and biases). `shard` makes no group `head`."""
@@ -40,3 +42,9 @@ class AdamW:
     """Name of the update; no other exists."""
     momentum: None = None
     """Not used by AdamW."""
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(
+                "clip_norm", self.clip_norm, "a positive number", "use None for no limit"
+            )

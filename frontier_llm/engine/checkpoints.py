@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +16,16 @@ from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.errors import CheckpointError
-from frontier_llm.library.shard import Sharded
+from frontier_llm.engine.buffers import PREFIX, persistent_buffers, shard_of, write_back
+from frontier_llm.engine.sharded import Sharded
 
 
 class Checkpoints:
-    """Writes checkpoints of all ranks to one folder while training continues, and reads them."""
+    """Writes checkpoints of all ranks to one folder while training continues, and reads them.
+
+    Attributes:
+        meta: what `save` got as `meta` for the checkpoint that `restore` has read.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Checkpoints:
             timeout_seconds: how long a rank waits for the others after it has written its part.
         """
         self._folder, self._sharded, self._every = Path(folder), sharded, every
+        self.meta: dict[str, Any] = {}
         factors = sharded.states.factors
         self._replica = factors.digits(dist.get_rank()).replica
         self._replicas = factors.data // factors.optimizer
@@ -77,10 +84,17 @@ class Checkpoints:
         factors = states.factors
         is_only_reader = factors.optimizer == factors.data
         load(checkpoint, states.shards(writable=True), is_only_reader=is_only_reader)
-        updates = checkpoint.manifest.meta.get("updates")
+        self._load_buffers(checkpoint)
+        meta = checkpoint.manifest.meta
+        updates, missed = meta.get("updates"), meta.get("missed", {})
         if not isinstance(updates, int) or not 0 <= updates <= checkpoint.step:
             raise CheckpointError(f"{folder} is damaged at meta.updates: it is {updates!r}")
-        self._sharded.continue_from(checkpoint.step, updates)
+        if not isinstance(missed, dict) or not all(
+            isinstance(count, int) and 0 <= count <= updates for count in missed.values()
+        ):
+            raise CheckpointError(f"{folder} is damaged at meta.missed: it is {missed!r}")
+        self._sharded.continue_from(checkpoint.step, updates, missed)
+        self.meta = meta.get("user", {})
         return checkpoint.step
 
     def is_due(self, step: int) -> bool:
@@ -93,7 +107,9 @@ class Checkpoints:
             self.save(step, meta)
 
     def save(self, step: int, meta: dict[str, Any] | None = None) -> None:
-        """Begin to write the states of all ranks. Collective over all ranks.
+        """Begin to write the states of all ranks, and the persistent buffers of rank 0.
+
+        Collective over all ranks.
 
         Args:
             step: number of steps so far.
@@ -103,8 +119,19 @@ class Checkpoints:
             CheckpointError: the previous checkpoint failed.
         """
         shards = part_of(self._sharded.states.shards(), self._replica, self._replicas)
-        updates = self._sharded.updates
-        self._manager.begin(step, shards, {"updates": updates, "user": meta or {}})
+        if dist.get_rank() == 0:
+            buffers = persistent_buffers(self._sharded.module)
+            shards = chain(shards, starmap(shard_of, buffers))
+        counts = {"updates": self._sharded.updates, "missed": self._sharded.missed}
+        self._manager.begin(step, shards, {**counts, "user": meta or {}})
+
+    def _load_buffers(self, checkpoint: Checkpoint) -> None:
+        """Set the persistent buffers, if the checkpoint has any: older ones have none."""
+        stored = any(name.startswith(PREFIX) for name in checkpoint.manifest.tensors)
+        for name, buffer in persistent_buffers(self._sharded.module) if stored else ():
+            shard = shard_of(name, buffer)
+            load(checkpoint, [shard], is_only_reader=False)
+            write_back(shard, buffer)
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training has waited for checkpoints since the last call."""

@@ -1,0 +1,93 @@
+"""Hooks on modules that gather sharded parameters before they are read and release them after.
+
+A unit is a set of parameters that are gathered together: a layer, the embedding or the head. A
+reader is a module that reads the parameters of some units. To acquire a unit is to gather its
+parameters; to release it allows `sharding` to free them.
+
+The hooks acquire the units of a reader before its forward pass and release them after it. They
+acquire the units again before its backward pass, when the gradient of its output arrives. After the
+backward pass `sharding` releases them itself, when all gradients of a unit are computed.
+
+The start of a backward pass is found by a hook on the output tensors. torch's backward hooks on
+modules are not used: they replace the output by a view, whose memory megatron's pipeline cannot
+free, and they are called before the gradients of the weights exist.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from frontier_llm.protocols import UnitReader
+from frontier_llm.sharding.parameters import in_backward
+from frontier_llm.sharding.sharded_states import ShardedStates
+
+
+class Hook:
+    """A function that a module calls. A copy of the module does not call it."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    @torch.compiler.disable
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
+        return Hook(lambda *_: None)
+
+
+def attach(readers: Iterable[UnitReader], states: ShardedStates) -> None:
+    """Attach the hooks to the readers of a rank. The hooks are never removed."""
+    for reader in readers:
+        _attach(reader, states)
+
+
+def _attach(reader: UnitReader, states: ShardedStates) -> None:
+    """Attach the hooks of one reader."""
+    units = states.units(reader.units)
+
+    def acquire(*_: Any) -> None:
+        states.acquire(units, backward=in_backward())
+
+    def release(*_: Any) -> None:
+        if in_backward():
+            return  # recomputed activations: the backward pass reads the units next
+        if reader.release == "always" or not torch.is_grad_enabled():
+            states.release(units)
+
+    reader.module.register_forward_pre_hook(Hook(acquire))
+    if reader.in_backward:
+        _before_backward(reader.module, lambda: states.acquire(units, backward=True))
+    if reader.release != "never":
+        reader.module.register_forward_hook(Hook(release))
+
+
+def _before_backward(module: nn.Module, action: Callable[[], None]) -> None:
+    """Call `action` when the first gradient of a module's outputs arrives."""
+
+    def on_output(_: nn.Module, __: Any, output: Any) -> None:
+        left = [action]
+
+        def on_gradient(_: torch.Tensor) -> None:
+            if left:
+                left.pop()()
+
+        for tensor in tensors_of(output):
+            if tensor.requires_grad:
+                tensor.register_hook(on_gradient)
+
+    module.register_forward_hook(Hook(on_output))
+
+
+def tensors_of(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in the output of a module."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_of(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from tensors_of(value)

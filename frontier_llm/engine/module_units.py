@@ -1,0 +1,128 @@
+"""Divide a module into units: groups of parameters that are gathered and reduced together."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from frontier_llm.engine.adamw import AdamW
+from frontier_llm.errors import ConfigError
+from frontier_llm.protocols import ParameterRecord, Placement, UnitReader
+
+REST = "rest"
+"""Unit of the parameters that belong to no single layer. It stays gathered between the forward and
+the backward pass."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters with a learning rate or weight decay of their own, as in `torch.optim`."""
+
+    params: Iterable[nn.Parameter]
+    rate_factor: float = 1.0
+    """Factor of the learning rate."""
+    weight_decay: float | None = None
+    """Coefficient of weight decay, which the learning rate and `rate_factor` multiply; None = that
+    of the update."""
+
+
+def layers_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of a module: the elements of its outermost `nn.ModuleList`s, by name."""
+    found: dict[str, nn.Module] = {}
+
+    def visit(parent: nn.Module, prefix: str) -> None:
+        for name, child in parent.named_children():
+            path = f"{prefix}{name}"
+            if isinstance(child, nn.ModuleList):
+                found.update((f"{path}.{index}", layer) for index, layer in enumerate(child))
+            else:
+                visit(child, f"{path}.")
+
+    visit(module, "")
+    return found
+
+
+def records_of(
+    module: nn.Module, layers: dict[str, nn.Module], groups: Sequence[Group], update: AdamW
+) -> list[ParameterRecord]:
+    """Describe all parameters, those of the unit `REST` first, then layer by layer.
+
+    A parameter that several layers use, or a layer and another module, belongs to `REST`.
+
+    Raises:
+        ConfigError: parameters differ in dtype or device.
+    """
+    records = list(_records(module, layers, groups, update))
+    parameters = [record.parameter for record in records]
+    kinds = {(str(parameter.dtype), str(parameter.device)) for parameter in parameters}
+    if len(kinds) != 1:
+        raise ConfigError(
+            "module",
+            f"parameters of {len(kinds)} kinds: {sorted(kinds)}",
+            "parameters of one dtype on one device",
+            "convert the module first: module.to(device, dtype); to compute in bf16 with fp32 "
+            "masters, keep the module in fp32 and pass precision=Precision(torch.bfloat16)",
+        )
+    return records
+
+
+def readers_of(
+    module: nn.Module, layers: dict[str, nn.Module], records: Sequence[ParameterRecord]
+) -> list[UnitReader]:
+    """Return the module, its layers, and the modules that own parameters of the unit `REST`."""
+    unit_of = {id(record.parameter): record.unit for record in records}
+    readers = [UnitReader(module, (REST,), release="without_grad")]
+    owned = {id(child): child for child in module.modules() if child is not module}
+    for layer in {id(layer): layer for layer in layers.values()}.values():
+        units = {unit_of[id(parameter)] for parameter in layer.parameters()} - {REST}
+        readers.append(UnitReader(layer, tuple(sorted(units))))
+    for child in owned.values():
+        own = child.parameters(recurse=False)
+        if any(unit_of[id(parameter)] == REST for parameter in own):
+            readers.append(UnitReader(child, (REST,), release="never"))
+    return readers
+
+
+def _records(
+    module: nn.Module, layers: dict[str, nn.Module], groups: Sequence[Group], update: AdamW
+) -> Iterator[ParameterRecord]:
+    of_tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    unit_of = _units(module, layers)
+    settings = {id(parameter): group for group in groups for parameter in group.params}
+    in_order = sorted(module.named_parameters(), key=lambda pair: unit_of[id(pair[1])] != REST)
+    for name, parameter in in_order:
+        shape, zeros = tuple(parameter.shape), (0,) * parameter.dim()
+        own = settings.get(id(parameter))
+        if id(parameter) in of_tables:
+            group = "embedding"
+        else:
+            group = "matrices" if parameter.dim() > 1 else "norms"
+        decay = None if own is None else own.weight_decay
+        if own is not None and decay is None:
+            decay = update.weight_decay if group in update.decayed else 0.0
+        yield ParameterRecord(
+            parameter=parameter,
+            unit=unit_of[id(parameter)],
+            placements=(Placement(name, shape, zeros, zeros, shape),),
+            group=group,  # type: ignore[arg-type]
+            counted=True,
+            tensor_partial=False,
+            tied=False,
+            rate_factor=1.0 if own is None else own.rate_factor,
+            weight_decay=decay,
+        )
+
+
+def _units(module: nn.Module, layers: dict[str, nn.Module]) -> dict[int, str]:
+    """Return the unit of each parameter, by its id."""
+    distinct = {id(layer): (name, layer) for name, layer in reversed(layers.items())}
+    inside = {id(child) for _, layer in distinct.values() for child in layer.modules()}
+    users: dict[int, set[str]] = {}
+    for name, layer in distinct.values():
+        for parameter in layer.parameters():
+            users.setdefault(id(parameter), set()).add(name)
+    for child in module.modules():
+        if id(child) not in inside:
+            for parameter in child.parameters(recurse=False):
+                users.setdefault(id(parameter), set()).add(REST)
+    return {key: names.pop() if len(names) == 1 else REST for key, names in users.items()}

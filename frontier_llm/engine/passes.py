@@ -1,0 +1,187 @@
+"""Follows the forward and backward passes of a module that was not written for this program.
+
+Such a module may read a parameter in other ways than by calling the module that owns it, return
+anything, leave layers out, and compute its loss from other tensors than its output. Therefore:
+
+- A read of a parameter that is not gathered gathers it, while a forward or backward pass runs
+  (sharding/guarded.py).
+- Parameters that autograd saves for the backward pass are gathered when it asks for them.
+- A backward pass begins with its first gradient and ends with the last operation of autograd.
+  Reductions of gradients start in the same order on all ranks, also if ranks have used other
+  parameters. A parameter without a gradient counts as zero.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from frontier_llm.engine.hooks import Hook, tensors_of
+from frontier_llm.errors import TrainingError
+from frontier_llm.sharding.parameters import in_backward
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.sharding.unit import Unit
+
+
+class _Saved(NamedTuple):
+    """A parameter, or a view of one, that autograd has saved."""
+
+    unit: Unit
+    tensor: torch.Tensor
+
+
+class Passes:
+    """The passes of a step.
+
+    Attributes:
+        step: number of the current step, or of the next one.
+        micro_batches: backward passes of a step, without those in `Sharded.no_sync`.
+        count: backward passes of this step that have ended.
+        expected: backward passes that the step has.
+        in_step: whether a pass of the step has begun.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        readers: Iterable[nn.Module],
+        states: ShardedStates,
+        micro_batches: int,
+    ) -> None:
+        """Attach hooks to the module and to the modules that read units."""
+        self._states, self.micro_batches = states, micro_batches
+        self.step, self.count, self.expected = 1, 0, micro_batches
+        self.in_step = self._in_pass = False
+        self._forwards: list[tuple[nn.Module, saved_tensors_hooks | None]] = []
+        units = states.all_units
+        self._unit_of_storage = {
+            unit.buffer.untyped_storage()._cdata: unit for unit in units if unit.is_sharded
+        }
+        states.reads.reads_together = lambda: bool(self._forwards) or in_backward()
+        states.passes.before_gradient = self._before_gradient
+        for reader in dict.fromkeys([module, *readers]):
+            reader.register_forward_pre_hook(Hook(self._begin_forward))
+            reader.register_forward_hook(Hook(self._end_forward), always_call=True)
+        module.register_forward_hook(Hook(self._watch_output))
+
+    def expect_more(self) -> None:
+        """Expect one more backward pass in this step."""
+        self._begin_step()
+        self.expected += 1
+        self._states.passes.expect_pass()
+
+    def end_step(self) -> None:
+        """End the step.
+
+        Raises:
+            TrainingError: a backward pass is missing, or one has failed.
+        """
+        if self._in_pass:
+            raise TrainingError(
+                "step was called after a backward pass that failed\n  do: call drop_step on all "
+                "ranks, and repeat the step"
+            )
+        if self.count != self.expected:
+            raise TrainingError(
+                f"step was called after {self.count} of {self.expected} calls of backward"
+            )
+        self.step, self.count, self.expected = self.step + 1, 0, self.micro_batches
+        self.in_step = False
+
+    def drop_step(self) -> None:
+        """Forget the passes of this step. Collective over all ranks."""
+        self.count, self.expected, self._in_pass = 0, self.micro_batches, False
+        if self.in_step:
+            self._states.drop_step(self.micro_batches)
+
+    def _begin_step(self) -> None:
+        if not self.in_step:
+            self._check_parameters()
+            self._states.take_written()
+            self._states.begin_step(self.step, self.micro_batches)
+            self.in_step = True
+
+    def _begin_forward(self, module: nn.Module, _: Any) -> None:
+        context = None
+        if in_backward():  # activations are recomputed
+            self._begin_pass_of_backward()
+        elif torch.is_grad_enabled():
+            if self._in_pass:  # it has ended by an exception
+                self.drop_step()
+            self._begin_step()
+            if self._unit_of_storage:
+                context = saved_tensors_hooks(self._save, self._saved)
+                context.__enter__()
+        self._forwards.append((module, context))
+
+    def _end_forward(self, module: nn.Module, _: Any, __: Any) -> None:
+        if not self._forwards or self._forwards[-1][0] is not module:
+            return  # a hook that is called before `_begin_forward` has raised an exception
+        _, context = self._forwards.pop()
+        if context is not None:
+            context.__exit__()
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
+        """Return what autograd keeps of a tensor until the backward pass."""
+        unit = self._unit_of_storage.get(tensor.untyped_storage()._cdata)
+        return tensor if unit is None else _Saved(unit, tensor)
+
+    def _saved(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
+        """Return a tensor that autograd has kept, with its values."""
+        if isinstance(saved, _Saved):
+            self._states.reads.make_readable(saved.unit)
+            return saved.tensor
+        return saved
+
+    def _watch_output(self, _: nn.Module, __: Any, output: Any) -> None:
+        """Begin the backward pass when a gradient of the output arrives."""
+        for tensor in tensors_of(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._begin_pass_of_backward())
+
+    def _begin_pass_of_backward(self) -> None:
+        """Begin the pass unless autograd computes only the gradients of some tensors.
+
+        A recomputation of layers may run a nested backward pass, in which the first gradient of a
+        parameter arrives. The pass must begin before, so that it does not end with the nested one.
+        """
+        if torch.autograd._is_checkpoint_valid():
+            self._before_gradient()
+
+    def _before_gradient(self) -> None:
+        if self._in_pass:
+            return
+        self._begin_step()
+        if self.count == self.expected:
+            raise TrainingError(
+                f"backward was called {self.count + 1} times in a step of {self.expected} "
+                "micro-batches: call step, use no_sync for all calls but the last, or pass another "
+                "number of micro_batches to shard"
+            )
+        self._in_pass = True
+        self._states.reads.settle()  # before reductions, which use the same process groups
+        self._states.passes.begin_pass()
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+
+    def _end_pass(self) -> None:
+        self._in_pass = False
+        self.count += 1
+        self._states.end_pass(self.expected - self.count)
+
+    def _check_parameters(self) -> None:
+        """Check that the parameters are still those that were sharded.
+
+        Raises:
+            TrainingError: one has other storage.
+        """
+        for unit in self._states.all_units:
+            storage = unit.buffer.untyped_storage()._cdata
+            for record in unit.records:
+                with torch._C.DisableTorchFunctionSubclass():
+                    if record.parameter.untyped_storage()._cdata != storage:
+                        raise TrainingError(
+                            f"the memory of {record.name} was replaced after shard, for example by "
+                            "module.to or module.half\n  do: convert the module before shard"
+                        )

@@ -1,0 +1,179 @@
+"""Shard the states of a module over the ranks of `torch.distributed`.
+
+The factors say over how many ranks one copy of the parameters, of the gradients and of the
+optimizer states is divided (AMSP, arXiv:2311.00257; geometry/partition.py).
+
+Each layer of the module (an element of an `nn.ModuleList`) is a unit: it is gathered before its
+forward and its backward pass, and freed afterwards. All other parameters are one more unit, which
+stays gathered during the passes.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from frontier_llm.collectives.kernel_choice import choose_kernels
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.collectives.transport import Transport
+from frontier_llm.engine.adamw import AdamW
+from frontier_llm.engine.equal_start import check_equal_start
+from frontier_llm.engine.formats import Formats
+from frontier_llm.engine.hooks import attach
+from frontier_llm.engine.module_units import Group, layers_of, readers_of, records_of
+from frontier_llm.engine.passes import Passes
+from frontier_llm.engine.precision import Precision
+from frontier_llm.engine.sharded import Sharded
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.formats import Feedback
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.grid_levels import level_borders
+from frontier_llm.geometry.partition import Factors, Hop
+from frontier_llm.protocols import ParameterRecord, UnitReader
+from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.sharding.unit import StateGroups
+from frontier_llm.sharding.update_groups import UpdateRule
+
+
+def shard(
+    module: nn.Module,
+    *,
+    params: int = 1,
+    grads: int | None = None,
+    optimizer: int | None = None,
+    formats: Formats = Formats.PLAIN,
+    update: AdamW | None = None,
+    groups: Sequence[Group] = (),
+    precision: Precision | None = None,
+    micro_batches: int = 1,
+    ranks_per_node: int | None = None,
+) -> Sharded:
+    """Shard a module's parameters, gradients and optimizer states over all ranks.
+
+    Collective over all ranks, which must hold equal parameters. The storage of the parameters is
+    replaced.
+
+    Args:
+        module: on the device on which it trains, with parameters of one dtype.
+        params: number of ranks over which one copy of the parameters is sharded.
+        grads: the same for the gradients; a multiple of `params`; None = `params`.
+        optimizer: the same for the optimizer states; a multiple of `grads` that divides the number
+            of ranks; None = all ranks.
+        formats: number formats in which states are sent.
+        update: constants of the update; None = those of `AdamW()`.
+        groups: parameters with a learning rate or weight decay of their own.
+        precision: dtypes of the computation; None = that of the parameters.
+        micro_batches: backward passes per step, over which losses are averaged.
+        ranks_per_node: neighbouring ranks that share a node; None = all ranks.
+
+    Raises:
+        ConfigError: a factor does not divide the next one, parameters differ in dtype or device, or
+            they differ between ranks.
+    """
+    if not dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed",
+            "not initialised",
+            "a process group of all ranks",
+            'call torch.distributed.init_process_group("gloo") or ("nccl") before shard',
+        )
+    size, rank = dist.get_world_size(), dist.get_rank()
+    grid, update = Grid(1, size, 1, ranks_per_node or size), update or AdamW()
+    factors = _factors(grid, params, grads or params, optimizer or size, formats)
+    layers = layers_of(module)
+    records = records_of(module, layers, groups, update)
+    check_equal_start(records)
+    values = precision.convert(module) if precision else {}
+    parameter = records[0].parameter
+    device, traffic = parameter.device, Traffic(grid, rank)
+    state_formats = formats.at_each_step()
+    transport = Transport(
+        lambda step: state_formats,
+        traffic,
+        choose_kernels("auto", device),
+        parameter.dtype,
+        device,
+        seed=rank << 16,
+    )
+    readers = readers_of(module, layers, records)
+    state_groups = StateGroups(factors, rank, _groups(factors, rank), _alone(rank, size), {})
+    states = ShardedStates(
+        records, state_groups, transport, update, feedback=formats.feedback(), fuse_gradients=False
+    )
+    _set_masters(states, values)
+    passes = Passes(module, [reader.module for reader in readers], states, micro_batches)
+    attach(readers, states)
+    return Sharded(module, states, passes, traffic, update)
+
+
+def shard_records(
+    records: Sequence[ParameterRecord],
+    readers: Iterable[UnitReader],
+    groups: StateGroups,
+    transport: Transport,
+    optimizer: UpdateRule,
+    units_in_flight: int,
+    *,
+    feedback: Feedback | None,
+    fuse_gradients: bool,
+) -> ShardedStates:
+    """Shard parameters that the caller describes, and attach hooks to the modules that read them.
+
+    Args:
+        readers: the modules, in the order of the forward pass.
+
+    The other arguments are those of `ShardedStates`.
+    """
+    states = ShardedStates(
+        records,
+        groups,
+        transport,
+        optimizer,
+        units_in_flight,
+        feedback=feedback,
+        fuse_gradients=fuse_gradients,
+    )
+    attach(readers, states)
+    return states
+
+
+def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]) -> None:
+    """Set the master weights to values that the parameters had before they were converted."""
+    if not values:
+        return
+    for part in states.shards(writable=True):
+        value = values[part.record.parameter].flatten()
+        part.master.copy_(value[part.start : part.start + part.elements])
+    states.adopt(updates=0, step=0)
+
+
+def _factors(grid: Grid, params: int, grads: int, optimizer: int, formats: Formats) -> Factors:
+    numbers = (params, grads, optimizer, grid.data)
+    legal = min(numbers) > 0 and not any(after % before for before, after in pairwise(numbers))
+    if not legal:
+        raise ConfigError(
+            "params, grads, optimizer",
+            f"{params}, {grads}, {optimizer} on {grid.data} ranks",
+            "numbers of which each divides the next one, and the last one the number of ranks",
+            f"use divisors of {grid.data} in ascending order",
+        )
+    encodes_sums = formats.at_each_step().encodes_sums
+    return Factors(params, grads, optimizer, grid.data, encodes_sums, level_borders(grid))
+
+
+def _groups(factors: Factors, rank: int) -> dict[Hop, dist.ProcessGroup]:
+    """Create the groups of all hops, in the same order on all ranks; return those of this rank."""
+    groups: dict[Hop, dist.ProcessGroup] = {}
+    for hop in factors.collective_hops:
+        for ranks in sorted({hop.group(other) for other in range(factors.data)}):
+            group = dist.new_group(list(ranks))
+            if rank in ranks:
+                groups[hop] = group
+    return groups
+
+
+def _alone(rank: int, size: int) -> dist.ProcessGroup:
+    """Return the group of this rank alone."""
+    return [dist.new_group([other]) for other in range(size)][rank]

@@ -1,0 +1,237 @@
+"""A module whose states are sharded, for a training loop that someone else has written."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.engine.adamw import AdamW
+from frontier_llm.engine.hooks import Hook
+from frontier_llm.engine.passes import Passes
+from frontier_llm.engine.update import Update
+from frontier_llm.engine.update_choice import choose_update
+from frontier_llm.errors import ConfigError, TrainingError
+from frontier_llm.geometry.wire import Sent
+from frontier_llm.protocols import ParameterRecord
+from frontier_llm.sharding.sharded_states import ShardedStates
+
+
+class Sharded:
+    """A module whose states are sharded; `shard` makes it.
+
+    Attributes:
+        module: the module, which is called as before.
+        states: the sharded states, for `Checkpoints`.
+        missed: number of updates that left a parameter out because no rank had a gradient of it,
+            by its name.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        states: ShardedStates,
+        passes: Passes,
+        traffic: Traffic,
+        update: AdamW,
+    ) -> None:
+        self.module, self.states, self._passes = module, states, passes
+        self._traffic, self._rule = traffic, update
+        self._updates = 0
+        self.missed: dict[str, int] = {}
+        self._before_update: list[Callable[[], None]] = []
+        self._update = Update(states, self._call_before_update)
+        module.register_load_state_dict_pre_hook(Hook(self._before_load))
+        module.register_load_state_dict_post_hook(Hook(lambda *_: states.take_written()))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run the backward pass of a micro-batch, as `loss.backward()` does.
+
+        If it raises an exception, the step is dropped (`drop_step`).
+
+        Args:
+            loss: [] the mean loss of this rank's samples. Gradients are averaged over ranks, and
+                over the `micro_batches` of `shard`.
+        """
+        try:
+            loss.backward()
+        except BaseException:
+            self.drop_step()
+            raise
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let a backward pass in this context be one more pass of the step, before its last ones.
+
+        As with DistributedDataParallel, the caller divides the losses by the number of passes.
+        Gradients that are not sharded are reduced after the context only.
+        """
+        self._passes.expect_more()
+        yield
+
+    def step(self, learning_rate: float, *, saved: bool = False) -> float:
+        """Clip the gradients and update the parameters; nothing changes if one is not finite.
+
+        Collective over all ranks. A parameter that has no gradient on any rank is left as it is.
+
+        Args:
+            learning_rate: learning rate of this step.
+            saved: whether the states are saved after this step (`Checkpoints.is_due`), so that a
+                run that continues from them repeats this run to the last digit.
+
+        Returns:
+            The norm of the gradient before it was clipped.
+
+        Raises:
+            TrainingError: a backward pass is missing, or the ranks have gathered different layers.
+        """
+        scale = float(dist.get_world_size() * self._passes.micro_batches)
+        self._passes.end_step()
+        self.states.finish_backward()
+        counts = self.states.passes.counts()
+        numbers = self._sums(counts)
+        choice = choose_update(numbers[0], scale, self._rule.clip_norm)
+        left_out = set()
+        if any(count == 0 for _, count in counts):  # otherwise every parameter has a gradient
+            used = numbers[3:].tolist()
+            left_out = {record for (record, _), n in zip(counts, used, strict=True) if not n}
+        skipped, values = self._update.run(choice, numbers, learning_rate, left_out)
+        self._check_equal_uses(*values[1:3])
+        self._update.end(skipped=skipped, saved=saved)
+        self._updates += not skipped
+        for record in () if skipped else left_out:
+            self.missed[record.name] = self.missed.get(record.name, 0) + 1
+        return float(values[0] ** 0.5 / scale)
+
+    def drop_step(self) -> None:
+        """Discard the gradients of a step that failed, so that it can be repeated.
+
+        Collective over all ranks, unless no reduction of gradients has begun.
+        """
+        self._passes.drop_step()
+
+    def settle(self) -> None:
+        """Wait until all parameters that are not sharded have the values of the last update.
+
+        Collective over all ranks.
+        """
+        self.states.settle()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Hold all parameters in memory, between two steps: to evaluate, save, copy or write them.
+
+        Collective over all ranks. If parameters are written, all ranks must write the same.
+        """
+        units = self.states.all_units
+        self.states.settle()
+        self.states.acquire(units)
+        try:
+            yield
+            self.states.take_written()
+        finally:
+            self.states.settle()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return all parameters and persistent buffers on the host, under the module's names.
+
+        Collective over all ranks.
+        """
+        with self.gathered():
+            return {
+                name: value.detach().to("cpu", copy=True)
+                for name, value in self.module.state_dict().items()
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Write parameters and buffers, as `module.load_state_dict`; moments stay as they are.
+
+        Collective over all ranks, which must load the same values. Those of FSDP2 (DTensors) are
+        gathered.
+        """
+        whole = {
+            name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in state.items()
+        }
+        with self.gathered():
+            self.module.load_state_dict(whole, strict=strict)
+
+    def sent_bytes(self) -> dict[str, Sent]:
+        """Return the bytes that this rank has sent since the last call, by collective and level."""
+        return self._traffic.take()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the bytes that this rank keeps between steps, by category."""
+        return self.states.memory_bytes()
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the full value of every parameter, gathered without quantisation.
+
+        Collective over all ranks: all must exhaust the iterator.
+        """
+        for record, parameter in self.states.parameters():
+            yield record.name, parameter
+
+    def before_update(self, call: Callable[[], None]) -> None:
+        """Call a function before each update, such as `Checkpoints`' wait for its copies."""
+        self._before_update.append(call)
+
+    def continue_from(
+        self, step: int, updates: int, missed: Mapping[str, int] | None = None
+    ) -> None:
+        """Continue from states that the caller has overwritten; `Checkpoints.restore` calls this.
+
+        Args:
+            step: step that the states were saved after.
+            updates: number of updates in them.
+            missed: see the attribute of this name.
+        """
+        self._passes.step, self._updates, self.missed = step + 1, updates, dict(missed or {})
+        self.states.adopt(updates, step, self.missed)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates so far. Steps whose gradients were not finite made none."""
+        return self._updates
+
+    def _sums(self, counts: list[tuple[ParameterRecord, int]]) -> torch.Tensor:
+        """Sum over all ranks what they agree on before an update.
+
+        Returns:
+            [3 + parameters] fp64: the squared norm; two numbers that show whether the ranks have
+            gathered the same units; the number of gradients of each parameter.
+        """
+        squared, digest = self.states.squared_norm(), self.states.reads.uses_digest()
+        own = [float(digest), float(digest) ** 2, *(float(count) for _, count in counts)]
+        numbers = torch.tensor([0.0, *own], dtype=torch.float64, device=squared.device)
+        numbers[0] = squared
+        dist.all_reduce(numbers)
+        return numbers
+
+    def _check_equal_uses(self, total: float, squares: float) -> None:
+        """Check that all ranks have gathered the same units in the same order.
+
+        Raises:
+            TrainingError: they have not, so that some have computed with wrong parameters.
+        """
+        if self.states.factors.params > 1 and squares * dist.get_world_size() != total**2:
+            raise TrainingError(
+                "the ranks have used different layers in this step, but share their parameters\n"
+                "  do: use the same layers on all ranks, or call shard with params=1"
+            )
+
+    def _call_before_update(self) -> None:
+        for call in self._before_update:
+            call()
+
+    def _before_load(self, *_: Any) -> None:
+        if self.states.factors.params > 1 and not self.states.reads.is_gathered:
+            raise ConfigError(
+                "module.load_state_dict",
+                "a module whose parameters are sharded",
+                "the whole parameters in memory",
+                "call load_state_dict of the result of shard, on all ranks",
+            )
