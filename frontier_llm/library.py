@@ -1,9 +1,17 @@
 """The public names of frontier_llm/engine."""
 
 from frontier_llm.engine import (
-    AdamW, Checkpoints, Formats, Group, Precision, Sharded, Watchdog, shard,
-)  # fmt: skip
+    AdamW,
+    Checkpoints,
+    Formats,
+    ParameterGroup,
+    Precision,
+    Sharded,
+    Watchdog,
+    shard,
+)
 
 __all__ = [
-    "AdamW", "Checkpoints", "Formats", "Group", "Precision", "Sharded", "Watchdog", "shard",
+    "AdamW", "Checkpoints", "Formats", "ParameterGroup", "Precision", "Sharded", "Watchdog",
+    "shard",
 ]  # fmt: skip

@@ -14,15 +14,15 @@
 Every rank of `torch.distributed` runs this loop on samples of its own. docs/library.md explains it.
 """
 
-from frontier_llm.engine.adamw import AdamW
+from frontier_llm.engine.adamw import AdamW, ParameterGroup
 from frontier_llm.engine.checkpoints import Checkpoints
 from frontier_llm.engine.formats import Formats
-from frontier_llm.engine.module_units import Group
 from frontier_llm.engine.precision import Precision
 from frontier_llm.engine.shard import shard
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.engine.watchdog import Watchdog
 
 __all__ = [
-    "AdamW", "Checkpoints", "Formats", "Group", "Precision", "Sharded", "Watchdog", "shard",
+    "AdamW", "Checkpoints", "Formats", "ParameterGroup", "Precision", "Sharded", "Watchdog",
+    "shard",
 ]  # fmt: skip

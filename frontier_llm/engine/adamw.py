@@ -1,7 +1,10 @@
 """The constants of the update."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from torch import nn
 
 from frontier_llm.errors import ConfigError
 
@@ -18,6 +21,18 @@ class RateFactors:
     matrices: float = 1.0
     head: float = 1.0
     norms: float = 1.0
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with a learning rate or weight decay of their own, as in `torch.optim`."""
+
+    params: Iterable[nn.Parameter]
+    rate_factor: float = 1.0
+    """Factor of the learning rate."""
+    weight_decay: float | None = None
+    """Coefficient of weight decay, which the learning rate and `rate_factor` multiply; None = that
+    of the update."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class AdamW:
     """Factors of the learning rate, by group of parameters."""
     clip_norm: float | None = 1.0
     """Gradients with a larger norm are scaled down to it; None = no limit."""
+    groups: Sequence[ParameterGroup] = ()
+    """Parameters with a learning rate or weight decay of their own."""
     name: Literal["adamw"] = "adamw"
     """Name of the update; no other exists."""
     momentum: None = None

@@ -15,9 +15,9 @@ from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.spare_files import remove_spare
-from frontier_llm.errors import CheckpointError
 from frontier_llm.engine.buffers import PREFIX, persistent_buffers, shard_of, write_back
 from frontier_llm.engine.sharded import Sharded
+from frontier_llm.errors import CheckpointError
 
 
 class Checkpoints:

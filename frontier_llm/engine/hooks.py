@@ -32,6 +32,7 @@ class Hook:
 
     @torch.compiler.disable
     def __call__(self, *args: Any) -> Any:
+        """Call the function, which `torch.compile` does not trace."""
         return self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":

@@ -1,7 +1,6 @@
 """Divide a module into units: groups of parameters that are gathered and reduced together."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -12,18 +11,6 @@ from frontier_llm.protocols import ParameterRecord, Placement, UnitReader
 REST = "rest"
 """Unit of the parameters that belong to no single layer. It stays gathered between the forward and
 the backward pass."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters with a learning rate or weight decay of their own, as in `torch.optim`."""
-
-    params: Iterable[nn.Parameter]
-    rate_factor: float = 1.0
-    """Factor of the learning rate."""
-    weight_decay: float | None = None
-    """Coefficient of weight decay, which the learning rate and `rate_factor` multiply; None = that
-    of the update."""
 
 
 def layers_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -43,7 +30,7 @@ def layers_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def records_of(
-    module: nn.Module, layers: dict[str, nn.Module], groups: Sequence[Group], update: AdamW
+    module: nn.Module, layers: dict[str, nn.Module], update: AdamW
 ) -> list[ParameterRecord]:
     """Describe all parameters, those of the unit `REST` first, then layer by layer.
 
@@ -52,7 +39,7 @@ def records_of(
     Raises:
         ConfigError: parameters differ in dtype or device.
     """
-    records = list(_records(module, layers, groups, update))
+    records = list(_records(module, layers, update))
     parameters = [record.parameter for record in records]
     kinds = {(str(parameter.dtype), str(parameter.device)) for parameter in parameters}
     if len(kinds) != 1:
@@ -84,11 +71,11 @@ def readers_of(
 
 
 def _records(
-    module: nn.Module, layers: dict[str, nn.Module], groups: Sequence[Group], update: AdamW
+    module: nn.Module, layers: dict[str, nn.Module], update: AdamW
 ) -> Iterator[ParameterRecord]:
     of_tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     unit_of = _units(module, layers)
-    settings = {id(parameter): group for group in groups for parameter in group.params}
+    settings = {id(parameter): group for group in update.groups for parameter in group.params}
     in_order = sorted(module.named_parameters(), key=lambda pair: unit_of[id(pair[1])] != REST)
     for name, parameter in in_order:
         shape, zeros = tuple(parameter.shape), (0,) * parameter.dim()

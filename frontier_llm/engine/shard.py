@@ -8,7 +8,6 @@ forward and its backward pass, and freed afterwards. All other parameters are on
 stays gathered during the passes.
 """
 
-from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -22,19 +21,16 @@ from frontier_llm.engine.adamw import AdamW
 from frontier_llm.engine.equal_start import check_equal_start
 from frontier_llm.engine.formats import Formats
 from frontier_llm.engine.hooks import attach
-from frontier_llm.engine.module_units import Group, layers_of, readers_of, records_of
+from frontier_llm.engine.module_units import layers_of, readers_of, records_of
 from frontier_llm.engine.passes import Passes
 from frontier_llm.engine.precision import Precision
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.grid_levels import level_borders
 from frontier_llm.geometry.partition import Factors, Hop
-from frontier_llm.protocols import ParameterRecord, UnitReader
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
-from frontier_llm.sharding.update_groups import UpdateRule
 
 
 def shard(
@@ -45,7 +41,6 @@ def shard(
     optimizer: int | None = None,
     formats: Formats = Formats.PLAIN,
     update: AdamW | None = None,
-    groups: Sequence[Group] = (),
     precision: Precision | None = None,
     micro_batches: int = 1,
     ranks_per_node: int | None = None,
@@ -63,7 +58,6 @@ def shard(
             of ranks; None = all ranks.
         formats: number formats in which states are sent.
         update: constants of the update; None = those of `AdamW()`.
-        groups: parameters with a learning rate or weight decay of their own.
         precision: dtypes of the computation; None = that of the parameters.
         micro_batches: backward passes per step, over which losses are averaged.
         ranks_per_node: neighbouring ranks that share a node; None = all ranks.
@@ -83,7 +77,7 @@ def shard(
     grid, update = Grid(1, size, 1, ranks_per_node or size), update or AdamW()
     factors = _factors(grid, params, grads or params, optimizer or size, formats)
     layers = layers_of(module)
-    records = records_of(module, layers, groups, update)
+    records = records_of(module, layers, update)
     check_equal_start(records)
     values = precision.convert(module) if precision else {}
     parameter = records[0].parameter
@@ -106,37 +100,6 @@ def shard(
     passes = Passes(module, [reader.module for reader in readers], states, micro_batches)
     attach(readers, states)
     return Sharded(module, states, passes, traffic, update)
-
-
-def shard_records(
-    records: Sequence[ParameterRecord],
-    readers: Iterable[UnitReader],
-    groups: StateGroups,
-    transport: Transport,
-    optimizer: UpdateRule,
-    units_in_flight: int,
-    *,
-    feedback: Feedback | None,
-    fuse_gradients: bool,
-) -> ShardedStates:
-    """Shard parameters that the caller describes, and attach hooks to the modules that read them.
-
-    Args:
-        readers: the modules, in the order of the forward pass.
-
-    The other arguments are those of `ShardedStates`.
-    """
-    states = ShardedStates(
-        records,
-        groups,
-        transport,
-        optimizer,
-        units_in_flight,
-        feedback=feedback,
-        fuse_gradients=fuse_gradients,
-    )
-    attach(readers, states)
-    return states
 
 
 def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]) -> None:

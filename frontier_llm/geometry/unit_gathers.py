@@ -58,7 +58,7 @@ def count_gathers(
 
 
 def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[_Event]:
-    """Yield the moments at which one pass starts and stops using units, as in trainer/hooks.py."""
+    """Yield the moments at which one pass starts and stops using units, as in engine/hooks.py."""
     tables = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
     output = "embedding" if model.tied else "head"
     units = []  # all units after the embedding, in the order of the forward pass

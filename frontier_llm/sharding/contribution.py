@@ -22,8 +22,8 @@ class Contribution:
     index: int
     """Index of the parameter in the unit."""
     operands: tuple[torch.Tensor, ...]
-    """The gradient in the shape of the parameter; or, for a weight [out, in], the gradient of the
-    outputs [tokens, out] and the inputs [tokens, in], of which it is the product (`ProductSink`)."""
+    """The gradient in the shape of the parameter; or the two factors of the gradient of a weight
+    [out, in]: the gradient of the outputs [tokens, out] and the inputs [tokens, in]."""
     gather: Gather | None = None
     """Gathers the inputs from the tensor-parallel ranks, of which each has some of the tokens."""
     gathered: tuple[torch.Tensor, Handle] | None = None

@@ -8,7 +8,7 @@ from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
-from frontier_llm.engine.shard import shard_records
+from frontier_llm.engine.hooks import attach
 from frontier_llm.geometry.formats import Feedback, StateFormats
 from frontier_llm.model.build import Model
 from frontier_llm.model.unit_readers import unit_readers
@@ -37,9 +37,8 @@ def shard(
         state_groups: groups over which states are sharded; None = this function makes them.
     """
     device = next(model.chunks[0].parameters()).device
-    return shard_records(
+    states = ShardedStates(
         model.records,
-        (reader for chunk in model.chunks for reader in unit_readers(chunk, config.model.tied)),
         state_groups or make_state_groups(groups, model.layout),
         _transport(config, traffic, model.transformer.params_dtype, device, groups.rank),
         config.optimizer,
@@ -47,6 +46,9 @@ def shard(
         feedback=Feedback.of(config.collectives),
         fuse_gradients=config.sharding.fused_gradients,
     )
+    for chunk in model.chunks:
+        attach(unit_readers(chunk, config.model.tied), states)
+    return states
 
 
 def _transport(

@@ -124,20 +124,8 @@ class TrainStep:
         self.sums = sums
 
     def _choose(self, totals: torch.Tensor, loss_scale: float) -> UpdateChoice:
-        """Choose the update from the sums over all ranks.
-
-        It is skipped if the norm or the loss is not finite, or if the sums lack samples or ranks,
-        for which the step then raises an error.
-        """
-        sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
-        samples, ranks = self._config.data.global_batch, self._groups.grid.size
-        is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
-        return choose_update(
-            sums["squared_norm"],
-            sums["weight"] / sums["samples"] * loss_scale,
-            self._config.optimizer.clip_norm,
-            sums["loss_sum"].isfinite() & is_complete,
-        )
+        clip_norm, samples = self._config.optimizer.clip_norm, self._config.data.global_batch
+        return choose_by_sums(totals, loss_scale, clip_norm, samples, self._groups.grid.size)
 
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
@@ -183,3 +171,29 @@ class TrainStep:
                 f"{processed:.0f} samples were processed in a step of data.global_batch="
                 f"{expected}: throughput and position in the data would be wrong"
             )
+
+
+def choose_by_sums(
+    totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int, ranks: int
+) -> UpdateChoice:
+    """Choose the update of a step; the host does not wait.
+
+    It is skipped if the norm or the loss is not finite, or if the number of samples or ranks is
+    wrong, for which the step then raises an error. Gradients are divided by the loss scale,
+    multiplied by the weight per sample (`Batch.weight`).
+
+    Args:
+        totals: result of `Totals.reduce`, equal on all ranks.
+        loss_scale: factor of the loss, and therefore of the gradients.
+        clip_norm: largest norm that is not clipped; None: no norm is clipped.
+        samples: number of samples that the step must have processed.
+        ranks: number of ranks whose addends the sums must have.
+    """
+    sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
+    is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
+    return choose_update(
+        sums["squared_norm"],
+        sums["weight"] / sums["samples"] * loss_scale,
+        clip_norm,
+        sums["loss_sum"].isfinite() & is_complete,
+    )

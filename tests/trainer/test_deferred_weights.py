@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
+from frontier_llm.sharding.contribution import Contribution
 from frontier_llm.sharding.deferred_gradients import DeferredGradients
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -187,8 +188,8 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
         "tied",
         (
             DeferredGradients.run,
-            "queue.popleft().finish()",
-            "queue.pop() and queue and queue.popleft().finish()",
+            "contribution = queue.popleft()",
+            "contribution = (queue.pop(), queue and queue.popleft())[1] or queue.popleft()",
         ),
         "",
     ),
@@ -203,13 +204,13 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
     ),
     "parts of the tokens": (
         "sequence",
-        (DeferredGradients.put, "(detached, add, gather)", "(detached, add, None)"),
+        (Contribution.start_gather, "self.gather is not None", "False"),
         "RuntimeError",
     ),
     "one gradient of the unit is enough to release it": (
         "one unit in flight",
-        (Gradients._note_read, "== len(unit.records)", "== 1"),
-        "not allocated",
+        (Gradients.take, "== len(unit.records)", "== 1"),
+        "is read outside",
     ),
     "one gradient of the unit is enough for its reduction": (
         "(1, 2, 2)",
@@ -278,7 +279,7 @@ def waiting(world: World, values: dict[str, Any], order: str) -> tuple[dict[str,
         found[action] = rig.states.waiting_bytes
         if action[0] == "B":
             queues = deferred._queues.values()
-            alive.extend(weakref.ref(t) for q in queues for item in q for t in item.tensors)
+            alive.extend(weakref.ref(t) for q in queues for item in q for t in item.operands)
 
     run_step(rig, 1, order, after)
     return found, sum(reference() is not None for reference in alive)

@@ -8,12 +8,13 @@ from unittest import mock
 import pytest
 import torch
 
+from frontier_llm.engine.update_choice import UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.trainer import totals
+from frontier_llm.trainer.step import choose_by_sums
 from frontier_llm.trainer.totals import SCALARS
-from frontier_llm.trainer.update_choice import UpdateChoice, choose_update
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values
@@ -25,7 +26,7 @@ def choose(scale: float = 1.0, clip_norm: float | None = 1.0, **sums: float) -> 
     whole = {"samples": SAMPLES, "weight": SAMPLES, "ranks": RANKS}
     values = {**dict.fromkeys(SCALARS, 1.0), **whole, **sums}
     vector = torch.tensor([values[name] for name in SCALARS] + [7.0], dtype=torch.float64)
-    return choose_update(vector, scale, clip_norm, SAMPLES, RANKS)
+    return choose_by_sums(vector, scale, clip_norm, SAMPLES, RANKS)
 
 
 @pytest.mark.parametrize("clip_norm", [0.3, 1.0, None])
@@ -154,7 +155,7 @@ def observe_fence(world: World, values: dict[str, Any]) -> list[bool]:
     def fence() -> None:
         seen.append(state_bits(rig))
 
-    before, rig.step._before_update = state_bits(rig), fence
+    before, rig.step._update._before_update = state_bits(rig), fence
     rig.train(1, first=1)
     (at_fence,) = seen
     return [count_changes(before, at_fence) == 0, count_changes(before, state_bits(rig)) > 0]
