@@ -18,6 +18,7 @@ from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.sharding.update_groups import Settings
 
 
 class Sharded:
@@ -191,6 +192,17 @@ class Sharded:
         """
         self._passes.step, self._updates, self.missed = step + 1, updates, dict(missed or {})
         self.states.adopt(updates, step, self.missed)
+
+    def rate_factors(self) -> Iterator[tuple[float, nn.Parameter]]:
+        """Yield the factor of the learning rate of each parameter that is trained, and itself."""
+        for record in (record for unit in self.states.all_units for record in unit.records):
+            if record.parameter.requires_grad:
+                yield Settings.of(record, self._rule).rate_factor, record.parameter
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that the next call of `step` ends, counted from 1."""
+        return self._passes.step
 
     @property
     def updates(self) -> int:
