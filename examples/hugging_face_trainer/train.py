@@ -49,7 +49,7 @@ arguments = TrainingArguments(
     lr_scheduler_type="cosine", warmup_steps=4, report_to="none", disable_tqdm=True,
 )  # fmt: skip
 torch.manual_seed(1)  # all ranks draw the same weights and samples
-llama = LlamaConfig(256, hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+llama = LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2)
 rows = (torch.randint(256, (512, 1)) + 3 * torch.arange(32)) % 256
 samples = [{"input_ids": row, "labels": row} for row in rows]
 trainer = ShardedTrainer(LlamaForCausalLM(llama), arguments, train_dataset=samples)

@@ -5,6 +5,7 @@ python convert.py from_dcp runs/dcp runs/torchtitan_loop
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,11 +17,11 @@ from frontier_llm.checkpoint.torch_dcp import Reader, Writer
 direction, source, target = sys.argv[1:]
 model = Transformer()
 weights, moments = get_state_dict(model, torch.optim.AdamW(model.parameters()))
-states = {"model": weights, "optim": moments}
+states: dict[str, Any] = {"model": weights, "optim": moments}
 if direction == "to_dcp":
     dcp.load(states, storage_reader=Reader(source))
     dcp.save(states, checkpoint_id=target)
 else:
     dcp.load(states, checkpoint_id=source)
-    step = int(moments["state"]["table.weight"]["step"])
+    step = int(states["optim"]["state"]["table.weight"]["step"])
     dcp.save(states, storage_writer=Writer(target, step))

@@ -17,8 +17,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [samples, tokens, WIDTH] to the same shape."""
-        heads = self.qkv(self.norms["attention"](x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        heads = self.qkv(self.norms["attention"](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3)
+        query, key, value = heads.unbind(2)  # [samples, heads, tokens, WIDTH / 4]
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norms["mlp"](x))))
 

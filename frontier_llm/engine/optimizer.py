@@ -38,7 +38,7 @@ class Optimizer(torch.optim.Optimizer):
         named = [{"params": p, "lr": lr * factor, "factor": factor} for factor, p in groups.items()]
         super().__init__(named, {"lr": lr})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, as `Sharded.step`; return what `closure` returns, called first.
 
         Raises:
