@@ -5,7 +5,6 @@ checkpoints read and write its shards.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -29,9 +28,6 @@ class ShardedStates:
     A step is: `begin_step`; the forward and backward passes; `finish_backward`; `squared_norm`;
     `update`; `refresh`, or `skip`. Code that reads parameters must call `acquire` before and
     `release` after, with the units that hold them.
-
-    In the context `defer_weights` a backward pass leaves out the gradients of the weights of linear
-    layers. `weight_gradients` then computes them.
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
@@ -160,45 +156,6 @@ class ShardedStates:
         for unit in units:
             self._parameters.release(unit)
 
-    def defer_weights(self, virtual_stage: int, micro_batch: int) -> AbstractContextManager[None]:
-        """Return a context for a backward pass that leaves out the gradients of layers' weights.
-
-        `weight_gradients` must follow, before `finish_backward`. Until then the operands of these
-        gradients stay allocated. No parameter is read after the context.
-
-        Args:
-            virtual_stage: index of the model chunk on this rank.
-            micro_batch: number of the micro-batch in the step.
-        """
-        return self._gradients.deferred.collecting((virtual_stage, micro_batch))
-
-    def weight_gradients(self, virtual_stage: int, micro_batch: int) -> None:
-        """Compute what a backward pass in `defer_weights` has left out, in the order of that pass.
-
-        Collective over the tensor group and the reduction groups.
-        """
-        self._gradients.run_deferred((virtual_stage, micro_batch))
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Memory that is allocated now for deferred weight gradients."""
-        return self._gradients.deferred.waiting_bytes
-
-    def end_pass(self, left: int) -> None:
-        """End a backward pass that `Gradients.begin_pass` has begun; `left` passes follow."""
-        self._gradients.end_pass(left)
-        for unit in self._units:
-            self._parameters.release(unit)
-
-    def drop_step(self, micro_batches: int) -> None:
-        """Discard the gradients of a step and begin it again.
-
-        Collective over the reduction groups, which wait for what is under way.
-        """
-        self._gradients.drop(micro_batches)
-        self._parameters.end_step()
-        self._parameters.begin_step()
-
     def finish_backward(self) -> None:
         """Complete all gradients: sum them over replicas, tensor ranks and tied copies.
 
@@ -313,15 +270,11 @@ class ShardedStates:
         """
         self._parameters.drain()
 
-    def take_written(self) -> None:
-        """Make what a user has written to parameters the new master weights.
-
-        On all ranks, which must have written the same. Parameters are in memory in full.
-        """
-        for index, (unit, _) in enumerate(self._trainable):
-            if self._parameters.take_written(unit):
-                self._optimizer.read_parameters(index)
-                self._parameters.note_masters(unit)
+    def take_parameters(self, unit: Unit) -> None:
+        """Make this rank's parameters of a trainable unit its master weights."""
+        trainable = [other for other, _ in self._trainable]
+        self._optimizer.read_parameters(trainable.index(unit))
+        self._parameters.note_masters(unit)
 
     def adopt(self, updates: int, step: int, missed: Mapping[str, int] | None = None) -> None:
         """Continue from `shards` that the caller has overwritten: refresh all parameters from them.

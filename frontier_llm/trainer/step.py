@@ -178,16 +178,9 @@ def choose_by_sums(
 ) -> UpdateChoice:
     """Choose the update of a step; the host does not wait.
 
-    It is skipped if the norm or the loss is not finite, or if the number of samples or ranks is
-    wrong, for which the step then raises an error. Gradients are divided by the loss scale,
-    multiplied by the weight per sample (`Batch.weight`).
-
-    Args:
-        totals: result of `Totals.reduce`, equal on all ranks.
-        loss_scale: factor of the loss, and therefore of the gradients.
-        clip_norm: largest norm that is not clipped; None: no norm is clipped.
-        samples: number of samples that the step must have processed.
-        ranks: number of ranks whose addends the sums must have.
+    It is skipped if the norm or the loss is not finite, or if the number of samples or ranks in the
+    totals (`Totals.reduce`) is wrong, for which the step then raises an error. Gradients are
+    divided by the loss scale, multiplied by the weight per sample (`Batch.weight`).
     """
     sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
     is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
