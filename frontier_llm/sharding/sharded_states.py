@@ -52,12 +52,10 @@ class ShardedStates:
             groups: the process groups over which states are sharded.
             transport: sends parts of states, in the formats of each step.
             optimizer: constants of the update rule.
-            units_in_flight: number of large units in the prefetch window: the unit that is read and
-                the units expected next. The unit before it may still be gathered, too. Also the
-                number of gradient reductions that continue while the next unit computes.
+            units_in_flight: number of large units in the prefetch window, and of gradient
+                reductions that continue while the next unit computes.
             feedback: how rounding errors of gradients are kept; None = they are not.
-            fuse_gradients: whether linear layers give the gradient of a weight as two operands,
-                whose product is computed in a buffer (`ProductSink` in protocols.py).
+            fuse_gradients: whether linear layers give gradients as two operands (`ProductSink`).
         """
         self._groups, self._transport, self._feedback = groups, transport, feedback
         whole = keeps_whole(optimizer)
@@ -168,9 +166,8 @@ class ShardedStates:
     def squared_norm(self) -> torch.Tensor:
         """Return [] fp64: this rank's share of the gradient's squared norm.
 
-        The sum of the shares over all ranks is the squared norm of the gradient. D/o ranks hold the
-        same optimizer interval (`StateGroups.replicas`). Each of them adds the squares of its
-        elements, divided by D/o.
+        The sum of the shares over all ranks is the squared norm of the gradient. Each of the ranks
+        that hold the same optimizer interval adds an equal part.
         """
         if not self._counted_in_norm:
             return torch.zeros((), dtype=torch.float64, device=self._transport.pool.device)
@@ -190,8 +187,7 @@ class ShardedStates:
             learning_rate: learning rate of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
             skip: [] fp32, on the device. If it is 1, the update changes nothing, and the method
-                `skip` must follow instead of `refresh`. If it is 0 or None, the update is done. The
-                host need not know the value when it submits the update to a GPU.
+                `skip` must follow instead of `refresh`. None: 0.
             left_out: parameters that are not updated; only for AdamW.
         """
         if left_out:
@@ -202,8 +198,8 @@ class ShardedStates:
     def refresh(self, *, saved: bool = False) -> None:
         """Write this rank's updated parameters, and start to refresh those of all ranks.
 
-        Collective over the ranks that hold parts of the same parameters. Returns before the refresh
-        is over: `acquire` waits for it, unit by unit.
+        Collective over the ranks that hold parts of the same parameters. `acquire` waits for the
+        refresh, unit by unit.
 
         Args:
             saved: whether the states are saved now. Parameters are then sent in full, and rounding
@@ -264,9 +260,9 @@ class ShardedStates:
         self._parameters.end_step()
 
     def drain(self) -> None:
-        """Wait for all collectives under way; parameters gathered for the next step stay.
+        """Wait for all collectives under way, between steps; gathered parameters stay.
 
-        Only between steps. Collective over the ranks that hold parts of the same parameters.
+        Collective over the ranks that hold parts of the same parameters.
         """
         self._parameters.drain()
 
@@ -318,9 +314,8 @@ class ShardedStates:
     def memory_bytes(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps, by category.
 
-        `gathered` is an exception: it is the largest memory of gathered parameters since the start.
-        If states are sent quantised, `messages` is the memory of the message buffers in the pool,
-        and `feedback` that of the rounding errors that are kept.
+        `gathered` is the largest memory of gathered parameters since the start. If states are sent
+        quantised, `messages` is that of message buffers, and `feedback` that of rounding errors.
         """
         parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
         categories = {
