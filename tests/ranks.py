@@ -160,6 +160,7 @@ def _run(world: World, folder: Path, function: Callable[..., Any], args: tuple[A
         world_size=world.size,
         timeout=_NEVER,  # the limit of the test ends ranks that hang
     )
+    dist.barrier()  # a rank that leaves the group must not do so while others still connect
     result = pickle.dumps(function(world, *args))
     (folder / f"{world.rank}.result").write_bytes(result)
     if dist.is_initialized():
