@@ -13,14 +13,15 @@ modules are not used: they replace the output by a view, whose memory megatron's
 free, and they are called before the gradients of the weights exist.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from frontier_llm.protocols import UnitReader
-from frontier_llm.sharding.parameters import in_backward
+from frontier_llm.sharding.guarded import in_backward
 from frontier_llm.sharding.sharded_states import ShardedStates
 
 
@@ -75,20 +76,12 @@ def _before_backward(module: nn.Module, action: Callable[[], None]) -> None:
             if left:
                 left.pop()()
 
-        for tensor in tensors_of(output):
-            if tensor.requires_grad:
-                tensor.register_hook(on_gradient)
+        for tensor in differentiable(output):
+            tensor.register_hook(on_gradient)
 
     module.register_forward_hook(Hook(on_output))
 
 
-def tensors_of(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in the output of a module."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from tensors_of(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from tensors_of(value)
+def differentiable(output: Any) -> list[torch.Tensor]:
+    """Return the tensors in the output of a module that have a gradient."""
+    return [x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad]

@@ -13,8 +13,7 @@ from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.trainer import totals
-from frontier_llm.trainer.step import choose_by_sums
-from frontier_llm.trainer.totals import SCALARS
+from frontier_llm.trainer.totals import SCALARS, choose_by_sums
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values

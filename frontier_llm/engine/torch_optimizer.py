@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from frontier_llm.engine.checkpoints import Checkpoints
+from frontier_llm.engine.lazy_checkpoints import Checkpoints
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import ConfigError
 
@@ -16,8 +16,8 @@ class Optimizer(torch.optim.Optimizer):
     """Updates the parameters of `Sharded` at the learning rate that a scheduler has written.
 
     Each group of `param_groups` has the parameters of one factor of the learning rate
-    (`AdamW.groups`, `AdamW.rate_factors`). All other constants are those of `shard`.
-    `state_dict` has the learning rates only; `Checkpoints` saves the states.
+    (`AdamW.groups`, `AdamW.rate_factors`). `state_dict` has only the rates: `Checkpoints` saves the
+    states.
 
     Attributes:
         norm: norm of the gradient of the last step, before it was clipped; nan before the first.
@@ -39,7 +39,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(named, {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters, as `Sharded.step`; return what `closure` returns, called first.
+        """Call `closure`, update the parameters by `Sharded.step`, and return what it returned.
 
         Raises:
             ConfigError: the learning rates of two groups have another ratio than their factors.
