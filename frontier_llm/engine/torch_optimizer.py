@@ -16,15 +16,14 @@ class Optimizer(torch.optim.Optimizer):
     """Updates the parameters of `Sharded` at the learning rate that a scheduler has written.
 
     Each group of `param_groups` has the parameters of one factor of the learning rate
-    (`AdamW.groups`, `AdamW.rate_factors`). `state_dict` has only the rates: `Checkpoints` saves the
-    states.
+    (`AdamW.groups`, `AdamW.rate_factors`). `state_dict` has no states: `Checkpoints` saves them.
 
     Attributes:
-        norm: norm of the gradient of the last step, before it was clipped; nan before the first.
+        norm: norm of the last gradient before it was clipped; nan before the first step.
     """
 
     def __init__(self, sharded: Sharded, lr: float, checkpoints: Checkpoints | None = None) -> None:
-        """Initialise.
+        """Make the groups.
 
         Args:
             sharded: what `shard` has returned.
@@ -39,11 +38,10 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(named, {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Call `closure`, update the parameters by `Sharded.step`, and return what it returned.
+        """Return the result of `closure`, which is called first; then do `Sharded.step`.
 
         Raises:
             ConfigError: the learning rates of two groups have another ratio than their factors.
-            TrainingError: see `Sharded.step`.
         """
         with torch.enable_grad():
             loss = closure() if closure else None
@@ -51,9 +49,9 @@ class Optimizer(torch.optim.Optimizer):
         rate = next((lr / factor for lr, factor in pairs if factor), 0.0)
         for index, (lr, factor) in enumerate(pairs):
             if not math.isclose(lr, rate * factor, rel_tol=1e-6):
-                wants = f"{rate * factor}, as the first group's rate and the factors of shard say"
-                todo = "use one schedule for all groups, and the factors of ParameterGroup"
-                raise ConfigError(f"param_groups[{index}]['lr']", lr, wants, todo)
+                wants = f"{rate * factor}, from the first group's rate and the factors of shard"
+                do = "use one schedule for all groups, and the factors of ParameterGroup"
+                raise ConfigError(f"param_groups[{index}]['lr']", lr, wants, do)
         saved = self._checkpoints is not None and self._checkpoints.is_due(self._sharded.next_step)
         self.norm = self._sharded.step(rate, saved=saved)
         return loss
