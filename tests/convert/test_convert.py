@@ -22,9 +22,10 @@ from frontier_llm.convert.families import FAMILIES, family_for
 from frontier_llm.convert.llama_like import Llama, Qwen3
 from frontier_llm.convert.ours import OurWeights, write_weights
 from frontier_llm.data.tokenizer_training import train_tokenizer
-from frontier_llm.errors import DataError, FrontierError
+from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
+from frontier_llm.trainer.initial_tokenizer import check_initial_tokenizer
 from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps
@@ -337,7 +338,12 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     assert f"run.init_from={imported} " in said
     assert f"data.tokenizer={imported / 'tokenizer.model'}" in said
     words = shlex.split(said.partition("frontier-llm train ")[2])
-    assert decode(compose(words[1:])).model == config.model  # the command makes the same model
+    printed = decode(compose([*words, f"run.dir={tmp_path}/run"]))
+    assert printed.model == config.model  # the command makes the same model
+    check_initial_tokenizer(printed, Path(str(printed.data.tokenizer)))
+    train_tokenizer(["the old man and the sea, " * 20], 300, tmp_path / "other.model")
+    with pytest.raises(ConfigError, match=f"set data.tokenizer={imported};"):
+        check_initial_tokenizer(printed, tmp_path / "other.model")
     assert main(["--to", "hf", str(imported), str(back), "--no-check"]) == 0
     written = [folder / "tokenizer.model" for folder in (theirs, imported, back)]
     assert len({file.read_bytes() for file in written}) == 1
