@@ -180,7 +180,8 @@ class _Chooser:
             raise DataError(
                 f"{self._source.root} mixes {titles} ({_describe(records)}) with plain text "
                 f"({_describe(texts)})\n"
-                f"  do: read one of them with {choices}, or set data.path to a folder with one kind"
+                f"  do: read one of them with {choices}, set data.path to a folder with one kind, "
+                "or read both with data=blend, as two corpora"
             )
 
     def _check_keys(self, texts: Sequence[SourceFile]) -> None:
