@@ -28,13 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
 from rich.box import HORIZONTALS
-from rich.progress import track
 from rich.table import Table
 
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import evaluate_text
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.delayed_progress import DelayedProgress, tracked
 from frontier_llm.cli.evaluate_harness import run_harness
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import (
@@ -184,7 +183,7 @@ def evaluate(
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
         sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
         with torch.no_grad():
-            for batch in track(by_batch, name, transient=True):
+            for batch in tracked(by_batch, "evaluate", name):
                 read = make_batch([windows[index] for index in batch], batch)
                 sums += pipeline.sums([read.to(device)], end)[0].sum(0)
         by_corpus.append(LossSums(*sums.tolist()))

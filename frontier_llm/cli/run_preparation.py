@@ -10,7 +10,6 @@ from pathlib import Path
 
 from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
 from frontier_llm.config import RunConfig
-from frontier_llm.config.needed import unused
 from frontier_llm.config.reading import check_files
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
@@ -43,11 +42,7 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     )
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
     if saved is not None:
-        current = config.model_dump(mode="json")
-        idle = {key for key, _ in unused(config)}  # they cannot change the losses
-        found = changes.changes(saved, current)
-        changed = {key: found[key] for key in found if key not in idle}
-        changes.refuse(changed, current, config.run.allow_changes)
+        changes.refuse(changes.changes(saved, config.model_dump(mode="json")), config)
 
 
 def announce_run(config: RunConfig, ranks: int) -> None:
