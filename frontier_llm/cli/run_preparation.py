@@ -79,14 +79,18 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
+    from frontier_llm.trainer.initial_tokenizer import check_initial_tokenizer
 
     if config.callbacks:  # a wrong name is refused here, before any process starts
         from frontier_llm.trainer.callbacks.user_callbacks import import_callbacks
 
         import_callbacks(config.callbacks)
 
+    if config.data.tokenizer is not None:  # before the hours that a large corpus may take
+        check_initial_tokenizer(config, Path(config.data.tokenizer))
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress)
+    check_initial_tokenizer(config, folders[0])
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))

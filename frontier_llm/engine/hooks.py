@@ -1,16 +1,14 @@
 """Hooks on modules that gather sharded parameters before they are read and release them after.
 
-A unit is a set of parameters that are gathered together: a layer, the embedding or the head. A
-reader is a module that reads the parameters of some units. To acquire a unit is to gather its
-parameters; to release it allows `sharding` to free them.
+A unit is a set of parameters that are gathered together, such as a layer. A reader is a module that
+reads units. To acquire a unit is to gather it; to release it allows `sharding` to free it.
 
 The hooks acquire the units of a reader before its forward pass and release them after it. They
 acquire the units again before its backward pass, when the gradient of its output arrives. After the
 backward pass `sharding` releases them itself, when all gradients of a unit are computed.
 
-The start of a backward pass is found by a hook on the output tensors. torch's backward hooks on
-modules are not used: they replace the output by a view, whose memory megatron's pipeline cannot
-free, and they are called before the gradients of the weights exist.
+Hooks on the output tensors find the start of a backward pass. torch's backward hooks on modules
+replace the output by a view, whose memory megatron's pipeline cannot free.
 """
 
 from collections.abc import Callable, Iterable
