@@ -103,12 +103,10 @@ def _their_code() -> None:
             getattr(transformers, architecture)
 
 
-def make_theirs(kind: str, folder: Path) -> Path:
-    """Save a random model of theirs whose weights are large enough to tell."""
-    transformers = pytest.importorskip("transformers")
+def random_model(architecture: str, settings: dict[str, Any]) -> Any:
+    """Return a random model of theirs whose weights are large enough to tell."""
     torch.manual_seed(3)
-    architecture, settings = THEIRS[kind]
-    model_class = getattr(transformers, architecture)
+    model_class = getattr(importlib.import_module("transformers"), architecture)
     model = model_class(model_class.config_class(**settings))
     if hasattr(model, "shared"):  # transformers 5 makes it tied; the released models are not
         model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
@@ -116,7 +114,13 @@ def make_theirs(kind: str, folder: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
+    return model
+
+
+def make_theirs(kind: str, folder: Path) -> Path:
+    """Save a random model of theirs."""
+    pytest.importorskip("transformers")
+    random_model(*THEIRS[kind]).save_pretrained(folder)
     return folder
 
 
