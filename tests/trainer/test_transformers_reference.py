@@ -10,7 +10,7 @@ import functools
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,16 @@ from tests.covering import covering
 from tests.forked_train import train
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Detected call of `lr_sch")]
 
 ROOT = Path(__file__).parents[2]
 STEPS, WARMUP, SAMPLES = 20, 5, 8
-PEAK, LOWEST, DECAY, CLIP = 3e-3, 3e-4, 0.1, 0.5
+PEAK, LOWEST, DECAY, CLIP = 3e-3, 3e-4, 0.1, 1.0
+"""Some steps of the decoder-only models are clipped, and others are not. If all were, AdamW would
+hide a wrong limit."""
+LIMITS = {"losses": 1e-6, "norms": 1e-5, "rates": 1e-6, "weights": 1.5e-4}
+"""Relative differences: the largest one of the losses and of the rates, the median of the norms of
+gradients, and that of all weights in relation to their update."""
 MODEL = {"vocab_size": 503, "max_position_embeddings": 64}
 """The number of tokens is odd, so that tensor parallelism pads the table."""
 DECODER = {**LLAMA, **MODEL}
@@ -48,10 +53,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "mt5": (
         "MT5ForConditionalGeneration",
         {**THEIRS["mt5"][1], "vocab_size": 503, "num_decoder_layers": 2},
-        ("data=text_spans",),
+        ("data=text_spans", "data.sequence_length=40"),
     ),
 }
-"""By name: class, settings of its configuration, and overrides of our run."""
+"""By name: class, settings of its configuration, and overrides of our run. The targets of mT5 are
+padded from 10 tokens to 16."""
 LAYOUTS = {
     "one rank": ("launch.ranks=1", "parallel.pipeline=1"),
     "3D": (
@@ -141,7 +147,7 @@ def train_theirs(kind: str, steps: list[Tokens], end: int, loop: Loop) -> Traine
     schedule = transformers.get_cosine_with_min_lr_schedule_with_warmup(
         adamw, WARMUP, STEPS, min_lr=LOWEST
     )
-    result = Trained([], [], [], model.state_dict())
+    result = Trained([], [], [], dict(model.named_parameters()))
     for tokens in steps:
         if not loop.rates_late:
             schedule.step()
@@ -151,7 +157,7 @@ def train_theirs(kind: str, steps: list[Tokens], end: int, loop: Loop) -> Traine
         result.norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, loop.clip)))
         result.rates.append(adamw.param_groups[0]["lr"])
         adamw.step()
-        result.losses.append(float(loss))
+        result.losses.append(loss.item())
         if loop.rates_late:
             schedule.step()
     return result
@@ -187,8 +193,10 @@ def train_ours(folder: Path, overrides: dict[str, str]) -> Trained:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     with redirect_stdout(io.StringIO()):
         convert.main(["--to", "hf", str(run), str(exported), "--no-check"])
-    numbers = [[m[key] for m in lines] for key in ("loss", "grad_norm", "learning_rate")]
-    return Trained(*numbers, load_file(exported / "model.safetensors"))
+    losses, norms, rates = (
+        [line[key] for line in lines] for key in ("loss", "grad_norm", "learning_rate")
+    )
+    return Trained(losses, norms, rates, load_file(exported / "model.safetensors"))
 
 
 def tokens_of(batches: list[AnyBatch]) -> Tokens:
@@ -212,6 +220,11 @@ def read_tokens(run: Path) -> tuple[list[Tokens], int]:
     return steps, corpora.tokenizer.eod
 
 
+def relative(mine: list[float], theirs: list[float]) -> torch.Tensor:
+    expected = torch.tensor(theirs, dtype=torch.float64)
+    return (torch.tensor(mine, dtype=torch.float64) / expected - 1).abs()
+
+
 @dataclass(frozen=True)
 class Case:
     """A trained model of ours, and what the reference needs."""
@@ -222,35 +235,28 @@ class Case:
     end: int
 
     def differences(self, loop: Loop) -> dict[str, float]:
-        """Return what exceeds its limit, with the largest difference, from the reference."""
-        theirs, initial = train_theirs(self.kind, self.steps, self.end, loop), make_model(self.kind)
-        losses, norms, rates = (
-            (torch.tensor(mine, dtype=torch.float64) / torch.tensor(other) - 1).abs()
-            for mine, other in (
-                (self.ours.losses, theirs.losses),
-                (self.ours.norms, theirs.norms),
-                (self.ours.rates, theirs.rates),
-            )
-        )
-        start, squares = initial.state_dict(), torch.zeros(2, dtype=torch.float64)
-        assert set(self.ours.weights) <= set(start)
-        for name, mine in self.ours.weights.items():
-            squares[0] += (mine - theirs.weights[name]).double().square().sum()
-            squares[1] += (theirs.weights[name] - start[name]).double().square().sum()
+        """Return the differences from the reference that exceed LIMITS."""
+        theirs = train_theirs(self.kind, self.steps, self.end, loop)
         found = {
-            "losses": (float(losses.max()), 1e-6),
-            "norms": (float(norms.median()), 1e-5),
-            "rates": (float(rates.max()), 1e-6),
-            "weights": (float((squares[0] / squares[1]).sqrt()), 1.5e-4),
+            "losses": relative(self.ours.losses, theirs.losses).max(),
+            "norms": relative(self.ours.norms, theirs.norms).median(),
+            "rates": relative(self.ours.rates, theirs.rates).max(),
+            "weights": self._of_weights(theirs.weights),
         }
-        print(found)
-        return {name: value for name, (value, limit) in found.items() if not value <= limit}
+        return {name: float(n) for name, n in found.items() if not n <= LIMITS[name]}
+
+    def _of_weights(self, theirs: dict[str, torch.Tensor]) -> torch.Tensor:
+        squares = torch.zeros(2, dtype=torch.float64)
+        for name, initial in make_model(self.kind).named_parameters():
+            for place, other in enumerate((self.ours.weights[name], initial)):
+                squares[place] += (other - theirs[name]).detach().double().square().sum()
+        return (squares[0] / squares[1]).sqrt()
 
 
 @pytest.fixture(scope="module")
 def case_of(
     corpus: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str, str], Case]]:
+) -> Callable[[str, str], Case]:
     """Train each model once in each layout that a test asks for."""
 
     @functools.cache
@@ -263,8 +269,7 @@ def case_of(
         ours = train_ours(folder, overrides)
         return Case(kind, ours, *read_tokens(folder / "run"))
 
-    yield case
-    case.cache_clear()
+    return case
 
 
 CASES = [(kind, layout) for layout in LAYOUTS for kind in MODELS]
@@ -275,7 +280,6 @@ def test_twenty_steps_equal_those_of_transformers(
     case: tuple[str, str], case_of: Callable[[str, str], Case]
 ) -> None:
     assert case_of(*case).differences(Loop()) == {}
-    assert min(case_of(*case).ours.norms) > 0.0
 
 
 MUTANTS: dict[str, tuple[str, Loop, set[str]]] = {
@@ -283,7 +287,7 @@ MUTANTS: dict[str, tuple[str, Loop, set[str]]] = {
     "rates of the step before": (
         "llama", Loop(rates_late=True), {"losses", "norms", "rates", "weights"},
     ),
-    "another limit of the norm": ("mt5", Loop(clip=1.01 * CLIP), {"losses", "weights"}),
+    "another limit of the norm": ("llama", Loop(clip=1.01 * CLIP), {"losses", "weights"}),
     "another beta": ("qwen3", Loop(beta2=0.951), {"losses", "weights"}),
     "documents read each other": ("qwen3", Loop(separates=False), {"losses", "norms", "weights"}),
 }  # fmt: skip
