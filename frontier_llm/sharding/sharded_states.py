@@ -220,6 +220,8 @@ class ShardedStates:
     def skip(self) -> None:
         """End an update that was skipped because gradients are not finite; reset error feedback."""
         self._gradients.reset_feedback()
+        for unit, _ in self._trainable:  # some optimizers have written equal values to the masters
+            self._parameters.note_masters(unit)
 
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
         """Yield this rank's part of each parameter's gradient.

@@ -213,10 +213,15 @@ def test_an_edit_of_the_masters_cannot_be_overlooked(
         assert float(worst) <= (0.02 if formats else 0.0)
 
 
-def go_on(world: World, values: dict[str, Any], saved: int | None = 3) -> list[list[float]]:
-    """Train on after three steps; then go back to them, twice."""
+def go_on(
+    world: World, values: dict[str, Any], saved: int | None = 3, updates: int = 3
+) -> list[list[float]]:
+    """Train on after three steps, of which some are skipped; then go back to them, twice."""
     rig = make_rig(world, values)
-    rig.train(3, saved=saved)
+    rig.train(updates, saved=saved)
+    if updates < 3:
+        with rig.spoiled():
+            rig.train(3 - updates, first=updates, saved=saved)
     rig.states.settle()
     kept = [
         tuple(state.clone() for state in shard.states.values()) for shard in rig.states.shards()
@@ -227,7 +232,7 @@ def go_on(world: World, values: dict[str, Any], saved: int | None = 3) -> list[l
         for shard, states in zip(rig.states.shards(), kept, strict=True):
             for mine, saved in zip(shard.states.values(), states, strict=True):
                 mine.copy_(saved)
-        rig.states.adopt(updates=3, step=3)
+        rig.states.adopt(updates, step=3)
         losses.append([result.loss for result in rig.train(2, first=3)])
     return losses
 
