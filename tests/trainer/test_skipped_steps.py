@@ -103,10 +103,11 @@ def test_mistakes_are_noticed(mistake: str) -> None:
     assert not equal(run_ranks(mutated, 2, *arguments), without(optimizer))
 
 
+DIFFERENCES = (*ZEROPP, "collectives.refresh_differences=true")
 FEEDBACK = ("collectives=zeropp_feedback", "collectives.sums_format=int4")
 
 
-@pytest.mark.parametrize("formats", [ZEROPP, FEEDBACK], ids=["plain", "feedback"])
+@pytest.mark.parametrize("formats", [DIFFERENCES, FEEDBACK], ids=["differences", "feedback"])
 @pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2)], ids=str)
 def test_a_skipped_step_that_is_saved_is_one_to_go_on_from(
     cut: tuple[int, int, int], formats: tuple[str, ...]
@@ -118,7 +119,7 @@ def test_a_skipped_step_that_is_saved_is_one_to_go_on_from(
 
 def test_parameters_that_are_not_sent_in_full_are_noticed() -> None:
     mutation = (Update.end, "saved or not skipped", "not skipped")
-    arguments = (mutation, go_on, tiny_values(*factors((1, 2, 2)), *ZEROPP), 3, 2)
+    arguments = (mutation, go_on, tiny_values(*factors((1, 2, 2)), *DIFFERENCES), 3, 2)
     for straight, again, _ in run_ranks(mutated, 2, *arguments, ranks_per_node=1):
         assert straight != again
 
