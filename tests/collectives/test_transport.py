@@ -1,6 +1,6 @@
 """Gathers and reductions in every format, on one to four ranks: bits, bounds, bytes, buffers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,11 +18,10 @@ from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
-from tests.streams.mutations import mutate
+from tests.streams.mutations import Mutation, mutated
 
 pytestmark = pytest.mark.slow
 
-Mutation = tuple[Callable[..., Any], str, str]
 INT8, INT4 = Format("int8", 32, 2), Format("int4", 32, 2)
 CPU = torch.device("cpu")
 
@@ -38,14 +37,6 @@ def transport_of(world: World, code: Format, dtype: torch.dtype = torch.float32)
 def mine(rank: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(elements, generator=generator).to(dtype)
-
-
-def mutated(
-    world: World, mutation: Mutation | None, function: Callable[..., Any], *args: Any
-) -> Any:
-    if mutation is not None:
-        mutate(*mutation)
-    return function(world, *args)
 
 
 def world_group() -> dist.ProcessGroup:
@@ -271,6 +262,10 @@ def test_sums_over_two_hops_are_equal_on_all_ranks_and_take_the_formats_of_their
         )
 
 
+SMALL = 0.04
+"""Share of the error that stays with feedback: 0.019 over two groups, 0.076 with a mistake."""
+
+
 def error_of_sums(size: int, feedback: bool, mutation: Mutation | None = None) -> float:
     """Return the largest error of the mean of 60 sums, over one group or over two of two ranks."""
     arguments = ((INT4,) * (size // 2), 64, feedback, 60)
@@ -281,7 +276,7 @@ def error_of_sums(size: int, feedback: bool, mutation: Mutation | None = None) -
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_error_feedback_makes_the_mean_of_many_sums_exact(size: int) -> None:
-    assert error_of_sums(size, True) < 0.1 * error_of_sums(size, False)
+    assert error_of_sums(size, True) < SMALL * error_of_sums(size, False)
 
 
 MISTAKES = {
@@ -296,7 +291,8 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_wrong_rounding_errors_are_noticed(mistake: str) -> None:
     old, new = MISTAKES[mistake]
-    assert error_of_sums(4, True, (Transport.all_reduce, old, new)) > 0.1 * error_of_sums(4, False)
+    wrong = error_of_sums(4, True, (Transport.all_reduce, old, new))
+    assert wrong > SMALL * error_of_sums(4, False)
 
 
 def test_every_part_of_every_message_has_a_rounding_seed_of_its_own() -> None:

@@ -1,6 +1,5 @@
 """Muon: orthogonal updates of separate matrices, equal in all layouts that it allows."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +16,12 @@ from frontier_llm.sharding.muon import orthogonalise
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.unit_gradients import UnitGradients
 from tests.ranks import run_ranks
-from tests.streams.mutations import mutate
+from tests.streams.mutations import Mutation, mutated
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import BATCH, MODELS, STEPS, check, compare, train_and_collect
 from tests.trainer.test_sharding_parity import factors
 from tests.values import TINY_T5, tiny_values
 
-Mutation = tuple[Callable[..., Any], str, str]
 MUON = ["optimizer.name=muon"]
 MODEL = {**MODELS, "t5": TINY_T5}
 
@@ -128,14 +126,9 @@ OF_MODEL = [*MODELS["untied_gqa_swiglu"], *MUON, *BATCH]
 def compare_hops(layout: str, mutation: Mutation | None = None) -> None:
     per_node, overrides = TWO_HOPS[layout]
     values = tiny_values(*OF_MODEL, *overrides)
-    results = run_ranks(mutated, 4, mutation, values, ranks_per_node=per_node)
+    arguments = (mutation, train_and_collect, values, "fp32")
+    results = run_ranks(mutated, 4, *arguments, ranks_per_node=per_node)
     check(results, overrides, OF_MODEL, STEPS)
-
-
-def mutated(world: World, mutation: Mutation | None, values: dict[str, Any]) -> Any:
-    if mutation is not None:
-        mutate(*mutation)
-    return train_and_collect(world, values, "fp32")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A step that is skipped leaves nothing behind, with every optimizer; and mistakes are noticed."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from frontier_llm.sharding.muon import Muon
 from frontier_llm.sharding.update_groups import update_ranges
 from frontier_llm.trainer.progress import Progress
 from tests.ranks import run_ranks
-from tests.streams.mutations import mutate
+from tests.streams.mutations import Mutation, mutated
 from tests.trainer.rig import make_rig
 from tests.trainer.test_adafactor import ADAFACTOR
 from tests.trainer.test_muon import MUON
@@ -25,7 +24,6 @@ from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
-Mutation = tuple[Callable[..., Any], str, str]
 OPTIMIZERS = {
     "adamw": [],
     "adamw_8bit": ["optimizer.name=adamw_8bit"],
@@ -33,11 +31,6 @@ OPTIMIZERS = {
     "adafactor": ADAFACTOR,
     "adafactor with momentum": [*ADAFACTOR, "optimizer.beta1=0.9"],
 }
-
-
-def mutated(world: World, mutation: Mutation, function: Callable[..., Any], *args: Any) -> Any:
-    mutate(*mutation)
-    return function(world, *args)
 
 
 def train(
