@@ -24,28 +24,40 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 
 
 class Hook:
-    """A function that a module calls. A copy of the module does not call it."""
+    """A function that a module calls. `torch.compile` does not trace it, nor do copies call it."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+        self._call = torch.compiler.disable(call)
 
-    @torch.compiler.disable
     def __call__(self, *args: Any) -> Any:
-        """Call the function, which `torch.compile` does not trace."""
+        """Call the function."""
         return self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
         return Hook(lambda *_: None)
 
 
-def attach(readers: Iterable[UnitReader], states: ShardedStates) -> None:
-    """Attach the hooks to the readers of a rank. The hooks are never removed."""
+def attach(
+    readers: Iterable[UnitReader],
+    states: ShardedStates,
+    hook: Callable[[Callable[..., Any]], Callable[..., Any]] = Hook,
+) -> None:
+    """Attach the hooks to the readers of a rank. They are never removed.
+
+    Args:
+        readers: the readers, in the order of the forward pass.
+        states: the states that the modules' parameters belong to.
+        hook: makes a hook of a function.
+    """
     for reader in readers:
-        _attach(reader, states)
+        _attach(reader, states, hook)
 
 
-def _attach(reader: UnitReader, states: ShardedStates) -> None:
-    """Attach the hooks of one reader."""
+def _attach(
+    reader: UnitReader,
+    states: ShardedStates,
+    hook: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
     units = states.units(reader.units)
 
     def acquire(*_: Any) -> None:
@@ -57,27 +69,22 @@ def _attach(reader: UnitReader, states: ShardedStates) -> None:
         if reader.release == "always" or not torch.is_grad_enabled():
             states.release(units)
 
-    reader.module.register_forward_pre_hook(Hook(acquire))
-    if reader.in_backward:
-        _before_backward(reader.module, lambda: states.acquire(units, backward=True))
-    if reader.release != "never":
-        reader.module.register_forward_hook(Hook(release))
-
-
-def _before_backward(module: nn.Module, action: Callable[[], None]) -> None:
-    """Call `action` when the first gradient of a module's outputs arrives."""
-
     def on_output(_: nn.Module, __: Any, output: Any) -> None:
-        left = [action]
+        is_first = [True]
 
         def on_gradient(_: torch.Tensor) -> None:
-            if left:
-                left.pop()()
+            if is_first:
+                is_first.clear()
+                states.acquire(units, backward=True)
 
         for tensor in differentiable(output):
             tensor.register_hook(on_gradient)
 
-    module.register_forward_hook(Hook(on_output))
+    reader.module.register_forward_pre_hook(hook(acquire))
+    if reader.in_backward:
+        reader.module.register_forward_hook(hook(on_output))
+    if reader.release != "never":
+        reader.module.register_forward_hook(hook(release))
 
 
 def differentiable(output: Any) -> list[torch.Tensor]:
