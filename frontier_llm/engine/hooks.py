@@ -64,9 +64,8 @@ def _attach(
         states.acquire(units, backward=in_backward())
 
     def release(*_: Any) -> None:
-        if in_backward():
-            return  # recomputed activations: the backward pass reads the units next
-        if reader.release == "always" or not torch.is_grad_enabled():
+        is_kept = reader.release == "without_grad" and torch.is_grad_enabled()
+        if not is_kept and not in_backward():  # a backward pass reads what it recomputes
             states.release(units)
 
     def on_output(_: nn.Module, __: Any, output: Any) -> None:

@@ -76,11 +76,11 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     ),
     "a refresh is over before a gather": (
         "(2, 2, 4)",
-        (Parameters._finish_refresh, "refresh.wait()", "pass"),
+        (Parameters._finish_refresh, "pop(earlier).wait()", "pop(earlier)"),
     ),
     "a refresh is over before modules read": (
         "(1, 1, 4)",
-        (Parameters._finish_refresh, "refresh.wait()", "pass"),
+        (Parameters._finish_refresh, "pop(earlier).wait()", "pop(earlier)"),
     ),
     "old reductions are over before new ones": (
         "one unit in flight",

@@ -187,11 +187,13 @@ class VirtualDevice:
     def _run(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Run an operation below autograd, which has seen it when it was launched."""
         if self._invalid:
-            used = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+            with torch._C.DisableTorchFunctionSubclass():  # guards only concern the host
+                used = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
             assert not used & self._invalid, f"{operation} uses memory that is free"
         inplace = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
         with (
             _disable_current_modes(),
+            torch._C.DisableTorchFunctionSubclass(),
             torch.no_grad(),
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._ExcludeDispatchKeyGuard(inplace),
