@@ -39,6 +39,9 @@ class Loop(Protocol):
     def counted_bytes(self) -> float | None:
         """Return the bytes sent since the last call; None if the library does not count them."""
 
+    def settle(self) -> None:
+        """Wait for all messages under way. Collective over all ranks."""
+
 
 class LibraryLoop:
     """`frontier_llm.library.shard` with p = g = o = all ranks."""
@@ -65,6 +68,10 @@ class LibraryLoop:
     def counted_bytes(self) -> float | None:
         """Return the bytes that this rank has sent since the last call."""
         return sum(sent.total for sent in self.states.sent_bytes().values())
+
+    def settle(self) -> None:
+        """Wait for all messages under way. Collective over all ranks."""
+        self.states.settle()
 
 
 class FsdpLoop:
@@ -124,6 +131,9 @@ class FsdpLoop:
     def counted_bytes(self) -> float | None:
         """Return None: torch counts no bytes."""
         return None
+
+    def settle(self) -> None:
+        """Do nothing: a step of FSDP2 leaves no messages under way."""
 
 
 def _prefetch(model: Any) -> None:

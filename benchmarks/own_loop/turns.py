@@ -70,9 +70,11 @@ def speed_turn(
     batches = [tokens_of(shape, rank, ranks, i) for i in range(steps.warmup + steps.timed)]
     losses = [loop.step(batch) for batch in batches[: steps.warmup]]
     loop.counted_bytes()
+    loop.settle()
     dist.barrier()
     sent, busy, cpu, start = tcp_sent_bytes(), busy_seconds(), _cpu_seconds(), time.perf_counter()
     losses += [loop.step(batch) for batch in batches[steps.warmup :]]
+    loop.settle()
     dist.barrier()  # the slowest rank counts
     seconds = time.perf_counter() - start
     idle = 1 - (busy_seconds() - busy) / (seconds * (os.cpu_count() or 1))

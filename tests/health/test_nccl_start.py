@@ -23,6 +23,7 @@ from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import abort_groups
 from tests.health import nccl_like
+from tests.kept_store import kept_store
 from tests.patience import patient
 from tests.ranks import run_ranks
 from tests.values import tiny_values
@@ -37,12 +38,11 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run ranks whose groups are those of `nccl_like`, and whose store is that of a job."""
     nccl_like.register()
     monkeypatch.setattr(nccl_like, "FOLDER", tmp_path)
-    held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def run(work, size):
         def rank(world):
             dist.destroy_process_group()  # the one of gloo
-            client = dist.TCPStore("127.0.0.1", held.port, timeout=MINUTE)
+            client = dist.TCPStore("127.0.0.1", port, timeout=MINUTE)
             store = dist.PrefixStore("job", client)
             init_process_group(world, store, nccl_like.NAME, MINUTE)
             result = work(world, store)
@@ -55,7 +55,8 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
         return run_ranks(rank, size)
 
-    return run
+    with kept_store() as port:
+        yield run
 
 
 @pytest.mark.parametrize("absent", [2, 3], ids=["for the identifier", "for the members"])

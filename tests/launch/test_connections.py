@@ -13,6 +13,7 @@ import pytest
 
 from frontier_llm.launch.connections import Connections, limit_silence
 from tests.forked_train import Forked
+from tests.kept_store import kept_store
 from tests.patience import patient
 
 
@@ -125,13 +126,9 @@ def connect_with_a_rank_that_leaves(rank: int, port: int) -> int:
 
 @pytest.mark.slow
 def test_gloo_stops_to_wait_for_a_rank_that_does_not_connect() -> None:
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [
-        Forked(partial(connect_with_a_rank_that_leaves, rank, store.port)) for rank in range(6)
-    ]
-    codes = [rank.wait().code for rank in ranks]
+    with kept_store() as port:
+        ranks = [Forked(partial(connect_with_a_rank_that_leaves, rank, port)) for rank in range(6)]
+        codes = [rank.wait().code for rank in ranks]
     assert codes == [0, 99, 0, 0, 0, 0], "some waited until the limit of gloo"
 
 
