@@ -6,7 +6,6 @@ gradient accumulation in `no_sync`, uneven inputs, mixed precision, frozen and s
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +13,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from frontier_llm.library import AdamW, ParameterGroup, Precision, Sharded
+from frontier_llm.library import Precision, Sharded
 from tests.engine import modules as m
 from tests.engine.modules import Block, Net, Stack
-from tests.engine.reference import WIDTH, Batch, Behaviour, mse, rows
+from tests.engine.reference import WIDTH, Batch, Behaviour, mse
 
 OTHER_LAYERS = "the ranks have used different layers"
 KEY_BIAS = ("in_proj_bias",)
@@ -304,9 +303,6 @@ KINDS = {
     "compiled layers": Behaviour(net(change=compile_layers)),
     "compiled afterwards": Behaviour(loss=compiled_after),
     "autocast": Behaviour(loss=under_autocast, joint=False),
-    "64 bits": Behaviour(
-        lambda: Net().double(), rows=lambda step, rank: rows(step, rank).double()
-    ),
     "bf16": Behaviour(
         loss=lower, precision=BFLOAT, joint=False, tolerance=ROUNDING
     ),

@@ -10,7 +10,7 @@ from torch import nn
 from frontier_llm.library import AdamW, ParameterGroup, Sharded
 from tests.engine.behaviours import CALLS, FROZEN, KINDS, RECOMPUTED, SHARED, squares
 from tests.engine.modules import Net
-from tests.engine.reference import RANKS, WIDTH, Batch, Behaviour, mse, rows
+from tests.engine.reference import WIDTH, Batch, Behaviour, mse, rows
 
 
 def evaluate(module: nn.Module, step: int, states: Sharded | None) -> None:
@@ -90,7 +90,7 @@ def waiting(size: int) -> Callable[[torch.Tensor, Sharded | None], None]:
 
     def backward(loss: torch.Tensor, states: Sharded | None) -> None:
         losses.append(loss)
-        if len(losses) == (size if states is not None else size):
+        if len(losses) == size:
             while losses:
                 losses.pop().backward()
 
@@ -124,10 +124,6 @@ def with_groups(module: nn.Module) -> AdamW:
     return AdamW(clip_norm=0.5, weight_decay=0.2, groups=groups)
 
 
-def mean_of_ranks(module: nn.Module, batch: Batch) -> torch.Tensor:
-    return squares(module, batch)
-
-
 LOOPS = {
     "plain": Behaviour(),
     "micro-batches": Behaviour(micro_batches=3),
@@ -137,7 +133,7 @@ LOOPS = {
     "forwards before backwards": Behaviour(
         micro_batches=2, joint=True, backward=waiting(2)
     ),
-    "replicas": Behaviour(settings={"optimizer": 2}),
+    "replicas": Behaviour(settings={"params": 1, "grads": 2, "optimizer": 2}),
     "one of two losses": Behaviour(loss=one_of_two),
     "evaluation mode": Behaviour(before=lambda module, step, states: module.eval()),
     "evaluation between steps": Behaviour(before=evaluate),
@@ -164,4 +160,3 @@ LOOPS = {
 }  # fmt: skip
 
 BEHAVIOURS = LOOPS | SHARED | FROZEN | CALLS | KINDS | RECOMPUTED
-assert RANKS == 4

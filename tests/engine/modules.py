@@ -202,7 +202,7 @@ class Attention(nn.Module):
         self.inner = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x.unsqueeze(1) * torch.ones(1, 3, 1)).mean(1)
+        return self.inner(torch.stack([x, -x, x.roll(1, 1)], 1)).mean(1)
 
 
 class Recurrent(nn.Module):

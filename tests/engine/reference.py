@@ -152,13 +152,14 @@ def _torch_groups(module: nn.Module, update: AdamW) -> list[dict[str, Any]]:
 def sharded(behaviour: Behaviour, module: nn.Module, params: int) -> Sharded:
     """Shard a module over params=grads ranks; two ranks are a node if parameters are sharded."""
     settings = {
+        "params": params,
         "micro_batches": 1 if behaviour.no_sync else behaviour.micro_batches,
         "ranks_per_node": 2 if params > 1 else None,
         "update": behaviour.update(module),
         "precision": behaviour.precision,
         **behaviour.settings,
     }
-    return shard(module, params=params, **settings)
+    return shard(module, **settings)
 
 
 def run_step(behaviour: Behaviour, states: Sharded, step: int) -> tuple[float, float]:
@@ -186,7 +187,23 @@ def on_ranks(behaviour: Behaviour, params: int) -> Trained:
         behaviour.before(states.module, step, states)
         results.append(run_step(behaviour, states, step))
     losses, norms = map(list, zip(*results, strict=True))
+    if behaviour.precision:
+        return Trained(losses, norms, masters(states))
     return Trained(losses, norms, {n: p.detach().clone() for n, p in states.named_parameters()})
+
+
+def masters(states: Sharded) -> dict[str, torch.Tensor]:
+    """Put the master weights of all ranks together. Collective over all ranks."""
+    own = [(s.record.name, s.start, s.master.clone()) for s in states.states.shards()]
+    shapes = {s.record.name: s.record.parameter.shape for s in states.states.shards()}
+    gathered: list[Any] = [None] * RANKS
+    dist.all_gather_object(gathered, (own, shapes))
+    whole: dict[str, torch.Tensor] = {}
+    for parts, found in gathered:
+        for name, start, part in parts:
+            value = whole.setdefault(name, torch.full(found[name], torch.nan))
+            value.view(-1)[start : start + len(part)] = part
+    return whole
 
 
 def outcome(world: World, behaviour: Behaviour, params: int) -> Trained | str:
@@ -203,7 +220,7 @@ def differences(behaviour: Behaviour, got: Trained, want: Trained) -> dict[str, 
 
     Weights are compared relative to the update of each parameter.
     """
-    first = dict(built(behaviour).named_parameters())
+    first = {name: p.detach() for name, p in built(behaviour).named_parameters()}
     found = {
         "losses": _relative(torch.tensor(got.losses), torch.tensor(want.losses)),
         "norms": _relative(torch.tensor(got.norms), torch.tensor(want.norms)),
@@ -219,3 +236,12 @@ def differences(behaviour: Behaviour, got: Trained, want: Trained) -> dict[str, 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return float(((got - want).abs() / want.abs().clamp(min=1e-12)).max())
+
+
+def attempt(world: World, check: Callable[..., object], *args: Any) -> str:
+    """Run a check on this rank; return "", or the traceback of its error."""
+    try:
+        check(*args)
+    except Exception:
+        return traceback.format_exc()
+    return ""
