@@ -18,6 +18,7 @@ from torch.func import functional_call
 from frontier_llm.launch.world import World
 from frontier_llm.library import AdamW, Precision, Sharded, shard
 from tests.engine.modules import Net
+from tests.ranks import RanksFailedError, in_turn, run_ranks
 
 STEPS, RATE, ROWS, WIDTH, RANKS = 4, 1e-2, 4, 16, 4
 EXACT = 1e-5
@@ -236,6 +237,20 @@ def differences(behaviour: Behaviour, got: Trained, want: Trained) -> dict[str, 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return float(((got - want).abs() / want.abs().clamp(min=1e-12)).max())
+
+
+def on_one_start(
+    function: Callable[..., Any], cases: Mapping[str, tuple[Any, ...]], timeout: float = 120
+) -> dict[str, tuple[Any, ...]]:
+    """Call a function with the arguments of each case on RANKS ranks; return results by rank.
+
+    If a rank dies or hangs, the result of all cases is the message about it.
+    """
+    try:
+        by_rank = run_ranks(in_turn, RANKS, function, list(cases.values()), timeout=timeout)
+    except RanksFailedError as error:
+        return dict.fromkeys(cases, (str(error),))
+    return dict(zip(cases, zip(*by_rank, strict=True), strict=True))
 
 
 def attempt(world: World, check: Callable[..., object], *args: Any) -> str:

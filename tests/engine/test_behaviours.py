@@ -25,9 +25,8 @@ def reference(name: str) -> Trained:
 @functools.cache
 def outcomes(params: int) -> dict[str, list[Trained | str]]:
     """Return what each rank trained, or its error, of all behaviours."""
-    cases = [(behaviour, params) for behaviour in BEHAVIOURS.values()]
-    by_rank = run_ranks(in_turn, RANKS, outcome, cases, timeout=120)
-    return dict(zip(BEHAVIOURS, zip(*by_rank, strict=True), strict=True))
+    cases = {name: (behaviour, params) for name, behaviour in BEHAVIOURS.items()}
+    return on_one_start(outcome, cases)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)

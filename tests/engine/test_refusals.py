@@ -13,13 +13,13 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from frontier_llm.errors import ConfigError, FrontierError, TrainingError
 from frontier_llm.library import AdamW, Precision, Sharded, shard
 from tests.engine.modules import Net, Stack
-from tests.engine.reference import RANKS, WIDTH, Batch, Behaviour, attempt, built, mse, rows, run_step
-from tests.ranks import in_turn, run_ranks
+from tests.engine.reference import RANKS, WIDTH, Batch, Behaviour, attempt, built, mse, on_one_start, rows, run_step
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +61,13 @@ READS: dict[str, Callable[[nn.Parameter], object]] = {
     "numpy": lambda p: p.numpy(),
     "array": lambda p: np.asarray(p),
     "dlpack": lambda p: torch.from_dlpack(p),
-    "tensor": lambda p: torch.tensor(p),
-    "as tensor": lambda p: torch.asarray(p).sum(),
+    "as tensor": lambda p: torch.as_tensor(p).sum(),
+    "parameter": lambda p: nn.Parameter(p),
+    "broadcast": lambda p: dist.broadcast(p, 0),
+    "all_reduce": lambda p: dist.all_reduce(p),
+    "operator": lambda p: torch.ops.aten.sum(p),
+    "another module": lambda p: functional_call(nn.Linear(WIDTH, WIDTH), {"weight": p}, (ONES,)),
+    "optimizer": lambda p: torch._foreach_add_([ONES.clone()], [p]),
     "zero": lambda p: p.zero_(),
     "write": lambda p: p.__setitem__(0, 1.0),
     "initialise": lambda p: nn.init.normal_(p),
@@ -73,9 +78,9 @@ READS: dict[str, Callable[[nn.Parameter], object]] = {
     "save": lambda p: torch.save({"p": p}, io.BytesIO()),
     "safetensors": lambda p: safetensors.torch.save({"p": p}),
     "shared memory": lambda p: p.share_memory_(),
-    "swap": lambda p: torch.utils.swap_tensors(p, nn.Parameter(ONES.clone())),
 }
-"""Ways to read or to write a parameter."""
+"""Ways to read or to write a parameter. Functions of torch that no subclass of a tensor can override,
+such as torch.tensor, are not among them."""
 
 BEHAVIOUR = Behaviour()
 
@@ -252,8 +257,7 @@ CHECKS: Mapping[str, tuple[Any, ...]] = {
 
 @functools.cache
 def results() -> dict[str, tuple[str, ...]]:
-    by_rank = run_ranks(in_turn, RANKS, attempt, list(CHECKS.values()), timeout=120)
-    return dict(zip(CHECKS, zip(*by_rank, strict=True), strict=True))
+    return on_one_start(attempt, CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS)
