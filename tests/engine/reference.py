@@ -257,6 +257,6 @@ def attempt(world: World, check: Callable[..., object], *args: Any) -> str:
     """Run a check on this rank; return "", or the traceback of its error."""
     try:
         check(*args)
-    except Exception:
+    except BaseException:
         return traceback.format_exc()
     return ""
