@@ -61,7 +61,7 @@ class Guarded(nn.Parameter):
         return f"Parameter of shape {tuple(self.shape)} whose values are not available now"
 
     def __format__(self, spec: str) -> str:
-        return super().__format__(spec) if spec else repr(self)
+        return nn.Parameter.__format__(self, spec) if spec else repr(self)
 
 
 def guard(parameter: nn.Parameter, before_read: Callable[[], None]) -> None:

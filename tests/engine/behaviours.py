@@ -339,9 +339,16 @@ def seeded(module: nn.Module, batch: Batch) -> torch.Tensor:
     return mse(module, batch)
 
 
+def recomputed_parts(module: nn.Module, batch: Batch) -> torch.Tensor:
+    """Let the first gradient of a parameter arrive in the backward pass of a recomputation."""
+    x: torch.Tensor = module.inp(batch.x)  # type: ignore[operator]
+    return recomputed(True)(module, x).square().mean()  # type: ignore[arg-type]
+
+
 RECOMPUTED = {
     "recomputed": Behaviour(net(run=recomputed(False))),
     "recomputed, reentrant": Behaviour(net(run=recomputed(True))),
+    "recomputed, reentrant, root is not called": Behaviour(loss=recomputed_parts),
     "recomputed inside layers": Behaviour(net(m.Recomputed)),
     "recomputed, all layers at once": Behaviour(net(run=all_in_one)),
     "recomputed with dropout": Behaviour(
