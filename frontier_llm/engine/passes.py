@@ -56,7 +56,9 @@ class Passes:
         self.in_step = self._in_pass = False
         self._forwards: list[tuple[nn.Module, saved_tensors_hooks | None]] = []
         units = states.all_units
-        self._trained = {id(r.parameter) for unit in units if unit.is_trainable for r in unit.records}
+        self._trained = {
+            id(r.parameter) for unit in units if unit.is_trainable for r in unit.records
+        }
         self._unit_of_storage = {
             unit.buffer.untyped_storage()._cdata: unit for unit in units if unit.is_sharded
         }

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
 from frontier_llm.library import Precision, Sharded
 from tests.engine import modules as m
@@ -42,7 +41,7 @@ def output_is_loss(module: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def with_step(module: nn.Module, batch: Batch) -> torch.Tensor:
-    module.step, module.rank = batch.step, batch.rank  # type: ignore[assignment]
+    module.step, module.rank = batch.step, batch.rank
     return mse(module, batch)
 
 
@@ -89,10 +88,10 @@ def freeze(*words: str, but: bool = False) -> Callable[[Net], object]:
 
 
 def thaw_and_freeze(module: nn.Module, step: int, states: Sharded | None) -> None:
-    """Freeze weights in steps 2 and 3."""
+    """Freeze weights in step 2."""
     for name, parameter in module.named_parameters():
         if "up." in name:
-            parameter.requires_grad_(step not in (2, 3))
+            parameter.requires_grad_(step != 2)
 
 
 def dropping(offset: Callable[[Net], int]) -> m.Layers:
@@ -105,17 +104,17 @@ def dropping(offset: Callable[[Net], int]) -> m.Layers:
 
 
 def first_output(net: Net, x: torch.Tensor) -> torch.Tensor:
-    """Use the second output of the layers in the first two steps only."""
+    """Use the second output of the layers in the first step only."""
     for layer in net.layers:
         x, y = layer(x)
-        x = x + y if net.step < 3 else x
+        x = x + y if net.step < 2 else x
     return x
 
 
 def in_one_micro_batch(module: nn.Module, batch: Batch) -> torch.Tensor:
     """Use the layers in one micro-batch of two."""
-    module.step += 1  # type: ignore[operator, assignment]
-    return mse(module, batch) if module.step % 2 else module.out(batch.x).square().mean()  # type: ignore[operator]
+    module.step += 1
+    return mse(module, batch) if module.step % 2 else module.out(batch.x).square().mean()
 
 
 FROZEN = {
@@ -200,14 +199,14 @@ def three_calls(module: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def by_parts(module: nn.Module, batch: Batch) -> torch.Tensor:
-    x = m.in_order(module, module.inp(batch.x))  # type: ignore[arg-type, operator]
-    loss: torch.Tensor = (module.out(x) - batch.x).square().mean()  # type: ignore[operator]
+    x = m.in_order(module, module.inp(batch.x))
+    loss: torch.Tensor = (module.out(x) - batch.x).square().mean()
     return loss
 
 
 def with_auxiliary(module: nn.Module, batch: Batch) -> torch.Tensor:
     loss = mse(module, batch)
-    return loss + 0.1 * sum(layer.loss for layer in module.layers)  # type: ignore[union-attr]
+    return loss + 0.1 * sum(layer.loss for layer in module.layers)
 
 
 def penalty(module: nn.Module, batch: Batch) -> torch.Tensor:
@@ -311,47 +310,5 @@ KINDS = {
         precision=Precision(torch.bfloat16, torch.float32, cast_forward_inputs=True),
         joint=False,
         tolerance=ROUNDING,
-    ),
-}  # fmt: skip
-
-# ---- recomputation
-
-
-def recomputed(reentrant: bool) -> m.Layers:
-    def run(net: Net, x: torch.Tensor) -> torch.Tensor:
-        for layer in net.layers:
-            x = checkpoint(layer, x, use_reentrant=reentrant)
-        return x
-
-    return run
-
-
-def all_in_one(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return checkpoint(m.in_order, net, x, use_reentrant=False)
-
-
-def in_two_levels(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return checkpoint(recomputed(False), net, x, use_reentrant=False)
-
-
-def seeded(module: nn.Module, batch: Batch) -> torch.Tensor:
-    torch.manual_seed(1000 * batch.step + batch.rank)
-    return mse(module, batch)
-
-
-def recomputed_parts(module: nn.Module, batch: Batch) -> torch.Tensor:
-    """Let the first gradient of a parameter arrive in the backward pass of a recomputation."""
-    x: torch.Tensor = module.inp(batch.x)  # type: ignore[operator]
-    return recomputed(True)(module, x).square().mean()  # type: ignore[arg-type]
-
-
-RECOMPUTED = {
-    "recomputed": Behaviour(net(run=recomputed(False))),
-    "recomputed, reentrant": Behaviour(net(run=recomputed(True))),
-    "recomputed, reentrant, root is not called": Behaviour(loss=recomputed_parts),
-    "recomputed inside layers": Behaviour(net(m.Recomputed)),
-    "recomputed, all layers at once": Behaviour(net(run=all_in_one)),
-    "recomputed with dropout": Behaviour(
-        net(partial(m.Recomputed, 0.5)), seeded, joint=False
     ),
 }  # fmt: skip

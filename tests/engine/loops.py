@@ -1,14 +1,17 @@
-"""The part of the table of behaviours that concerns the training loop."""
+"""The part of the table of behaviours about the training loop and recomputed activations."""
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from frontier_llm.library import AdamW, ParameterGroup, Sharded
-from tests.engine.behaviours import CALLS, FROZEN, KINDS, RECOMPUTED, SHARED, squares
+from tests.engine import modules
+from tests.engine.behaviours import CALLS, FROZEN, KINDS, SHARED, net, squares
 from tests.engine.modules import Net
 from tests.engine.reference import WIDTH, Batch, Behaviour, mse, rows
 
@@ -35,7 +38,7 @@ def fail(*_: Any) -> None:
 def fail_in_forward(module: nn.Module, step: int, states: Sharded | None) -> None:
     with suppress(RuntimeError):
         module(torch.zeros(2, WIDTH + 1))
-    hook = module.layers[1].up.register_forward_hook(fail)  # type: ignore[index, union-attr]
+    hook = module.layers[1].up.register_forward_hook(fail)
     with suppress(ValueError):
         module(rows(99, 0))
     hook.remove()
@@ -59,7 +62,7 @@ def fail_in_backward(passes: int, is_called_directly: bool = False) -> Any:
             return
         for _ in range(passes):
             states.backward(mse(module, Batch(rows(98, 0), 0, 0)))
-        layer = module.layers[1]  # type: ignore[index]
+        layer = module.layers[1]
         hook = layer.register_forward_hook(lambda _, __, output: FailsInBackward.apply(output))
         loss = mse(module, Batch(rows(97, 0), 0, 0))
         hook.remove()
@@ -118,9 +121,9 @@ def with_groups(module: nn.Module) -> AdamW:
     layers = module.layers
     groups = [
         ParameterGroup(layer.parameters(), rate_factor=0.5**number, weight_decay=0.02 * number)
-        for number, layer in enumerate(layers)  # type: ignore[arg-type]
+        for number, layer in enumerate(layers)
     ]
-    groups.append(ParameterGroup([module.inp.weight], rate_factor=2.0))  # type: ignore[union-attr, list-item]
+    groups.append(ParameterGroup([module.inp.weight], rate_factor=2.0))
     return AdamW(clip_norm=0.5, weight_decay=0.2, groups=groups)
 
 
@@ -157,6 +160,48 @@ LOOPS = {
         update=lambda module: AdamW(clip_norm=0.01, epsilon=1e-3, beta1=0.8, beta2=0.99)
     ),
     "groups of parameters": Behaviour(update=with_groups),
+}  # fmt: skip
+
+# ---- recomputation
+
+
+def recomputed(reentrant: bool) -> modules.Layers:
+    def run(net: Net, x: torch.Tensor) -> torch.Tensor:
+        for layer in net.layers:
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        return x
+
+    return run
+
+
+def all_in_one(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(modules.in_order, net, x, use_reentrant=False)
+
+
+def in_two_levels(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(recomputed(False), net, x, use_reentrant=False)
+
+
+def seeded(module: nn.Module, batch: Batch) -> torch.Tensor:
+    torch.manual_seed(1000 * batch.step + batch.rank)
+    return mse(module, batch)
+
+
+def recomputed_parts(module: nn.Module, batch: Batch) -> torch.Tensor:
+    """Let the first gradient of a parameter arrive in the backward pass of a recomputation."""
+    x: torch.Tensor = module.inp(batch.x)
+    return recomputed(True)(module, x).square().mean()
+
+
+RECOMPUTED = {
+    "recomputed": Behaviour(net(run=recomputed(False))),
+    "recomputed, reentrant": Behaviour(net(run=recomputed(True))),
+    "recomputed, reentrant, root is not called": Behaviour(loss=recomputed_parts),
+    "recomputed inside layers": Behaviour(net(modules.Recomputed)),
+    "recomputed, all layers at once": Behaviour(net(run=all_in_one)),
+    "recomputed with dropout": Behaviour(
+        net(partial(modules.Recomputed, 0.5)), seeded, joint=False
+    ),
 }  # fmt: skip
 
 BEHAVIOURS = LOOPS | SHARED | FROZEN | CALLS | KINDS | RECOMPUTED

@@ -79,7 +79,7 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens.roll(1, 1).flatten())
 
 
-Named = namedtuple("Named", "x y")  # noqa: PYI024
+Named = namedtuple("Named", "x y")
 
 
 @dataclass

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.slow
 
 CASES = [(name, params) for name in BEHAVIOURS for params in (1, 2, 4)]
 USUAL = [
-    *((name, (2, 1, 2, 4)[place % 4]) for place, name in enumerate(BEHAVIOURS)),
+    *((name, (2, 1, 2, 4)[place % 4]) for place, name in enumerate(BEHAVIOURS)
+      if "compiled" not in name),
     *((name, params) for name, behaviour in BEHAVIOURS.items() if behaviour.refused
       for params in (1, 2)),
 ]  # fmt: skip

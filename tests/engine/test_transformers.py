@@ -1,6 +1,7 @@
 """Models of transformers train as in one process, with each kind of recomputation."""
 
 import functools
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 import transformers
 from torch import nn
 
-from frontier_llm.library import AdamW
+from frontier_llm.library import AdamW, shard
 from tests.covering import covering
 from tests.engine.reference import (
     Batch,
     Behaviour,
     Trained,
+    attempt,
+    built,
     differences,
     in_one_process,
     on_one_start,
@@ -56,7 +59,7 @@ def loss_of(module: nn.Module, batch: Batch) -> torch.Tensor:
 def make(model: str, kind: str) -> nn.Module:
     module = MODELS[model]()
     if kind:
-        module.gradient_checkpointing_enable({"use_reentrant": RECOMPUTED[kind]})  # type: ignore[operator]
+        module.gradient_checkpointing_enable({"use_reentrant": RECOMPUTED[kind]})
     return module
 
 
@@ -93,7 +96,29 @@ def outcomes(is_usual: bool) -> dict[Any, tuple[Trained | str, ...]]:
     return on_one_start(outcome, cases)
 
 
-@pytest.mark.parametrize("case", covering(CASES, [case for case in CASES if case not in USUAL]), ids=str)
+def generates_and_saves(params: int) -> None:
+    """A sharded model generates the same tokens; in `gathered` it is saved as usual."""
+    plain, module = (built(CASES["llama", "", 1]).eval() for _ in range(2))
+    states = shard(module, params=params, ranks_per_node=2)
+    prompt = torch.arange(6)[None]
+    both = [model.generate(prompt, max_new_tokens=6, do_sample=False) for model in (plain, module)]
+    assert torch.equal(*both)
+    with tempfile.TemporaryDirectory() as folder, states.gathered():
+        module.save_pretrained(folder)
+        loaded = transformers.LlamaForCausalLM.from_pretrained(folder)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name])
+
+
+@pytest.mark.parametrize("params", [1, 4])
+def test_generating_and_saving(params: int) -> None:
+    errors = on_one_start(attempt, {params: (generates_and_saves, params)})
+    assert not any(errors[params]), errors[params][0]
+
+
+@pytest.mark.parametrize(
+    "case", covering(CASES, [case for case in CASES if case not in USUAL]), ids=str
+)
 def test_transformers(case: tuple[str, str, int]) -> None:
     for got in outcomes(case in USUAL)[case]:
         assert isinstance(got, Trained), got
