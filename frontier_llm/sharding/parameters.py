@@ -207,11 +207,20 @@ class Parameters:
 
         torch counts the writes to each parameter. Those of this class are to the buffer, whose
         count is another one.
+
+        Raises:
+            TrainingError: they were written to, and are not in memory any more.
         """
         versions = [record.parameter._version for record in unit.records]
         if versions == self._versions[unit]:
             return False
         self._versions[unit] = versions
+        if unit.is_sharded and unit not in self._gathered:
+            raise TrainingError(
+                f"parameters of {unit.name} were written to in a forward or backward pass, and this "
+                "is lost because they are sharded\n  do: write them in `with states.gathered():`, or "
+                "call shard with params=1"
+            )
         if unit.is_sharded:
             unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
         return True

@@ -295,6 +295,7 @@ KINDS = {
     "attention": Behaviour(net(m.Attention), noise=KEY_BIAS),
     "recurrent": Behaviour(net(m.Recurrent)),
     "weight norm": Behaviour(net(change=normalise_weights)),
+    "sparse gradients": Behaviour(m.Table),
     "uneven widths": Behaviour(lambda: Stack(*(m.Wide(f, False) for f in (3, 4, 3)))),
     "buffers": Behaviour(lambda: Stack(*(m.Wide(4, True) for _ in range(3)))),
     "hooks of gradients": Behaviour(net(change=halve_gradients)),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -77,6 +78,20 @@ class Tied(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden)
         return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens.roll(1, 1).flatten())
+
+
+class Table(nn.Module):
+    """A table whose gradients are sparse on ranks, and dense in one process."""
+
+    def __init__(self, max_norm: float | None = None) -> None:
+        super().__init__()
+        is_sparse = dist.is_initialized() and max_norm is None
+        self.table = nn.Embedding(20, WIDTH, sparse=is_sparse, max_norm=max_norm)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(self.table((x * 7).long() % 20)).mean(1)
+        return out
 
 
 Named = namedtuple("Named", "x y")

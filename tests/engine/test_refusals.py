@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from frontier_llm.errors import FrontierError, TrainingError
 from frontier_llm.library import AdamW, Sharded, shard
-from tests.engine.modules import Net
+from tests.engine.modules import Net, Table
 from tests.engine.reference import (
     RANKS,
     WIDTH,
@@ -236,6 +236,14 @@ def loading_is_refused() -> None:
     run_step(BEHAVIOUR, states, 2)
 
 
+def writes_in_forward_are_refused() -> None:
+    """A table with a limit of its norms is changed in the forward pass."""
+    behaviour = Behaviour(partial(Table, 0.5))
+    states = shard(built(behaviour), params=2)
+    error = error_of(lambda: [run_step(behaviour, states, step) for step in (1, 2)])
+    assert "were written to in a forward or backward pass" in error
+
+
 def frozen_modules_compute(params: int) -> None:
     module = built(BEHAVIOUR).requires_grad_(False)
     expected = module(rows(1, 0))
@@ -261,6 +269,7 @@ CHECKS: Mapping[str, tuple[Any, ...]] = {
         for change in CHANGES
         for params in (1, 2)
     },
+    "writes in forward": (writes_in_forward_are_refused,),
     "load_state_dict": (loading_is_refused,),
     "all frozen, params=1": (frozen_modules_compute, 1),
     "all frozen, params=2": (frozen_modules_compute, 2),
