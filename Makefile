@@ -13,7 +13,8 @@
 # make archive    pack the environment into one file for the nodes of a cluster (scripts/*.sbatch)
 #
 # For a torch with GPU support: make .venv TORCH="torch==2.13.0 --index-url <your index>"
-# (docs/install.md). ARGS= is handed to frontier-llm train: make train ARGS="trainer.steps=50"
+# (docs/install.md). Settings are handed to frontier-llm train: make train trainer.steps=50
+# run.dir=runs/a; so is ARGS="...", for what the shell would interpret
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -33,8 +34,9 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
+# make takes words such as run.dir=runs/a as variables of its own: they are settings of the run
 train: .venv
-	$(BIN)/frontier-llm train $(ARGS)
+	$(BIN)/frontier-llm train $(ARGS) $(filter-out ARGS=% PYTHON=% TORCH=%,$(MAKEOVERRIDES))
 
 test: dev
 	$(PYTEST)

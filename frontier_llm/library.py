@@ -4,6 +4,7 @@ from frontier_llm.engine import (
     AdamW,
     Checkpoints,
     Formats,
+    Optimizer,
     ParameterGroup,
     Precision,
     Sharded,
@@ -12,6 +13,6 @@ from frontier_llm.engine import (
 )
 
 __all__ = [
-    "AdamW", "Checkpoints", "Formats", "ParameterGroup", "Precision", "Sharded", "Watchdog",
-    "shard",
+    "AdamW", "Checkpoints", "Formats", "Optimizer", "ParameterGroup", "Precision", "Sharded",
+    "Watchdog", "shard",
 ]  # fmt: skip

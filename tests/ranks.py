@@ -160,6 +160,10 @@ def _run(world: World, folder: Path, function: Callable[..., Any], args: tuple[A
         world_size=world.size,
         timeout=_NEVER,  # the limit of the test ends ranks that hang
     )
+    (folder / f"{world.rank}.connected").touch()
+    # a rank may leave the group, and must not do so while others still connect
+    while len(list(folder.glob("*.connected"))) < world.size:
+        time.sleep(0.002)
     result = pickle.dumps(function(world, *args))
     (folder / f"{world.rank}.result").write_bytes(result)
     if dist.is_initialized():

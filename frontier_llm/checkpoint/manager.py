@@ -186,7 +186,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: the last checkpoint was not committed.
         """
-        with self._stalling("until the one before is written"):
+        with self._stalling("until it is written"):
             self._writer.wait_below(1)
         self.poll()
 

@@ -35,6 +35,7 @@ from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import Row, select, surplus_names
 from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
@@ -160,6 +161,8 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
 
     file_plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
     meta = {"converted_from": str(folder), "family": family.name}
+    if tokenizer is not None:
+        meta["tokenizer"] = digest_tokenizer(out)
     write_weights(out, (list(converted_rows(numbers)) for numbers in file_plan), meta)
     return Converted(config, out, folder, overrides)
 

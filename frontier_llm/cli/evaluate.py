@@ -18,19 +18,22 @@ lm-evaluation-harness, which must be installed, for example `--harness hellaswag
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
 from rich.box import HORIZONTALS
-from rich.progress import track
 from rich.table import Table
 
+from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import evaluate_text
 from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.delayed_progress import DelayedProgress, tracked
 from frontier_llm.cli.evaluate_harness import run_harness
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import (
@@ -44,9 +47,10 @@ from frontier_llm.cli.options import (
 )  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
-from frontier_llm.data.corpora import Corpora, open_data
+from frontier_llm.data.corpora import Corpora, open_all, open_tokenizer_of, prepare_all
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
+from frontier_llm.errors import ConfigError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
@@ -96,20 +100,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1, default=str))
         return 0
-    corpora = open_data(config.data)
-    with single_process_model(config, options.checkpoint or options.run, device) as built:
+    weights = options.checkpoint or options.run
+    corpora = None if options.text else _open_corpora(config, weights)
+    with single_process_model(config, weights, device) as built:
         rows = _run(options, config, corpora, *built)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0
 
 
+def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
+    """Say what is evaluated, and prepare and open the corpora.
+
+    Raises:
+        ConfigError: the model was imported, so that it has no corpora of its own.
+    """
+    checkpoint = find(weights)
+    if "converted_from" in checkpoint.manifest.meta:
+        raise ConfigError(
+            "--text",
+            f"no files, for a model imported from {checkpoint.manifest.meta['converted_from']}",
+            "texts to evaluate: the validation split of the model is not known",
+            "add --text FILE ..., or train the model and evaluate that run: frontier-llm train "
+            "run.init_from=RUN_DIR ... data=text data.path=FILE",
+        )
+    names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
+    print(f"step {checkpoint.step} on the validation split of {names}", file=sys.stderr)
+    with DelayedProgress(wide_console(stderr=True)) as progress:
+        return open_all(config.data, prepare_all(config.data, progress))
+
+
 def _run(
-    options: argparse.Namespace, config: RunConfig, corpora: Corpora, model: Model, groups: Groups
+    options: argparse.Namespace,
+    config: RunConfig,
+    corpora: Corpora | None,
+    model: Model,
+    groups: Groups,
 ) -> list[dict[str, Any]]:
-    """Evaluate what the options name, and print it; return the scores for JSON."""
-    if options.text:
-        tokenizer = corpora.tokenizer
+    """Evaluate what the options name, and print it; return the scores for JSON.
+
+    Args:
+        options: the command line.
+        config: the configuration of the run, for a single rank.
+        corpora: the corpora of the run; None: texts are evaluated.
+        model: the complete model.
+        groups: process groups of one rank.
+    """
+    if corpora is None:
+        tokenizer = open_tokenizer_of(config)
         texts = evaluate_texts(config, tokenizer, model, groups, options.text, options.stride)
         evaluate_text.show(texts)
         return [evaluate_text.to_dict(text) for text in texts]
@@ -145,7 +183,7 @@ def evaluate(
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
         sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
         with torch.no_grad():
-            for batch in track(by_batch, name, transient=True):
+            for batch in tracked(by_batch, "evaluate", name):
                 read = make_batch([windows[index] for index in batch], batch)
                 sums += pipeline.sums([read.to(device)], end)[0].sum(0)
         by_corpus.append(LossSums(*sums.tolist()))
@@ -164,7 +202,8 @@ def spread(count: int, wanted: int) -> list[int]:
 
 def show(mean: Validation, scores: Sequence[Score]) -> None:
     """Print the table of scores."""
-    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE)
+    has_bits = any(score.bits_per_byte is not None for score in scores)
+    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE if has_bits else None)
     table.add_column("corpus")
     for heading in ("weight", "samples", "nats per token", "bits per byte"):
         table.add_column(heading, justify="right")

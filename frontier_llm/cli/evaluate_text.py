@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import track
 
 from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.delayed_progress import tracked
 from frontier_llm.cli.plain_table import table_of_numbers
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
@@ -188,7 +188,7 @@ def _score(
     ]
     if not windows:
         raise DataError(f"{file} holds no text to predict")
-    shown = track(windows, file.name, transient=True)
+    shown = tracked(windows, "evaluate", file.name)
     sums = _sums(pipeline, device, shown, config.data.micro_batch, tokenizer.eod)
     size = sum(len(text.encode()) for text in texts)
     return TextScore(

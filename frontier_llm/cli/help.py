@@ -18,6 +18,7 @@ from frontier_llm.config import RunConfig
 from frontier_llm.config.decode import keys
 from frontier_llm.config.renamed import RENAMED_KEYS
 from frontier_llm.config.section import Section
+from frontier_llm.config.synonyms import KEYS
 from frontier_llm.errors import ConfigError
 from frontier_llm.units import counted
 
@@ -118,6 +119,7 @@ def _current(topic: str, known: Iterable[str]) -> str:
     if name in topics:
         return name
     similar = [key for key in topics if key.rpartition(".")[2] == name]
+    similar += [KEYS[last] for last in [name.rpartition(".")[2]] if last in KEYS]
     similar += [group for group, files in groups().items() if name in files]
     similar += difflib.get_close_matches(name, topics, n=1)
     todo = f"did you mean --help {similar[0]}?" if similar else "--help all describes all keys"

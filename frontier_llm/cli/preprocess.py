@@ -80,10 +80,16 @@ class Stages:
     def show(self, stage: str, share_done: float) -> None:
         """Update the bar of a stage. If the share decreases, the next corpus has begun."""
         if self._task is None or stage != self._stage or share_done < self._share_done:
+            self.end()
             self._task = self._bars.add_task(stage, total=1.0)
         self._stage, self._share_done = stage, share_done
         self.has_prepared |= stage == MERGING
         self._bars.update(self._task, completed=share_done, refresh=True)
+
+    def end(self) -> None:
+        """Fill the bar of the last stage, because some stages report no end."""
+        if self._task is not None:
+            self._bars.update(self._task, completed=1.0, refresh=True)
 
 
 def preprocess(
@@ -99,7 +105,9 @@ def preprocess(
     # without a thread that refreshes the bars, because this process forks its workers
     with Progress(*columns, *times, console=console, auto_refresh=False) as bars:
         stages = Stages(bars)
-        return prepare_all(config, stages.show, workers), stages.has_prepared
+        folders = prepare_all(config, stages.show, workers)
+        stages.end()
+        return folders, stages.has_prepared
 
 
 def show(folders: Sequence[Path], console: Console) -> None:

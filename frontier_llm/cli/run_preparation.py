@@ -10,7 +10,6 @@ from pathlib import Path
 
 from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
 from frontier_llm.config import RunConfig
-from frontier_llm.config.needed import unused
 from frontier_llm.config.reading import check_files
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
@@ -43,11 +42,7 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     )
     saved = checkpoint_places.saved_config(newest) if resumes and newest else None
     if saved is not None:
-        current = config.model_dump(mode="json")
-        idle = {key for key, _ in unused(config)}  # they cannot change the losses
-        found = changes.changes(saved, current)
-        changed = {key: found[key] for key in found if key not in idle}
-        changes.refuse(changed, current, config.run.allow_changes)
+        changes.refuse(changes.changes(saved, config.model_dump(mode="json")), config)
 
 
 def announce_run(config: RunConfig, ranks: int) -> None:
@@ -84,14 +79,18 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
+    from frontier_llm.trainer.initial_tokenizer import check_initial_tokenizer
 
     if config.callbacks:  # a wrong name is refused here, before any process starts
         from frontier_llm.trainer.callbacks.user_callbacks import import_callbacks
 
         import_callbacks(config.callbacks)
 
+    if config.data.tokenizer is not None:  # before the hours that a large corpus may take
+        check_initial_tokenizer(config, Path(config.data.tokenizer))
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress)
+    check_initial_tokenizer(config, folders[0])
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))

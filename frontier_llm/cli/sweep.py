@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     _check_plugins(settings)
     config = first_configuration(settings)
     _check_value(config)
+    _check_folder(settings)
     sys.argv = [  # hydra reads its arguments from here
         "frontier-llm sweep",
         "--multirun",
@@ -204,6 +205,19 @@ def _check_value(config: RunConfig) -> None:
             "speed or speed_per_device: the planner does not predict losses",
             "set launch.trial_value=speed or launch.trial_runner=train",
         )
+
+
+def _check_folder(arguments: Sequence[str]) -> None:
+    """Refuse `run.dir`, because each trial has a run directory of its own."""
+    for argument in arguments:
+        if key_of(argument) == "run.dir":
+            got = argument.partition("=")[2]
+            raise ConfigError(
+                "run.dir",
+                got,
+                "nothing in a sweep: each trial has a run directory in the folder of the sweep",
+                f"set the folder of the sweep instead: hydra.sweep.dir={got}",
+            )
 
 
 def _check_plugins(arguments: Sequence[str]) -> None:

@@ -9,19 +9,40 @@ from frontier_llm.cli.sweep_trials import done_trials, pareto, peak_memory
 from frontier_llm.cli.trial import Trial
 from frontier_llm.units import GIB
 
+_LABELLED = 8
+"""Number of trials that the legend of their losses names."""
+
 
 def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
-    """Draw speed against memory of all done trials, and a line through those of `pareto`."""
+    """Draw value against memory of all done trials, and a line through those of `pareto`."""
     figure, axis = _figure()
-    front = pareto(trials)
-    axis.scatter(*_memory_and_speed(done_trials(trials)), color="#888")
+    front, quantity = pareto(trials), trials[0].quantity
+    better = "faster" if trials[0].goal != "loss" else "better"
+    axis.scatter(*_memory_and_value(done_trials(trials)), color="#888")
     axis.plot(
-        *_memory_and_speed(front), "o-", color="#c33", label="no trial is both faster and smaller"
+        *_memory_and_value(front), "o-", color="#c33", label=f"no trial is {better} and smaller"
     )
     axis.set_xlabel("peak memory of the rank that used most, GiB")
-    axis.set_ylabel(trials[0].speed_unit)
+    axis.set_ylabel(quantity)
     if front:
         axis.legend()
+    figure.savefig(path)
+
+
+def draw_losses(runs: Mapping[str, Sequence[tuple[int, float]]], path: Path) -> None:
+    """Draw the training losses of trials over each other.
+
+    Args:
+        runs: (step, loss in nats per token) of each trial, by its settings, the best first.
+        path: file to write.
+    """
+    figure, axis = _figure()
+    for number, (settings, points) in enumerate(runs.items()):
+        label = settings if number < _LABELLED else None
+        axis.plot(*zip(*points, strict=True), label=label, color=None if label else "#ccc")
+    axis.set_xlabel("step")
+    axis.set_ylabel("training loss, nats per token")
+    axis.legend(fontsize="small")
     figure.savefig(path)
 
 
@@ -61,7 +82,7 @@ def _figure() -> tuple[Any, Any]:
     return pyplot.subplots(figsize=(7, 4), layout="constrained")
 
 
-def _memory_and_speed(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
-    """Return the memory in GiB and the speed of each trial."""
+def _memory_and_value(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+    """Return the memory in GiB and the value of each trial."""
     memory = [peak_memory(trial) / GIB for trial in trials]
-    return memory, [trial.speed for trial in trials]
+    return memory, [trial.value for trial in trials]

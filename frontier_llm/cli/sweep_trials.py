@@ -13,16 +13,25 @@ from frontier_llm.cli.trial import TRIAL_FILE, Trial
 
 
 def read(sweep_dir: Path) -> list[Trial]:
-    """Read all trials of a sweep, the fastest first, and of repeated settings the first.
+    """Read all trials of a sweep, the best first, and of repeated settings the first.
 
     Raises:
         DataError: the file of a trial is damaged.
     """
-    settings: dict[frozenset[str], Trial] = {}
+    return [trial for _, trial in read_with_folders(sweep_dir)]
+
+
+def read_with_folders(sweep_dir: Path) -> list[tuple[Path, Trial]]:
+    """Do the same as `read`; return each trial with its folder.
+
+    Raises:
+        DataError: the file of a trial is damaged.
+    """
+    settings: dict[frozenset[str], tuple[Path, Trial]] = {}
     for path in sorted(sweep_dir.rglob(TRIAL_FILE)):
         trial = Trial.read(path.parent)
-        settings.setdefault(frozenset(trial.overrides), trial)
-    return sorted(settings.values(), key=lambda trial: -trial.speed)
+        settings.setdefault(frozenset(trial.overrides), (path.parent, trial))
+    return sorted(settings.values(), key=lambda found: (found[1].cost, found[1].status != "done"))
 
 
 def read_in_order(sweep_dir: Path) -> list[Trial]:
@@ -51,21 +60,24 @@ def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
 
 
 def sensitivity(trials: Sequence[Trial]) -> dict[str, float]:
-    """Divide the variance of the speed among the axes, the largest share first.
+    """Divide the variance of the trials' results among the axes, the largest share first.
 
-    A linear model of the speed has an effect for each value of an axis. The axis that explains most
-    of the variance comes first. Each further axis gets what it explains beyond those before it
+    A linear model of the results has an effect for each value of an axis. The axis that explains
+    most of the variance comes first. Each further axis gets what it explains beyond those before it
     (sequential sums of squares). So the shares add up to at most 1. The rest is due to combinations
     of values, and to noise. A trial that is not done counts with speed 0, so that an axis whose
-    values fail has influence.
+    values fail has influence, or with the highest loss of those that are done.
     """
-    speeds = np.array([trial.speed for trial in trials])
+    limit = max((trial.cost for trial in done_trials(trials)), default=0.0)
+    losses = trials[0].goal == "loss"
+    numbers = np.array([min(t.cost, limit) if losses else t.cost for t in trials])
     columns = {key: _effects(values) for key, values in axes(trials).items()}
     model, explained = np.ones((len(trials), 1)), 0.0
     shares: dict[str, float] = {}
     while columns:
         totals = {
-            key: _explained(np.hstack([model, effects]), speeds) for key, effects in columns.items()
+            key: _explained(np.hstack([model, effects]), numbers)
+            for key, effects in columns.items()
         }
         best = max(totals, key=lambda key: totals[key])
         shares[best] = max(0.0, totals[best] - explained)
@@ -87,18 +99,17 @@ def _effects(values: Sequence[str]) -> npt.NDArray[np.float64]:
     return np.array([[value == other for other in sorted(set(values))] for value in values], float)
 
 
-def _explained(columns: npt.NDArray[np.float64], speeds: npt.NDArray[np.float64]) -> float:
-    """Return the share of the variance of the speeds that a linear model of columns explains."""
-    fitted = columns @ np.linalg.lstsq(columns, speeds, rcond=None)[0]
-    total = float(np.var(speeds))
-    return 1 - float(np.mean((speeds - fitted) ** 2)) / total if total else 0.0
+def _explained(columns: npt.NDArray[np.float64], numbers: npt.NDArray[np.float64]) -> float:
+    """Return the share of the variance of the numbers that a linear model of columns explains."""
+    fitted = columns @ np.linalg.lstsq(columns, numbers, rcond=None)[0]
+    total = float(np.var(numbers))
+    return 1 - float(np.mean((numbers - fitted) ** 2)) / total if total else 0.0
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the done trials that no other trial beats in both speed and memory, fastest first."""
+    """Return the done trials that no other trial beats in both value and memory, the best first."""
     front: list[Trial] = []
-    by_speed = sorted(done_trials(trials), key=lambda trial: (-trial.speed, peak_memory(trial)))
-    for trial in by_speed:
+    for trial in sorted(done_trials(trials), key=lambda trial: (trial.cost, peak_memory(trial))):
         if not front or peak_memory(trial) < peak_memory(front[-1]):
             front.append(trial)
     return front

@@ -53,6 +53,16 @@ class Trial:
         return self.speed
 
     @property
+    def cost(self) -> float:
+        """`value` if it is a loss, otherwise the negative speed: the best trial has the lowest."""
+        return self.value if self.goal == "loss" else -self.value
+
+    @property
+    def quantity(self) -> str:
+        """Name of `value`, with its unit."""
+        return "validation loss" if self.goal == "loss" else self.speed_unit
+
+    @property
     def speed(self) -> float:
         """Tokens per second, per device if that is the goal; 0 if the trial is not done."""
         if self.goal == "speed_per_device":

@@ -39,6 +39,8 @@ TRIAL_DEFAULTS = {
     "telemetry.progress": "false",
 }
 """Settings of a trial unless the command line gives others: a trial only measures."""
+RUN = "run"
+"""Name of the run directory in the folder of a trial."""
 WARM_UP_STEPS = 2
 """Number of first steps that do not count for a trial's speed."""
 _TERMINATION_SECONDS = 30.0
@@ -88,7 +90,7 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     """
     keys = set(map(key_of, overrides))
     defaults = [f"{key}={value}" for key, value in TRIAL_DEFAULTS.items() if key not in keys]
-    run_dir = folder / "run"
+    run_dir = folder / RUN
     if is_first_task():
         shutil.rmtree(run_dir, ignore_errors=True)
     command = [

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from frontier_llm.cli.compose import compose
@@ -30,11 +31,12 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
         ConfigError: an override is wrong, or a key that is set has no effect.
     """
     values = compose(overrides)
+    config = decode(values, partial(_usual, overrides))
     if TRIAL_VARIABLE in os.environ:
         return values
     given = {key_of(current_override(word)): word for word in overrides}
     idle: dict[str, Need] = {}
-    for key, need in unused(decode(values)):
+    for key, need in unused(config):
         if not set(map(_section, [key, *need.setting.split()])) & set(searched):
             idle.setdefault(key, need)
     for key, need in idle.items():
@@ -73,6 +75,15 @@ def _differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> b
         return bool(_value(compose(overrides), key) != _value(values, key))
     except ConfigError:  # the other overrides need this one
         return True
+
+
+def _usual(overrides: Sequence[str], key: str) -> Any:
+    """Return the value of a key without the overrides that set it; None if they need these."""
+    try:
+        rest = [word for word in overrides if key_of(current_override(word)) != key]
+        return _value(compose(rest), key)
+    except (ConfigError, KeyError):
+        return None
 
 
 def _section(text: str) -> str:

@@ -6,7 +6,7 @@ An error names the wrong key, its value, the values that are legal, and a correc
 import difflib
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -38,12 +38,14 @@ _TYPE_ERRORS = (
 _EXAMPLES = (1, 0, 100, 128, 0.1, 0.5, 1.5, True, [1], [0.1], "NAME", ["NAME"])
 
 
-def decode(values: Mapping[str, Any]) -> RunConfig:
+def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: None) -> RunConfig:
     """Decode composed values into a `RunConfig`.
 
     Args:
         values: nested plain dictionaries, as composed from `conf/` and the command line, or read
             back from the config.yaml of a run. Old names of keys are accepted.
+        usual: returns the value that a key has unless the user sets it, which is suggested instead
+            of a wrong one if it is legal; None = unknown.
 
     Raises:
         ConfigError: a key is wrong. The error describes the first wrong key and its correction.
@@ -51,7 +53,7 @@ def decode(values: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(with_current_names(values))
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise _first_error(error, usual) from None
     return with_partner_copies(config)
 
 
@@ -130,7 +132,7 @@ def type_words(annotation: Any, names: Mapping[str, str] = MappingProxyType({}))
     return names.get(name, name)
 
 
-def _first_error(error: ValidationError) -> ConfigError:
+def _first_error(error: ValidationError, usual: Callable[[str], Any]) -> ConfigError:
     """Convert the first error that pydantic reports, where unknown keys come first."""
     details = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     location = [str(part) for part in details["loc"]]
@@ -149,7 +151,8 @@ def _first_error(error: ValidationError) -> ConfigError:
         )
     kind = _NAMES.get(type(got).__name__, type(got).__name__)
     limits = [limit for limit in details.get("ctx", {}).values() if isinstance(limit, int | float)]
-    return ConfigError(key, f"{got!r} ({kind})", wants, _advice(key, field, got, *limits))
+    likely = [value for value in (usual(key),) if value is not None]
+    return ConfigError(key, f"{got!r} ({kind})", wants, _advice(key, field, got, *likely, *limits))
 
 
 def _advice(key: str, field: FieldInfo, got: object = None, *limits: Any) -> str:

@@ -38,7 +38,9 @@ class RunSection(Section):
     a run has used is refused."""
     init_from: PathName | None
     """Initial weights of a new run: a checkpoint, or a directory with checkpoints (a run.dir, or
-    the output of frontier-llm convert); null = random weights."""
+    the output of frontier-llm convert); null = random weights. The weights belong to a tokenizer,
+    which `data.tokenizer` sets; `run.allow_changes=[data.tokenizer]` allows a new one, for which
+    the run has to learn new embeddings."""
     allow_changes: tuple[str, ...] = Field(strict=False)
     """Keys or sections whose values may differ from the values of the checkpoint from which the run
     resumes, such as `[optimizer.learning_rate]`. Only keys of the model, the data, the optimizer

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontier_llm.config.data import DataConfig
+from frontier_llm.config.run import RunConfig
 from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
@@ -29,6 +30,7 @@ from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.source import find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import check_vocabulary, open_tokenizer
 from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
@@ -152,6 +154,23 @@ def open_data(config: DataConfig) -> Corpora:
         DataError: a source is unusable, or a corpus is damaged.
     """
     return open_all(config, prepare_all(config))
+
+
+def open_tokenizer_of(config: RunConfig) -> Tokenizer:
+    """Return the tokenizer of a run; its corpora are needed only if it was trained on them.
+
+    Raises:
+        ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding has
+            rows.
+        DataError: a source is unusable, or a corpus is damaged.
+    """
+    data = config.data
+    if data.tokenizer is not None:
+        tokenizer = open_tokenizer(Path(data.tokenizer), data.end_of_document)
+    else:
+        tokenizer = open_data(data).tokenizer
+    check_vocabulary(config, tokenizer)
+    return tokenizer
 
 
 class BlendedSamples:

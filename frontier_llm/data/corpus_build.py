@@ -5,6 +5,7 @@ source, and merge the parts. data/prepare.py calls them in this order.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,14 +167,24 @@ class CorpusBuild:
         """Raise a DataError if there are no documents for training or none for validation."""
         percent = self.config.validation_percent
         if not (train and validation):
-            rise = ", or raise data.validation_percent, to less than 50"
+            other = self._dividing_percent()
             raise DataError(
                 f"{self.source.root} has {train} documents for training and {validation} for "
                 f"validation, at data.validation_percent={percent}; both need some. A hash of its "
                 "name decides for each document, so few documents may all fall on one side\n"
                 f"  do: add text, to about {max(100, round(500 / percent)):,} documents"
-                + (rise if not validation and percent < 40 else "")  # more would hardly help
+                + (f", or set data.validation_percent={other:g}" if other is not None else "")
             )
+
+    def _dividing_percent(self) -> float | None:
+        """Return a value of data.validation_percent that leaves no split empty, if there is one."""
+        first: dict[str, float] = {}  # of equal texts, the first is kept
+        for part in self.parts:
+            for _, _, document in self.reader.documents(part, SkippedTexts()):
+                key = document.text if self.config.unique else document.name
+                first.setdefault(key, document.validation_from())
+        percent = (math.floor(10 * min(first.values(), default=50)) + 1) / 10
+        return percent if percent <= min(49.9, max(first.values(), default=0)) else None
 
     @property
     def _part_numbers(self) -> range:

@@ -258,7 +258,7 @@ def reader_of(path: Path, size: int, detected: Detected, key: str, *, divided: b
         divided: whether a short text becomes several documents, as a long one does.
     """
     reader = FORMATS[detected.format].reader if detected.format else Unreadable
-    if reader is WholeText and (divided or size > LONG_FILE_BYTES):
+    if reader is WholeText and (divided or (size > LONG_FILE_BYTES and not detected.compression)):
         reader = LongText
     elif reader is WholeText and detected.compression:
         reader = CompressedWholeText

@@ -48,8 +48,16 @@ class Document:
 
         The hash of the document's name decides. Selections with different salts are independent.
         """
+        return self._number(salt) < percent / 100 * 2**64
+
+    def validation_from(self) -> float:
+        """Return the percentage above which the document is for validation."""
+        return self._number("validation") * 100 / 2**64
+
+    def _number(self, salt: str) -> int:
+        """Return a pseudo-random number below 2**64."""
         digest = hashlib.sha256(encode_name(f"{salt}\0{self.name}")).digest()
-        return int.from_bytes(digest[:8], "big") < percent / 100 * 2**64
+        return int.from_bytes(digest[:8], "big")
 
 
 @dataclass(frozen=True)
@@ -75,10 +83,12 @@ class Source:
     text_key: str
     """Key (JSONL) or column (Parquet) that holds the text."""
     single: bool
-    """Whether the source is a single file. Such a file must be text, and it is divided into several
-    documents even if it is small, so that there are some for validation."""
+    """Whether the source is a single file, which must be text."""
     left_out: Mapping[str, Tally] = field(default_factory=dict)
     """Files that are not read, by reason."""
+    divided: bool = False
+    """Whether small files of text are divided into several documents, too, so that there are some
+    for training and some for validation (source_choice.py)."""
 
     @property
     def size(self) -> int:
@@ -160,7 +170,7 @@ class Source:
 
     def _format(self, file: SourceFile) -> Format:
         """Return the reader of a file."""
-        return reader_of(file.path, file.size, file.detected, self.text_key, divided=self.single)
+        return reader_of(file.path, file.size, file.detected, self.text_key, divided=self.divided)
 
 
 def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:

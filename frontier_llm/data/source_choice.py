@@ -8,8 +8,9 @@ from pathlib import Path
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_account import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
 from frontier_llm.data.file_formats import FORMATS, Detected, claim_of, detect
-from frontier_llm.data.source import Source, SourceFile
+from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
+from frontier_llm.data.text_files import LONG_FILE_BYTES
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
 from frontier_llm.units import KIB, format_bytes
@@ -88,7 +89,17 @@ class _Chooser:
                 f"there is no text in {self._source.root}: all of its files are left out "
                 f"({', '.join(self._left_out)})\n  do: set data.path to another file or folder"
             )
-        return replace(self._source, files=tuple(self.files), left_out=self._left_out)
+        chosen = replace(self._source, files=tuple(self.files), left_out=self._left_out)
+        return replace(chosen, divided=chosen.single or self._is_in_one_split(chosen))
+
+    def _is_in_one_split(self, source: Source) -> bool:
+        """Return whether a source is few short texts that all are for training, or validation."""
+        percent = self._config.validation_percent
+        texts = [(index, f) for index, f in enumerate(source.files) if f.size and f.detected.format]
+        splits = {Document(source.name(i, 0), "").is_validation(percent) for i, _ in texts}
+        return len(splits) == 1 and all(
+            file.detected.format == "text" and file.size <= LONG_FILE_BYTES for _, file in texts
+        )
 
     def refuse_or_leave_out(self, file: SourceFile, problem: str, reason: str) -> None:
         """Count a file that cannot be used."""
@@ -169,7 +180,8 @@ class _Chooser:
             raise DataError(
                 f"{self._source.root} mixes {titles} ({_describe(records)}) with plain text "
                 f"({_describe(texts)})\n"
-                f"  do: read one of them with {choices}, or set data.path to a folder with one kind"
+                f"  do: read one of them with {choices}, set data.path to a folder with one kind, "
+                "or read both with data=blend, as two corpora"
             )
 
     def _check_keys(self, texts: Sequence[SourceFile]) -> None:

@@ -7,6 +7,7 @@ of a file that workers can read independently, and `entries` yields the texts of
 import hashlib
 import io
 from collections.abc import Iterator
+from functools import cached_property
 
 from frontier_llm.data.compression import open_plain
 from frontier_llm.data.source_format import (
@@ -98,7 +99,15 @@ class LongText(Undivided):
 
     def _section_bytes(self) -> int:
         """Return the intended size of a section."""
-        return min(SECTION_BYTES, max(self.size // SMALL_FILE_SECTIONS, 1))
+        return min(SECTION_BYTES, max(self._plain_bytes // SMALL_FILE_SECTIONS, 1))
+
+    @cached_property
+    def _plain_bytes(self) -> int:
+        """Size of the decompressed text, at most that from which on sections have full size."""
+        if not self.compression:
+            return self.size
+        with open_plain(self.path, self.compression) as stream:
+            return len(stream.read(SECTION_BYTES * SMALL_FILE_SECTIONS))
 
     def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
         """Yield the sections from the current position of a stream on."""
@@ -119,7 +128,8 @@ class CompressedWholeText(LongText):
     """A compressed file of text that is one document, unless it is long."""
 
     def _section_bytes(self) -> int:
-        return LONG_FILE_BYTES
+        is_long = self._plain_bytes > LONG_FILE_BYTES
+        return super()._section_bytes() if is_long else LONG_FILE_BYTES
 
 
 def _entry(place: int, content: bytes, start: int) -> Entry:

@@ -14,15 +14,16 @@
 Every rank of `torch.distributed` runs this loop on samples of its own. docs/library.md explains it.
 """
 
-from frontier_llm.engine.adamw import AdamW, ParameterGroup
-from frontier_llm.engine.checkpoints import Checkpoints
-from frontier_llm.engine.formats import Formats
-from frontier_llm.engine.precision import Precision
+from frontier_llm.engine.compute_precision import Precision
+from frontier_llm.engine.lazy_checkpoints import Checkpoints
+from frontier_llm.engine.message_formats import Formats
 from frontier_llm.engine.shard import shard
 from frontier_llm.engine.sharded import Sharded
+from frontier_llm.engine.torch_optimizer import Optimizer
+from frontier_llm.engine.update_rule import AdamW, ParameterGroup
 from frontier_llm.engine.watchdog import Watchdog
 
 __all__ = [
-    "AdamW", "Checkpoints", "Formats", "ParameterGroup", "Precision", "Sharded", "Watchdog",
-    "shard",
+    "AdamW", "Checkpoints", "Formats", "Optimizer", "ParameterGroup", "Precision", "Sharded",
+    "Watchdog", "shard",
 ]  # fmt: skip

@@ -1,52 +1,63 @@
 """Hooks on modules that gather sharded parameters before they are read and release them after.
 
-A unit is a set of parameters that are gathered together: a layer, the embedding or the head. A
-reader is a module that reads the parameters of some units. To acquire a unit is to gather its
-parameters; to release it allows `sharding` to free them.
+A unit is a set of parameters that are gathered together, such as a layer. A reader is a module that
+reads units. To acquire a unit is to gather it; to release it allows `sharding` to free it.
 
 The hooks acquire the units of a reader before its forward pass and release them after it. They
 acquire the units again before its backward pass, when the gradient of its output arrives. After the
 backward pass `sharding` releases them itself, when all gradients of a unit are computed.
 
-The start of a backward pass is found by a hook on the output tensors. torch's backward hooks on
-modules are not used: they replace the output by a view, whose memory megatron's pipeline cannot
-free, and they are called before the gradients of the weights exist.
+Hooks on the output tensors find the start of a backward pass. torch's backward hooks on modules
+replace the output by a view, whose memory megatron's pipeline cannot free.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from frontier_llm.protocols import UnitReader
-from frontier_llm.sharding.parameters import in_backward
+from frontier_llm.sharding.guarded import in_backward
 from frontier_llm.sharding.sharded_states import ShardedStates
 
 
 class Hook:
-    """A function that a module calls. A copy of the module does not call it."""
+    """A function that a module calls. `torch.compile` does not trace it, nor do copies call it."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+        self._call = torch.compiler.disable(call)
 
-    @torch.compiler.disable
     def __call__(self, *args: Any) -> Any:
-        """Call the function, which `torch.compile` does not trace."""
+        """Call the function."""
         return self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
         return Hook(lambda *_: None)
 
 
-def attach(readers: Iterable[UnitReader], states: ShardedStates) -> None:
-    """Attach the hooks to the readers of a rank. The hooks are never removed."""
+def attach(
+    readers: Iterable[UnitReader],
+    states: ShardedStates,
+    hook: Callable[[Callable[..., Any]], Callable[..., Any]] = Hook,
+) -> None:
+    """Attach the hooks to the readers of a rank. They are never removed.
+
+    Args:
+        readers: the readers, in the order of the forward pass.
+        states: the states that the modules' parameters belong to.
+        hook: makes a hook of a function.
+    """
     for reader in readers:
-        _attach(reader, states)
+        _attach(reader, states, hook)
 
 
-def _attach(reader: UnitReader, states: ShardedStates) -> None:
-    """Attach the hooks of one reader."""
+def _attach(
+    reader: UnitReader,
+    states: ShardedStates,
+    hook: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
     units = states.units(reader.units)
 
     def acquire(*_: Any) -> None:
@@ -58,37 +69,24 @@ def _attach(reader: UnitReader, states: ShardedStates) -> None:
         if reader.release == "always" or not torch.is_grad_enabled():
             states.release(units)
 
-    reader.module.register_forward_pre_hook(Hook(acquire))
-    if reader.in_backward:
-        _before_backward(reader.module, lambda: states.acquire(units, backward=True))
-    if reader.release != "never":
-        reader.module.register_forward_hook(Hook(release))
-
-
-def _before_backward(module: nn.Module, action: Callable[[], None]) -> None:
-    """Call `action` when the first gradient of a module's outputs arrives."""
-
     def on_output(_: nn.Module, __: Any, output: Any) -> None:
-        left = [action]
+        is_first = [True]
 
         def on_gradient(_: torch.Tensor) -> None:
-            if left:
-                left.pop()()
+            if is_first:
+                is_first.clear()
+                states.acquire(units, backward=True)
 
-        for tensor in tensors_of(output):
-            if tensor.requires_grad:
-                tensor.register_hook(on_gradient)
+        for tensor in differentiable(output):
+            tensor.register_hook(on_gradient)
 
-    module.register_forward_hook(Hook(on_output))
+    reader.module.register_forward_pre_hook(hook(acquire))
+    if reader.in_backward:
+        reader.module.register_forward_hook(hook(on_output))
+    if reader.release != "never":
+        reader.module.register_forward_hook(hook(release))
 
 
-def tensors_of(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in the output of a module."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from tensors_of(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from tensors_of(value)
+def differentiable(output: Any) -> list[torch.Tensor]:
+    """Return the tensors in the output of a module that have a gradient."""
+    return [x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad]

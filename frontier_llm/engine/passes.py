@@ -13,14 +13,16 @@ anything, leave layers out, and compute its loss from other tensors than its out
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from frontier_llm.engine.hooks import Hook, tensors_of
+from frontier_llm.engine.hooks import Hook, differentiable
+from frontier_llm.engine.written_parameters import WrittenParameters
 from frontier_llm.errors import TrainingError
-from frontier_llm.sharding.parameters import in_backward
+from frontier_llm.sharding.guarded import in_backward
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import Unit
 
@@ -41,6 +43,7 @@ class Passes:
         count: backward passes of this step that have ended.
         expected: backward passes that the step has.
         in_step: whether a pass of the step has begun.
+        written: notices what a user writes to parameters.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Passes:
     ) -> None:
         """Attach hooks to the module and to the modules that read units."""
         self._states, self.micro_batches, self._module = states, micro_batches, module
+        self.written = WrittenParameters(states)
         self.step, self.count, self.expected = 1, 0, micro_batches
         self.in_step = self._in_pass = False
         self._forwards: list[tuple[nn.Module, saved_tensors_hooks | None]] = []
@@ -97,12 +101,20 @@ class Passes:
         """Forget the passes of this step. Collective over all ranks."""
         self.count, self.expected, self._in_pass = 0, self.micro_batches, False
         if self.in_step:
-            self._states.drop_step(self.micro_batches)
+            self._states.passes.drop(self.micro_batches)
+            self._states.reads.end_step()
+            self._states.reads.begin_step()
+
+    def digest(self) -> int:
+        """Return 16 bits that differ if ranks have gathered other units in this step."""
+        order = {unit: index for index, unit in enumerate(self._states.all_units)}
+        uses = [(order[use.unit], use.backward) for use in self._states.reads.uses]
+        return crc32(repr(uses).encode()) >> 16
 
     def _begin_step(self) -> None:
         if not self.in_step:
             self._check_parameters()
-            self._states.take_written()
+            self.written.take()
             self._states.begin_step(self.step, self.micro_batches)
             self.in_step = True
 
@@ -140,9 +152,8 @@ class Passes:
 
     def _watch_output(self, _: nn.Module, __: Any, output: Any) -> None:
         """Begin the backward pass when a gradient of the output arrives."""
-        for tensor in tensors_of(output):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._begin_pass_of_backward())
+        for tensor in differentiable(output):
+            tensor.register_hook(lambda _: self._begin_pass_of_backward())
 
     def _begin_pass_of_backward(self) -> None:
         """Begin the pass unless autograd computes only the gradients of some tensors.
@@ -171,7 +182,8 @@ class Passes:
     def _end_pass(self) -> None:
         self._in_pass = False
         self.count += 1
-        self._states.end_pass(self.expected - self.count)
+        self._states.passes.end_pass(self.expected - self.count)
+        self._states.release(self._states.all_units)
 
     def _check_parameters(self) -> None:
         """Check that the parameters are still those that were sharded.

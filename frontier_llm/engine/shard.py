@@ -17,14 +17,14 @@ from torch import nn
 from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.engine.adamw import AdamW
+from frontier_llm.engine.compute_precision import Precision
 from frontier_llm.engine.equal_start import check_equal_start
-from frontier_llm.engine.formats import Formats
 from frontier_llm.engine.hooks import attach
+from frontier_llm.engine.message_formats import Formats
 from frontier_llm.engine.module_units import layers_of, readers_of, records_of
 from frontier_llm.engine.passes import Passes
-from frontier_llm.engine.precision import Precision
 from frontier_llm.engine.sharded import Sharded
+from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.grid_levels import level_borders
@@ -80,18 +80,8 @@ def shard(
     records = records_of(module, layers, update)
     check_equal_start(records)
     values = precision.convert(module) if precision else {}
-    parameter = records[0].parameter
-    device, traffic = parameter.device, Traffic(grid, rank)
-    state_formats = formats.at_each_step()
-    transport = Transport(
-        lambda step: state_formats,
-        traffic,
-        choose_kernels("auto", device),
-        parameter.dtype,
-        device,
-        seed=rank << 16,
-    )
-    readers = readers_of(module, layers, records)
+    traffic, readers = Traffic(grid, rank), readers_of(module, layers, records)
+    transport = _transport(formats, traffic, records[0].parameter, rank)
     state_groups = StateGroups(factors, rank, _groups(factors, rank), _alone(rank, size), {})
     states = ShardedStates(
         records, state_groups, transport, update, feedback=formats.feedback(), fuse_gradients=False
@@ -100,6 +90,14 @@ def shard(
     passes = Passes(module, [reader.module for reader in readers], states, micro_batches)
     attach(readers, states)
     return Sharded(module, states, passes, traffic, update)
+
+
+def _transport(formats: Formats, traffic: Traffic, parameter: nn.Parameter, rank: int) -> Transport:
+    of_all_steps, device = formats.at_each_step(), parameter.device
+    kernels = choose_kernels("auto", device)
+    return Transport(
+        lambda step: of_all_steps, traffic, kernels, parameter.dtype, device, seed=rank << 16
+    )
 
 
 def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]) -> None:

@@ -9,15 +9,16 @@ import torch.distributed as dist
 from torch import nn
 
 from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.engine.adamw import AdamW
 from frontier_llm.engine.hooks import Hook
 from frontier_llm.engine.passes import Passes
 from frontier_llm.engine.update import Update
 from frontier_llm.engine.update_choice import choose_update
+from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.sharded_states import ShardedStates
+from frontier_llm.sharding.update_groups import Settings
 
 
 class Sharded:
@@ -45,7 +46,7 @@ class Sharded:
         self._before_update: list[Callable[[], None]] = []
         self._update = Update(states, self._call_before_update)
         module.register_load_state_dict_pre_hook(Hook(self._before_load))
-        module.register_load_state_dict_post_hook(Hook(lambda *_: states.take_written()))
+        module.register_load_state_dict_post_hook(Hook(lambda *_: passes.written.take()))
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of a micro-batch, as `loss.backward()` does.
@@ -131,7 +132,7 @@ class Sharded:
         self.states.acquire(units)
         try:
             yield
-            self.states.take_written()
+            self._passes.written.take()
         finally:
             self.states.settle()
 
@@ -192,6 +193,17 @@ class Sharded:
         self._passes.step, self._updates, self.missed = step + 1, updates, dict(missed or {})
         self.states.adopt(updates, step, self.missed)
 
+    def rate_factors(self) -> Iterator[tuple[float, nn.Parameter]]:
+        """Yield the factor of the learning rate of each parameter that is trained, and itself."""
+        for record in (record for unit in self.states.all_units for record in unit.records):
+            if record.parameter.requires_grad:
+                yield Settings.of(record, self._rule).rate_factor, record.parameter
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step that the next call of `step` ends, counted from 1."""
+        return self._passes.step
+
     @property
     def updates(self) -> int:
         """Number of updates so far. Steps whose gradients were not finite made none."""
@@ -204,7 +216,7 @@ class Sharded:
             [3 + parameters] fp64: the squared norm; two numbers that show whether the ranks have
             gathered the same units; the number of gradients of each parameter.
         """
-        squared, digest = self.states.squared_norm(), self.states.reads.uses_digest()
+        squared, digest = self.states.squared_norm(), self._passes.digest()
         own = [float(digest), float(digest) ** 2, *(float(count) for _, count in counts)]
         numbers = torch.tensor([0.0, *own], dtype=torch.float64, device=squared.device)
         numbers[0] = squared

@@ -12,12 +12,13 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from frontier_llm.sharding.contribution import Contribution
+from frontier_llm.sharding.contribution import Contribution, Gather
+from frontier_llm.sharding.unit_gradients import UnitGradients
 
 Key = tuple[int, int]
 """A backward pass of a step: index of the model chunk on this rank, number of the micro-batch."""
@@ -60,7 +61,11 @@ class DeferredGradients:
 
     @contextmanager
     def collecting(self, key: Key) -> Iterator[None]:
-        """Return a context for a backward pass whose gradients are deferred."""
+        """Return a context for a backward pass that leaves out the gradients of layers' weights.
+
+        `Gradients.run_deferred` must follow before the step ends. Until then the operands of these
+        gradients stay allocated. No parameter is read after the context.
+        """
         assert self._key is None, "contexts of deferred gradients are nested"
         assert key not in self._queues, f"the weight gradients of {key} were deferred twice"
         self._key, self._queues[key] = key, deque()
@@ -94,3 +99,30 @@ class DeferredGradients:
                 contribution.add()
                 yield contribution
         del self._queues[key]
+
+
+class Sink:
+    """The `ProductSink` of a parameter: makes contributions to its gradient."""
+
+    def __init__(
+        self,
+        gradients: UnitGradients,
+        index: int,
+        deferred: DeferredGradients,
+        take: Callable[..., None],
+    ) -> None:
+        self._gradients, self._index, self._deferred = gradients, index, deferred
+        self._take = take
+
+    @property
+    def is_deferring(self) -> bool:
+        """Whether the product is computed later than in this backward pass."""
+        return self._gradients.may_defer and self._deferred.is_collecting
+
+    def __call__(
+        self, grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: Gather | None = None
+    ) -> None:
+        """Take the operands."""
+        operands = (grad_outputs, inputs)
+        contribution = Contribution(self._gradients, self._index, operands, gather)
+        self._take(contribution, defer=self.is_deferring)

@@ -23,8 +23,8 @@ from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.protocols import ParameterRecord, set_product_sink
-from frontier_llm.sharding.contribution import Contribution, Gather
-from frontier_llm.sharding.deferred_gradients import DeferredGradients, Key
+from frontier_llm.sharding.contribution import Contribution
+from frontier_llm.sharding.deferred_gradients import DeferredGradients, Key, Sink
 from frontier_llm.sharding.unit import StateGroups, Unit
 from frontier_llm.sharding.unit_gradients import UnitGradients
 
@@ -82,7 +82,9 @@ class Gradients:
                 hook = partial(self._on_gradient, gradients, index)
                 self._hooks.append(record.parameter.register_post_accumulate_grad_hook(hook))
                 if fuse:
-                    set_product_sink(record.parameter, _Sink(self, gradients, index))
+                    set_product_sink(
+                        record.parameter, Sink(gradients, index, self.deferred, self.take)
+                    )
 
     def close(self) -> None:
         """Remove the hooks. Python cannot see that they and the parameters are a cycle."""
@@ -192,7 +194,10 @@ class Gradients:
             self._note_added(contribution)
 
     def run_deferred(self, key: Key) -> None:
-        """Add the gradients that a backward pass has deferred."""
+        """Add the gradients that a backward pass has deferred.
+
+        Collective over the tensor group and the reduction groups.
+        """
         for contribution in self.deferred.run(key):
             self._note_added(contribution)
 
@@ -212,20 +217,3 @@ class Gradients:
         self._under_way.append(Chain(gradients.reduction()))
         while len(self._under_way) > self._units_in_flight:
             self._under_way.popleft().wait()
-
-
-class _Sink:
-    """The `ProductSink` of a parameter."""
-
-    def __init__(self, owner: Gradients, gradients: UnitGradients, index: int) -> None:
-        self._owner, self._gradients, self._index = owner, gradients, index
-
-    @property
-    def is_deferring(self) -> bool:
-        return self._gradients.may_defer and self._owner.deferred.is_collecting
-
-    def __call__(
-        self, grad_outputs: torch.Tensor, inputs: torch.Tensor, gather: Gather | None = None
-    ) -> None:
-        contribution = Contribution(self._gradients, self._index, (grad_outputs, inputs), gather)
-        self._owner.take(contribution, defer=self.is_deferring)

@@ -76,3 +76,8 @@ def unguard(parameter: nn.Parameter) -> None:
     if type(parameter) is Guarded:
         del parameter.before_read
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs. A forward pass inside it recomputes activations."""
+    return torch._C._current_graph_task_id() != -1

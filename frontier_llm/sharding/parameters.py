@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
-from zlib import crc32
 
 import torch
 
@@ -37,12 +36,8 @@ from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.formats import FP32
 from frontier_llm.geometry.state_memory import prefetch_window, small_elements
 from frontier_llm.protocols import ParameterRecord
+from frontier_llm.sharding.guarded import in_backward
 from frontier_llm.sharding.unit import StateGroups, Unit
-
-
-def in_backward() -> bool:
-    """Return whether autograd runs. A forward pass inside it recomputes activations."""
-    return torch._C._current_graph_task_id() != -1
 
 
 class Use(NamedTuple):
@@ -59,7 +54,8 @@ class Parameters:
     Every rank must acquire and release in the same order: each acquire may be a collective.
 
     Attributes:
-        peak_gathered_bytes: the most memory that gathered parameters held at once, over the run.
+        peak_gathered_bytes: the most memory that gathered parameters held at once.
+        uses: the acquires of sharded units in this step so far.
         reads_together: whether all ranks are reading parameters in the same order now, so that a
             read may start collectives. By default they never do.
     """
@@ -93,10 +89,9 @@ class Parameters:
         self._gathers: dict[Unit, Chain] = {}
         self._gathered: set[Unit] = set()
         self._expected: list[Use] = []  # the previous step's uses
-        self._uses: list[Use] = []  # this step's uses so far
+        self.uses: list[Use] = []
         self._current: list[Use] = []  # the last use, until it is released
         self._in_step = False
-        self._versions = {unit: [r.parameter._version for r in unit.records] for unit in units}
         self.peak_gathered_bytes = 0
         self.reads_together: Callable[[], bool] = lambda: False
         for unit in units:
@@ -107,8 +102,8 @@ class Parameters:
     def set_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
         """Take the master weights, from which the trainable parameters are refreshed.
 
-        torch counts the writes to a tensor through any view. The count is stored here and at every
-        refresh, so that `acquire` notices masters that were written to without a refresh.
+        torch counts the writes to a tensor. The count is stored here and at every refresh, so that
+        `acquire` notices masters that were written to without a refresh.
 
         Args:
             masters: per trainable unit, [n / o] fp32.
@@ -118,7 +113,7 @@ class Parameters:
 
     def begin_step(self) -> None:
         """Start a step. Prefetching follows the previous step's acquire order."""
-        self._expected, self._uses, self._in_step = self._uses, [], True
+        self._expected, self.uses, self._in_step = self.uses, [], True
 
     def end_step(self) -> None:
         """Release all units, since the update makes gathered parameters stale."""
@@ -154,7 +149,7 @@ class Parameters:
             self._gathered.add(unit)
             unit.unguard()
         if self._in_step:
-            self._uses.append(use)
+            self.uses.append(use)
             self._current = [use]
             self._prefetch(self._wanted())
 
@@ -197,36 +192,8 @@ class Parameters:
         if unit not in self._gathered:
             self.acquire(unit, backward=in_backward())
 
-    def uses_digest(self) -> int:
-        """Return 16 bits that differ if ranks gathered other units in this step, or in turn."""
-        order = {unit: index for index, unit in enumerate(self._units)}
-        return crc32(repr([(order[use.unit], use.backward) for use in self._uses]).encode()) >> 16
-
-    def take_written(self, unit: Unit) -> bool:
-        """Note writes to a unit's parameters, which are in memory; return whether there were any.
-
-        torch counts the writes to each parameter. Those of this class are to the buffer, whose
-        count is another one.
-
-        Raises:
-            TrainingError: they were written to, and are not in memory any more.
-        """
-        versions = [record.parameter._version for record in unit.records]
-        if versions == self._versions[unit]:
-            return False
-        self._versions[unit] = versions
-        if unit.is_sharded and unit not in self._gathered:
-            raise TrainingError(
-                f"parameters of {unit.name} were written to in a forward or backward pass, and this "
-                "is lost because they are sharded\n  do: write them in `with states.gathered():`, or "
-                "call shard with params=1"
-            )
-        if unit.is_sharded:
-            unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
-        return True
-
     def note_masters(self, unit: Unit) -> None:
-        """Note that the master weights of a unit were written, and its parameters with them."""
+        """Note that the master weights and the parameters of a unit were written."""
         self._master_versions[unit] = self._masters[unit]._version
 
     def refresh(self, *, differences: bool = False) -> None:
@@ -255,7 +222,7 @@ class Parameters:
     def gather_first(self) -> None:
         """Prefetch the first units of the next step, if no refresh over ranks has to come first."""
         if not self._refresh_groups:
-            self._prefetch(self._in_flight(self._uses))
+            self._prefetch(self._in_flight(self.uses))
 
     def settle(self) -> None:
         """Wait until every shard is up to date."""
@@ -300,8 +267,8 @@ class Parameters:
         return buffer
 
     def _store_master_versions(self) -> None:
-        for unit, master in self._masters.items():
-            self._master_versions[unit] = master._version
+        for unit in self._masters:
+            self.note_masters(unit)
 
     def _check_master_version(self, unit: Unit) -> None:
         master = self._masters.get(unit)
@@ -337,7 +304,7 @@ class Parameters:
             earlier = next(iter(self._refreshes))
             self._refreshes.pop(earlier).wait()
             # in fp32 the master lies in the shard: a gather in place may count as a write to it
-            self._master_versions[earlier] = self._masters[earlier]._version
+            self.note_masters(earlier)
             if not earlier.is_sharded:
                 earlier.unguard()
             self._start_refreshes()
@@ -355,8 +322,8 @@ class Parameters:
 
     def _expected_next(self) -> Iterator[Use]:
         """Yield the previous step's uses from this position on, if the last use is the same."""
-        position = len(self._uses)
-        if self._in_step and (not position or self._uses[-1] == self._expected_at(position - 1)):
+        position = len(self.uses)
+        if self._in_step and (not position or self.uses[-1] == self._expected_at(position - 1)):
             # not islice: it would walk from the start to `position` at each unit
             yield from map(self._expected.__getitem__, range(position, len(self._expected)))
 

@@ -5,7 +5,6 @@ checkpoints read and write its shards.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -30,9 +29,6 @@ class ShardedStates:
     `update`; `refresh`, or `skip`. Code that reads parameters must call `acquire` before and
     `release` after, with the units that hold them.
 
-    In the context `defer_weights` a backward pass leaves out the gradients of the weights of linear
-    layers. `weight_gradients` then computes them.
-
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
     """
@@ -56,12 +52,10 @@ class ShardedStates:
             groups: the process groups over which states are sharded.
             transport: sends parts of states, in the formats of each step.
             optimizer: constants of the update rule.
-            units_in_flight: number of large units in the prefetch window: the unit that is read and
-                the units expected next. The unit before it may still be gathered, too. Also the
-                number of gradient reductions that continue while the next unit computes.
+            units_in_flight: number of large units in the prefetch window, and of gradient
+                reductions that continue while the next unit computes.
             feedback: how rounding errors of gradients are kept; None = they are not.
-            fuse_gradients: whether linear layers give the gradient of a weight as two operands,
-                whose product is computed in a buffer (`ProductSink` in protocols.py).
+            fuse_gradients: whether linear layers give gradients as two operands (`ProductSink`).
         """
         self._groups, self._transport, self._feedback = groups, transport, feedback
         whole = keeps_whole(optimizer)
@@ -160,45 +154,6 @@ class ShardedStates:
         for unit in units:
             self._parameters.release(unit)
 
-    def defer_weights(self, virtual_stage: int, micro_batch: int) -> AbstractContextManager[None]:
-        """Return a context for a backward pass that leaves out the gradients of layers' weights.
-
-        `weight_gradients` must follow, before `finish_backward`. Until then the operands of these
-        gradients stay allocated. No parameter is read after the context.
-
-        Args:
-            virtual_stage: index of the model chunk on this rank.
-            micro_batch: number of the micro-batch in the step.
-        """
-        return self._gradients.deferred.collecting((virtual_stage, micro_batch))
-
-    def weight_gradients(self, virtual_stage: int, micro_batch: int) -> None:
-        """Compute what a backward pass in `defer_weights` has left out, in the order of that pass.
-
-        Collective over the tensor group and the reduction groups.
-        """
-        self._gradients.run_deferred((virtual_stage, micro_batch))
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Memory that is allocated now for deferred weight gradients."""
-        return self._gradients.deferred.waiting_bytes
-
-    def end_pass(self, left: int) -> None:
-        """End a backward pass that `Gradients.begin_pass` has begun; `left` passes follow."""
-        self._gradients.end_pass(left)
-        for unit in self._units:
-            self._parameters.release(unit)
-
-    def drop_step(self, micro_batches: int) -> None:
-        """Discard the gradients of a step and begin it again.
-
-        Collective over the reduction groups, which wait for what is under way.
-        """
-        self._gradients.drop(micro_batches)
-        self._parameters.end_step()
-        self._parameters.begin_step()
-
     def finish_backward(self) -> None:
         """Complete all gradients: sum them over replicas, tensor ranks and tied copies.
 
@@ -211,9 +166,8 @@ class ShardedStates:
     def squared_norm(self) -> torch.Tensor:
         """Return [] fp64: this rank's share of the gradient's squared norm.
 
-        The sum of the shares over all ranks is the squared norm of the gradient. D/o ranks hold the
-        same optimizer interval (`StateGroups.replicas`). Each of them adds the squares of its
-        elements, divided by D/o.
+        The sum of the shares over all ranks is the squared norm of the gradient. Each of the ranks
+        that hold the same optimizer interval adds an equal part.
         """
         if not self._counted_in_norm:
             return torch.zeros((), dtype=torch.float64, device=self._transport.pool.device)
@@ -233,8 +187,7 @@ class ShardedStates:
             learning_rate: learning rate of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
             skip: [] fp32, on the device. If it is 1, the update changes nothing, and the method
-                `skip` must follow instead of `refresh`. If it is 0 or None, the update is done. The
-                host need not know the value when it submits the update to a GPU.
+                `skip` must follow instead of `refresh`. None: 0.
             left_out: parameters that are not updated; only for AdamW.
         """
         if left_out:
@@ -245,8 +198,8 @@ class ShardedStates:
     def refresh(self, *, saved: bool = False) -> None:
         """Write this rank's updated parameters, and start to refresh those of all ranks.
 
-        Collective over the ranks that hold parts of the same parameters. Returns before the refresh
-        is over: `acquire` waits for it, unit by unit.
+        Collective over the ranks that hold parts of the same parameters. `acquire` waits for the
+        refresh, unit by unit.
 
         Args:
             saved: whether the states are saved now. Parameters are then sent in full, and rounding
@@ -267,6 +220,8 @@ class ShardedStates:
     def skip(self) -> None:
         """End an update that was skipped because gradients are not finite; reset error feedback."""
         self._gradients.reset_feedback()
+        for unit, _ in self._trainable:  # some optimizers have written equal values to the masters
+            self._parameters.note_masters(unit)
 
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
         """Yield this rank's part of each parameter's gradient.
@@ -307,21 +262,17 @@ class ShardedStates:
         self._parameters.end_step()
 
     def drain(self) -> None:
-        """Wait for all collectives under way; parameters gathered for the next step stay.
+        """Wait for all collectives under way, between steps; gathered parameters stay.
 
-        Only between steps. Collective over the ranks that hold parts of the same parameters.
+        Collective over the ranks that hold parts of the same parameters.
         """
         self._parameters.drain()
 
-    def take_written(self) -> None:
-        """Make what a user has written to parameters the new master weights.
-
-        On all ranks, which must have written the same. Parameters are in memory in full.
-        """
-        for index, (unit, _) in enumerate(self._trainable):
-            if self._parameters.take_written(unit):
-                self._optimizer.read_parameters(index)
-                self._parameters.note_masters(unit)
+    def take_parameters(self, unit: Unit) -> None:
+        """Make this rank's parameters of a trainable unit its master weights."""
+        trainable = [other for other, _ in self._trainable]
+        self._optimizer.read_parameters(trainable.index(unit))
+        self._parameters.note_masters(unit)
 
     def adopt(self, updates: int, step: int, missed: Mapping[str, int] | None = None) -> None:
         """Continue from `shards` that the caller has overwritten: refresh all parameters from them.
@@ -365,9 +316,8 @@ class ShardedStates:
     def memory_bytes(self) -> dict[str, int]:
         """Return the bytes that stay allocated between steps, by category.
 
-        `gathered` is an exception: it is the largest memory of gathered parameters since the start.
-        If states are sent quantised, `messages` is the memory of the message buffers in the pool,
-        and `feedback` that of the rounding errors that are kept.
+        `gathered` is the largest memory of gathered parameters since the start. If states are sent
+        quantised, `messages` is that of message buffers, and `feedback` that of rounding errors.
         """
         parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
         categories = {

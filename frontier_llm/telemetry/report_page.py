@@ -158,7 +158,9 @@ def _duration_tile(history: History, summary: RunSummary) -> Tile:
     failures = history.total("archive_failures")
     if failures:
         note += f"; the archive command failed {failures:.0f} times"
-    return Tile("Duration", UNKNOWN if seconds is None else format_seconds(seconds), note=note)
+    return Tile(
+        "Duration of all steps", UNKNOWN if seconds is None else format_seconds(seconds), note=note
+    )
 
 
 def _count_steps(history: History, summary: RunSummary) -> str:

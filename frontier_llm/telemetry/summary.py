@@ -126,7 +126,7 @@ class RunSummary(_Part):
     tokens: _Count | None = None
     """Number of tokens that the run has trained on."""
     seconds: _Number | None = None
-    """Wall time of the whole run."""
+    """Sum of `StepMetrics.step_seconds` over all steps, also those of earlier starts of the run."""
     final_loss: _Number | None = None
     """Training loss of the last step, in nats per token."""
     initial_validation_loss: _Number | None = None

@@ -6,12 +6,21 @@ hardware and the precision, because checkpoints do not depend on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from frontier_llm.config.decode import defaults
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.renamed import with_current_names
+from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.inventory import model_shapes
+
+if TYPE_CHECKING:
+    from frontier_llm.data.corpus_manifest import Manifest
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
 """Sections and keys that determine the losses. They may change only if `run.allow_changes` names
@@ -23,6 +32,12 @@ _FREE = (
 """Keys in the guarded sections that may change, because they do not change the losses."""
 _IRRELEVANT = ("run", "callbacks")
 """Sections that are not compared."""
+_OF_CORPUS = {
+    "data.kind", "data.format", "data.text_key", "data.tokenizer", "data.end_of_document",
+    "data.vocabulary", "data.validation_percent", "data.broken", "data.unique",
+}  # fmt: skip
+"""Keys that change how a text becomes a corpus."""
+_LENGTH = "data.sequence_length"
 
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, value in the resumed run) by key."""
@@ -42,41 +57,173 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def refuse(found: Changes, now: Mapping[str, Any], allowed: Sequence[str]) -> None:
+def refuse(found: Changes, config: RunConfig) -> None:
     """Refuse changes to the data, the model or the update rule, unless they are allowed by name.
+
+    Changes of keys without effect are not refused. Changes that no run can make are refused even if
+    they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
+    hold, and another length of packed samples.
 
     Args:
         found: the changes, as `changes` returns them.
-        now: the configuration of the resumed run.
-        allowed: keys or groups of keys that may change (`run.allow_changes`).
+        config: the configuration of the resumed run.
 
     Raises:
         ConfigError: some changes are refused. The message names the first of them, and says how to
-            allow all of them. The length of packed samples may never change.
+            allow all of them.
     """
-    length = "data.sequence_length"
-    if length in found and now["data"]["packing"] == "best_fit":
-        before, after = found[length]
+    now, allowed = config.model_dump(mode="json"), config.run.allow_changes
+    _refuse_other_shapes(found, now)
+    _refuse_absent_states(found, now)
+    if _LENGTH in found and config.data.packing == "best_fit":
+        before, after = found[_LENGTH]
         raise ConfigError(
-            length,
+            _LENGTH,
             f"{after} with data.packing=best_fit",
             f"{before}, as in the checkpoint: best_fit packs all documents anew for each length, "
             "so the run would read again what it has read",
             "set it back, or start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN",
         )
-    refused = [key for key in found if _is_guarded(key, now) and not _is_within(key, allowed)]
+    idle = {key for key, _ in unused(config)}
+    refused = [
+        key
+        for key in found
+        if key not in idle and _is_guarded(key, now) and not _is_within(key, allowed)
+    ]
     if not refused:
         return
     before, after = found[refused[0]]
     others = f" (and {len(refused) - 1} more differ)" if len(refused) > 1 else ""
-    names = ",".join([*allowed, *refused])
-    back = f"repeat the command of the run (its settings are in {now['run']['dir']}/config.yaml)"
+    back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
+    # the text at another path may be the same; if it is not, it has to be allowed as well
+    names = _allowing(config, *refused, *({"data.path"} & found.keys()))
     raise ConfigError(
         refused[0],
         f"{after}{others}",
         f"{before}, as in the checkpoint that the run resumes from",
-        f"{back if others else 'set it back'}, or allow the change: run.allow_changes=[{names}]",
+        f"{back if others else 'set it back'}, or allow the change: {names}",
     )
+
+
+def check_corpus(
+    found: Changes, config: RunConfig, corpus: "Manifest", meta: Mapping[str, Any]
+) -> str | None:
+    """Refuse a corpus that differs from the checkpoint's, unless an allowed change explains it.
+
+    A blend may get more corpora with the same tokenizer, if its corpora may change.
+
+    Args:
+        found: the changes, as `changes` returns them.
+        config: the configuration of the resumed run.
+        corpus: manifest of the corpora that the run reads.
+        meta: what the checkpoint stores in addition to the states.
+
+    Returns:
+        A warning if the ids of tokens have changed their meaning.
+
+    Raises:
+        ConfigError: the corpus differs.
+    """
+    if meta["corpus"] == corpus.digest:
+        return None
+    data, stored = config.data, meta.get("tokenizer", "")
+    is_same = stored == corpus.tokenizer_sha256
+    key = "data.path" if is_same or data.tokenizer is None else "data.tokenizer"
+    reasons = {key, "data.path", *(_OF_CORPUS & found.keys())}
+    if data.kind == "blend" and is_same:
+        reasons.add("data.corpora")
+    if not any(_is_within(reason, config.run.allow_changes) for reason in reasons):
+        other = "" if is_same or not stored else f", and its tokenizer {stored[:12]}"
+        own = f" and tokenizer {corpus.tokenizer_sha256[:12]}" if other else ""
+        place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
+        raise ConfigError(
+            key,
+            f"{place}, which gives a corpus with digest {corpus.digest}{own}",
+            f"the corpus that the run has read so far, with digest {meta['corpus']}{other}",
+            f"use the same text and tokenizer, or allow it: {_allowing(config, key)}",
+        )
+    if is_same or not stored:
+        return None
+    return (
+        "the tokenizer is not the one of the checkpoint: ids of tokens have changed their meaning, "
+        "and the model has to learn them anew"
+    )
+
+
+def _refuse_other_shapes(found: Changes, now: Mapping[str, Any]) -> None:
+    """Refuse keys that change shapes of parameters, because no checkpoint could be loaded."""
+    old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
+    saved, current = _shapes(now, old), _shapes(now, {})
+    if saved is None or current is None or saved == current:
+        return
+    # each of these keys changes the shapes if it alone is changed
+    blamed = [
+        key
+        for key in old
+        if _shapes(now, {other: old[other] for other in old if other != key}) != saved
+    ] or list(old)
+    name = min(name for name in saved | current if saved.get(name) != current.get(name))
+    shapes = [list(of[name]) if name in of else "absent" for of in (saved, current)]
+    before, after = found[blamed[0]]
+    back = " ".join(f"{key}={'null' if old[key] is None else old[key]}" for key in blamed)
+    has_table = blamed == [_LENGTH]
+    rotary = " model.positions=rotary (such a run may change its length later)"
+    raise ConfigError(
+        blamed[0],
+        f"{after}{' with model.positions=learned' if has_table else ''}",
+        f"{before}, as in the checkpoint that the run resumes from, because shapes of parameters "
+        f"depend on it ({name} is {shapes[0]}, and would be {shapes[1]})",
+        f"set {back}, or start a new run without these weights: run.dir=NEW_RUN"
+        f"{rotary if has_table else ''}",
+    )
+
+
+def _refuse_absent_states(found: Changes, now: Mapping[str, Any]) -> None:
+    """Refuse an optimizer that needs states which the optimizer of the checkpoint does not have."""
+    keys = [key for key in ("optimizer.name", "optimizer.beta1") if key in found]
+    saved, current = {**now["optimizer"]}, now["optimizer"]
+    saved.update({key.removeprefix("optimizer."): found[key][0] for key in keys})
+    absent = _states(current) - _states(saved)
+    if absent:
+        before, after = found[keys[0]]
+        raise ConfigError(
+            keys[0],
+            after,
+            f"{before}, as in the checkpoint that the run resumes from, which does not hold "
+            + " and ".join(sorted(absent)),
+            "set it back, or start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN",
+        )
+
+
+def _states(optimizer: Mapping[str, Any]) -> set[str]:
+    """Return the states of an optimizer besides the master weights."""
+    if optimizer["name"] == "adafactor":
+        return {"sums over rows and columns"} | (
+            {"Adafactor's momentum"} if optimizer["beta1"] else set()
+        )
+    matrices = set() if optimizer["name"] == "muon" else {"second moments of matrices"}
+    return {"first moments", "second moments of norms and tables"} | matrices
+
+
+def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    """Return the shapes of all parameters if some keys have other values; None if they are illegal.
+
+    Args:
+        now: the configuration of the resumed run.
+        others: other values of some keys.
+    """
+    flat = {**dict(_flat(now)), **others}
+    try:
+        fields = {name: flat[f"model.{name}"] for name in now["model"]}
+        return model_shapes(ModelConfig.model_validate(fields), flat[_LENGTH])
+    except (ValidationError, ZeroDivisionError):  # of a version whose keys had other values
+        return None
+
+
+def _allowing(config: RunConfig, *keys: str) -> str:
+    """Return the setting that allows changes of some keys, besides those allowed already."""
+    names = dict.fromkeys([*config.run.allow_changes, *keys])
+    return f"run.allow_changes=[{','.join(names)}]"
 
 
 def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:

@@ -82,10 +82,10 @@ class Pipeline:
             elif kind == "backward":
                 passes.backward(virtual_stage, micro_batch, gradient)
             elif kind == "input_gradients":
-                with states.defer_weights(virtual_stage, micro_batch):
+                with states.passes.deferred.collecting((virtual_stage, micro_batch)):
                     passes.backward(virtual_stage, micro_batch, gradient)
             else:
-                states.weight_gradients(virtual_stage, micro_batch)
+                states.passes.run_deferred((virtual_stage, micro_batch))
             self.times.end()
         return passes.finish()
 

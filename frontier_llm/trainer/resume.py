@@ -23,7 +23,7 @@ from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.changes import Changes, changes, refuse
+from frontier_llm.trainer.changes import Changes, changes, check_corpus, refuse
 from frontier_llm.trainer.checkpoint_meta import check_meta
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
 from frontier_llm.trainer.node_assembly import NodeAssembly
@@ -158,8 +158,9 @@ class Restorer:
         check_meta(checkpoint.folder, meta)
         now = config.model_dump(mode="json")
         differences = changes(meta["config"], now)
-        refuse(differences, now, config.run.allow_changes)
-        self._check_corpus(meta)
+        refuse(differences, config)
+        if warning := check_corpus(differences, config, self._corpus, meta):
+            self._warn(warning)
         check_model(checkpoint, self._shapes)
         is_only = self._is_only_reader(meta["config"], now, checkpoint.manifest.world)
         load(checkpoint, self._states.shards(writable=True), config.checkpoint.verify, is_only)
@@ -181,23 +182,6 @@ class Restorer:
         keys, factors = ("parallel", "sharding"), self._states.factors
         same_layout = world == self._world.size and all(saved.get(k) == now[k] for k in keys)
         return same_layout and factors.optimizer == factors.data
-
-    def _check_corpus(self, meta: Mapping[str, Any]) -> None:
-        """Refuse a corpus that differs from the checkpoint's, unless it is allowed.
-
-        A blend may get more corpora with the same tokenizer, if its corpora may change.
-        """
-        data, found = self._config.data, self._corpus.digest
-        allowed = {"data", "data.path"} & set(self._config.run.allow_changes)
-        if data.kind == "blend" and meta.get("tokenizer") == self._corpus.tokenizer_sha256:
-            allowed |= {"data.corpora"} & set(self._config.run.allow_changes)
-        if meta["corpus"] != found and not allowed:
-            raise ConfigError(
-                "data.path",
-                f"{data.path or data.name}, with digest {found}",
-                f"the corpus that the run has read so far, with digest {meta['corpus']}",
-                "use the same text and tokenizer, or allow it: run.allow_changes=[data.path]",
-            )
 
     def _has_another(
         self, step: int, candidates: deque[tuple[int, Checkpoint | Path]], assembled: set[int]

@@ -47,7 +47,8 @@ def shard(
         fuse_gradients=config.sharding.fused_gradients,
     )
     for chunk in model.chunks:
-        attach(unit_readers(chunk, config.model.tied), states)
+        # not `Hook`, whose import of the compiler takes time
+        attach(unit_readers(chunk, config.model.tied), states, hook=lambda call: call)
     return states
 
 

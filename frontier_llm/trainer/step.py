@@ -13,7 +13,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.engine.update import Update
-from frontier_llm.engine.update_choice import UpdateChoice, choose_update
+from frontier_llm.engine.update_choice import UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
@@ -24,7 +24,7 @@ from frontier_llm.trainer.loss_scale import LossScale
 from frontier_llm.trainer.phase_timer import PhaseTimer
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.step_result import CHECKPOINT_FAILED, StepFlags, StepResult, StepSums
-from frontier_llm.trainer.totals import SCALARS, Totals
+from frontier_llm.trainer.totals import SCALARS, Totals, choose_by_sums
 
 
 class TrainStep:
@@ -171,29 +171,3 @@ class TrainStep:
                 f"{processed:.0f} samples were processed in a step of data.global_batch="
                 f"{expected}: throughput and position in the data would be wrong"
             )
-
-
-def choose_by_sums(
-    totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int, ranks: int
-) -> UpdateChoice:
-    """Choose the update of a step; the host does not wait.
-
-    It is skipped if the norm or the loss is not finite, or if the number of samples or ranks is
-    wrong, for which the step then raises an error. Gradients are divided by the loss scale,
-    multiplied by the weight per sample (`Batch.weight`).
-
-    Args:
-        totals: result of `Totals.reduce`, equal on all ranks.
-        loss_scale: factor of the loss, and therefore of the gradients.
-        clip_norm: largest norm that is not clipped; None: no norm is clipped.
-        samples: number of samples that the step must have processed.
-        ranks: number of ranks whose addends the sums must have.
-    """
-    sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
-    is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
-    return choose_update(
-        sums["squared_norm"],
-        sums["weight"] / sums["samples"] * loss_scale,
-        clip_norm,
-        sums["loss_sum"].isfinite() & is_complete,
-    )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
+from frontier_llm.engine.update_choice import UpdateChoice, choose_update
 from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
 
@@ -88,3 +89,22 @@ def read_totals(
     sent = {name: Sent(*islice(byte_counts, len(LEVELS))) for name in COLLECTIVES}
     as_if = {name: Sent(*islice(byte_counts, len(LEVELS))) for name in QUANTISABLE}
     return sums, sent, {name: volume for name, volume in as_if.items() if volume != sent[name]}
+
+
+def choose_by_sums(
+    totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int, ranks: int
+) -> UpdateChoice:
+    """Choose the update of a step; the host does not wait.
+
+    It is skipped if the norm or the loss is not finite, or if the number of samples or ranks in the
+    totals (`Totals.reduce`) is wrong, for which the step then raises an error. Gradients are
+    divided by the loss scale, multiplied by the weight per sample (`Batch.weight`).
+    """
+    sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
+    is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
+    return choose_update(
+        sums["squared_norm"],
+        sums["weight"] / sums["samples"] * loss_scale,
+        clip_norm,
+        sums["loss_sum"].isfinite() & is_complete,
+    )

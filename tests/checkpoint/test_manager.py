@@ -1,6 +1,7 @@
 """Saving while training continues: a checkpoint holds the states of its step."""
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -179,6 +180,22 @@ def test_begin_waits_for_the_previous_checkpoint(
     assert manager.take_stall_seconds() == 0, "stalls are counted once"
     manager.close()
     assert not saved_states(tmp_path, 2)
+
+
+def test_a_wait_for_the_first_checkpoint_names_no_earlier_one(
+    tmp_path: Path,
+    slow_disk: threading.Semaphore,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manager = single_rank_manager(tmp_path)
+    manager.begin(1, States().shards, {})
+    manager.fence()
+    clock.release_after_five_seconds(slow_disk)
+    with caplog.at_level(logging.INFO):
+        manager.close()
+    (waited,) = [line for line in caplog.messages if "training waited" in line]
+    assert waited.endswith("for a checkpoint: until it is written")
 
 
 def test_several_snapshots_share_the_pool(tmp_path: Path, slow_disk: threading.Semaphore) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.cli.compose import compose
+from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 
@@ -109,6 +110,27 @@ def test_a_mistake_is_said_in_four_lines(override, key, got, wants, todo):
     assert todo in error.todo
     assert error.exit_code == 2
     assert len(str(error).splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "suggested"),
+    [
+        (["optimizer.learning_rate=-1"], "optimizer.learning_rate=0.003"),
+        (["optimizer=adamw", "optimizer.learning_rate=-1"], "optimizer.learning_rate="),
+        (["data.global_batch=3x2"], "data.global_batch=16"),
+        (["trainer.steps=7", "trainer.steps=x"], "trainer.steps=100"),
+        (["data.tokenizer=5"], "data.tokenizer="),  # null, which the key has, says nothing
+    ],
+)
+def test_the_value_that_a_key_would_have_is_suggested(overrides, suggested):
+    with pytest.raises(ConfigError) as caught:
+        configured(overrides)
+    rest = [word for word in overrides if word.partition("=")[0] != caught.value.key]
+    section, name = caught.value.key.split(".")
+    assert caught.value.todo.startswith(f"set a value such as {suggested}")
+    usual = compose(rest)[section][name]
+    if usual is not None:
+        assert caught.value.todo.endswith(f"={usual}")
 
 
 @pytest.mark.parametrize("path", ["~/a b.txt", "/data/(old)/x.txt", '/a/say "hi".txt', "./a&b.txt"])

@@ -1,15 +1,19 @@
 """frontier-llm preprocess, inspect_data.py and evaluate.py from the command line's side."""
 
+import io
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from frontier_llm.cli import convert as convert_checkpoint
 from frontier_llm.cli import evaluate, generate, inspect_data, preprocess
+from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.convert.ours import write_weights
@@ -71,6 +75,18 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
     said = capsys.readouterr().out
     assert "already prepared" in said
     assert "tokens/s" not in said
+
+
+def test_every_bar_of_preprocess_is_full_at_the_end(tmp_path: Path):
+    """Some stages, such as training a tokenizer, only report that they begin."""
+    text, file = write_jsonl(tmp_path / "text.jsonl", 90), io.StringIO()
+    words = ["data=text", f"data.path={text}", f"data.directory={tmp_path / 'c'}"]
+    config = decode(compose([*words, "data.vocabulary=300", "data.packing=best_fit"])).data
+    preprocess.preprocess(config, 1, Console(file=file, force_terminal=True, width=120))
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
+    shown = dict(re.findall(r"^(\S.*?) +[━╸╺ ]* +(\d+)%", plain.replace("\r", "\n"), re.MULTILINE))
+    assert {"training a tokenizer of 300 tokens", "packing documents into samples"} <= set(shown)
+    assert set(shown.values()) == {"100"}, shown
 
 
 def test_a_wrong_key_is_a_configuration_error():

@@ -101,7 +101,10 @@ def test_the_command_prints_and_writes_the_scores(
     nats = one["nats_per_token"] * one["tokens"]
     assert one["bits_per_byte"] == pytest.approx(nats / len(TEXT) / math.log(2))
     assert one["word_perplexity"] == pytest.approx(math.exp(nats / one["words"]))
-    table = capsys.readouterr().out
+    said = capsys.readouterr().out
+    started = [line[10:] for line in said.splitlines() if " 0%" in line]
+    assert started == ["evaluate   text.py 0%", "evaluate   two.jsonl 0%"]
+    table = said[said.rindex(" 0%") :]
     assert "…" not in table
     assert table.split().count("perplexity") == 2
     folded = "".join(line.partition(" ")[2].split(" ")[0] for line in table.splitlines())
@@ -153,7 +156,9 @@ def test_the_harness_finds_the_same_bits_per_byte(run: Path, tmp_path: Path) -> 
     assert found == pytest.approx(json.loads(Path(text).read_text())[0]["bits_per_byte"], rel=1e-5)
 
 
-def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(tmp_path: Path) -> None:
+def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """If the windows are the same: documents that fit into a sample, each by itself."""
     texts = [f"line {n * n} of {'x' * (n % 5)}" for n in range(120)]
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
@@ -174,6 +179,8 @@ def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(tmp_path: P
     assert set(kept) < set(texts)
     (tmp_path / "kept.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in kept))
     assert evaluate.main([str(run), "--json", split]) == 0
+    said = capsys.readouterr().err
+    assert f"step 2 on the validation split of {tmp_path}/text.jsonl\n" in said
     assert evaluate.main([str(run), "--text", f"{tmp_path}/kept.jsonl", "--json", text]) == 0
     of_split, of_text = (json.loads(Path(f).read_text())[0] for f in (split, text))
     assert of_split["bits_per_byte"] == pytest.approx(of_text["bits_per_byte"], rel=1e-5)

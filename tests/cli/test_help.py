@@ -79,6 +79,8 @@ def test_a_group_is_described_with_its_keys_and_choices(section):
         ("dat", "--help data?"),
         ("tensor", "--help parallel.tensor?"),
         ("zero3", "--help sharding?"),
+        ("batch_size", "--help data.global_batch?"),
+        ("optimizer.lr", "--help optimizer.learning_rate?"),
         ("qqqq", "--help all"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from frontier_llm.cli.delayed_progress import LINE_SECONDS, DelayedProgress
+from frontier_llm.cli.delayed_progress import LINE_SECONDS, DelayedProgress, tracked
 
 ROOT = Path(__file__).parents[2]
 FIRST = """
@@ -75,6 +75,12 @@ def test_without_a_terminal_there_are_occasional_lines(capsys):
     ]
     _reported(Console(file=io.StringIO()), stages, lines=False)
     assert capsys.readouterr().out == ""
+
+
+def test_items_are_counted_in_lines_of_their_command(capsys):
+    assert list(tracked([5, 6], "evaluate", "book.txt")) == [5, 6]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line[10:] == "evaluate   book.txt 0%"
 
 
 def test_on_a_terminal_there_is_a_bar_at_once(capsys):

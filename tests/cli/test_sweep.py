@@ -229,6 +229,7 @@ def test_a_trial_is_what_its_last_step_and_its_usual_speed_are(tmp_path, monkeyp
         (["parallel.tensr=1,2"], "parallel.tensr"),
         (["data.micro_batch=many,few"], "data.micro_batch"),
         (["model=gpt_tny,gpt_tiny"], "model"),
+        (["data.micro_batch=1,2", "run.dir=runs/a"], "run.dir"),
     ],
 )
 def test_what_is_wrong_in_every_trial_is_refused_at_once(arguments, key):

@@ -102,7 +102,8 @@ def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
     assert main([str(folder)]) == 0
     said = capsys.readouterr().out
     assert "4 of 5 trials done" in said
-    assert "| 210 * | 4.00 | 2 | 2 | 10.0 s | done |" in said
+    assert "| 210 * | 4.0000 | 4.00 | 2 | 2 | 10.0 s | done |" in said
+    assert "Best: 210 tokens/s: `data.micro_batch=2 parallel.tensor=2`" in said
     assert "refused: got: 80 GiB" in said
     assert (folder / "sweep.md").read_text().strip() in said
     assert "| 5 | 210 |" in said
@@ -149,3 +150,30 @@ def test_a_sweep_over_nodes_is_compared_per_device(folder, capsys):
     said = capsys.readouterr().out
     assert said.index("| 110.0 * |") < said.index("| 26.2")
     assert "tokens/s per device" in said
+
+
+def test_a_search_for_the_lowest_loss_names_it_first_and_draws_the_losses(folder, capsys):
+    """The slowest trial has the lowest loss; the refused one has none."""
+    for number, (trial, loss) in enumerate(zip(TRIALS, (2.5, 3.25, 3.5, 4.5, None), strict=True)):
+        replace(trial, validation_loss=loss, goal="loss").write(folder / str(number))
+        (folder / str(number) / "run").mkdir()
+        rows = [{"step": step, "loss": 5.0 - step} for step in (1, 2)] if loss else []
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / str(number) / "run" / "metrics.jsonl").write_text(text)
+    assert main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")]
+    assert rows[0][:3] == ["| validation loss", "tokens/s", "loss"]
+    assert [row[0] for row in rows[1:6]] == [
+        "| 2.5000 *",
+        "| 3.2500",
+        "| 3.5000",
+        "| 4.5000",
+        "| -",
+    ]
+    assert "Best: validation loss 2.5000: `data.micro_batch=1 parallel.tensor=1`" in said
+    assert "share of the variance of the validation loss" in said
+    shares = sensitivity(read(folder))
+    assert 0.4 < shares["parallel.tensor"] <= 1  # the refused trial does not drown the others
+    assert "<svg" in (folder / "losses.svg").read_text()
+    assert "(losses.svg)" in said

@@ -3,6 +3,7 @@
 import importlib
 import json
 import shlex
+import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import convert as convert_checkpoint
+from frontier_llm.cli import evaluate
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
@@ -22,9 +24,10 @@ from frontier_llm.convert.families import FAMILIES, family_for
 from frontier_llm.convert.llama_like import Llama, Qwen3
 from frontier_llm.convert.ours import OurWeights, write_weights
 from frontier_llm.data.tokenizer_training import train_tokenizer
-from frontier_llm.errors import DataError, FrontierError
+from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
+from frontier_llm.trainer.initial_tokenizer import check_initial_tokenizer
 from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps
@@ -100,12 +103,10 @@ def _their_code() -> None:
             getattr(transformers, architecture)
 
 
-def make_theirs(kind: str, folder: Path) -> Path:
-    """Save a random model of theirs whose weights are large enough to tell."""
-    transformers = pytest.importorskip("transformers")
+def random_model(architecture: str, settings: dict[str, Any]) -> Any:
+    """Return a random model of theirs whose weights are large enough to tell."""
     torch.manual_seed(3)
-    architecture, settings = THEIRS[kind]
-    model_class = getattr(transformers, architecture)
+    model_class = getattr(importlib.import_module("transformers"), architecture)
     model = model_class(model_class.config_class(**settings))
     if hasattr(model, "shared"):  # transformers 5 makes it tied; the released models are not
         model.lm_head = torch.nn.Linear(model.config.d_model, model.config.vocab_size, bias=False)
@@ -113,7 +114,13 @@ def make_theirs(kind: str, folder: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
+    return model
+
+
+def make_theirs(kind: str, folder: Path) -> Path:
+    """Save a random model of theirs."""
+    pytest.importorskip("transformers")
+    random_model(*THEIRS[kind]).save_pretrained(folder)
     return folder
 
 
@@ -318,9 +325,9 @@ def test_released_gpt2_has_shorter_names(tmp_path: Path):
     assert main(["--from", "hf", str(folder), str(tmp_path / "out"), "--no-check"]) == 0
 
 
-def their_gpt2(tmp_path: Path) -> Path:
+def their_gpt2(tmp_path: Path, *overrides: str) -> Path:
     """A folder of theirs, made without transformers."""
-    ours = make_ours(tmp_path / "made_of")
+    ours = make_ours(tmp_path / "made_of", *overrides)
     assert main(["--to", "hf", str(ours), str(tmp_path / "theirs"), "--no-check"]) == 0
     return tmp_path / "theirs"
 
@@ -337,10 +344,41 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     assert f"run.init_from={imported} " in said
     assert f"data.tokenizer={imported / 'tokenizer.model'}" in said
     words = shlex.split(said.partition("frontier-llm train ")[2])
-    assert decode(compose(words[1:])).model == config.model  # the command makes the same model
+    printed = decode(compose([*words, f"run.dir={tmp_path}/run"]))
+    assert printed.model == config.model  # the command makes the same model
+    check_initial_tokenizer(printed, Path(str(printed.data.tokenizer)))
+    train_tokenizer(["the old man and the sea, " * 20], 300, tmp_path / "other.model")
+    with pytest.raises(ConfigError, match=f"set data.tokenizer={imported};"):
+        check_initial_tokenizer(printed, tmp_path / "other.model")
     assert main(["--to", "hf", str(imported), str(back), "--no-check"]) == 0
     written = [folder / "tokenizer.model" for folder in (theirs, imported, back)]
     assert len({file.read_bytes() for file in written}) == 1
+
+
+@pytest.mark.parametrize("vocabulary", [300, 299])
+def test_an_imported_model_is_evaluated_on_given_texts_alone(
+    vocabulary: int, tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    theirs, imported = their_gpt2(tmp_path, f"model.vocabulary={vocabulary}"), tmp_path / "imported"
+    text = "def walk(tree):\n    yield tree\n" * 20
+    Path("text.py").write_text(text)
+    train_tokenizer([text], 300, theirs / "tokenizer.model")
+    assert main(["--from", "hf", str(theirs), str(imported), "--no-check"]) == 0
+    shutil.rmtree("corpora", ignore_errors=True)  # from the export
+    capsys.readouterr()
+    assert run_command(lambda: evaluate.main([str(imported)])) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "configuration error at --text"
+    assert "add --text FILE" in said[-1]
+    ended = run_command(lambda: evaluate.main([str(imported), "--text", "text.py"]))
+    if vocabulary < 300:  # the tokenizer has more tokens
+        assert ended == 2
+        assert "model.vocabulary" in capsys.readouterr().err
+    else:
+        assert ended == 0
+        assert "text.py" in capsys.readouterr().out
+    assert not Path("corpora").exists(), "no corpus was prepared for its tokenizer"
 
 
 def test_a_model_that_no_family_has_is_refused_with_reasons(tmp_path: Path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,10 @@ def documents(settings: DataConfig) -> list[Document]:
 
 
 def source_of(settings: DataConfig) -> Source:
+    """Return the chosen files. Those of a folder are not divided, however few they are."""
     (corpus,) = settings.sources
-    return choose_files(find_source(corpus, settings), corpus, settings, workers=1)
+    source = choose_files(find_source(corpus, settings), corpus, settings, workers=1)
+    return replace(source, divided=source.single)
 
 
 @pytest.fixture(scope="session")

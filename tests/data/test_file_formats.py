@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import random
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.data import source_format
+from frontier_llm.data import file_formats, source_format, text_files
 from frontier_llm.data.file_formats import detect
 from frontier_llm.data.json_lines import JsonValues
 from frontier_llm.errors import DataError
 from tests.data.conftest import config, documents
+from tests.properties import examples
 
 TEXTS = [f'the {word} fox\nand {word}, "quoted" 雪' for word in "red green blue grey".split()]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -100,6 +102,29 @@ def test_compressed_text_is_divided_into_the_sections_of_plain_text(tmp_path: Pa
     whole.parent.mkdir()
     path.rename(whole)
     assert [d.text for d in documents(config(tmp_path, whole.parent))] == [text]
+
+
+@given(st.integers(0, 3 * 128), st.booleans(), st.randoms(use_true_random=False))
+@examples(40)
+def test_the_documents_of_a_text_do_not_depend_on_its_compression(
+    tmp_path_factory: pytest.TempPathFactory, sections: int, single: bool, draw: random.Random
+):
+    """Around the sizes at which a text is divided, and sections have their full size."""
+    folder = tmp_path_factory.mktemp("texts")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (file_formats, text_files):
+            patch.setattr(module, "LONG_FILE_BYTES", 64 * 50)
+        patch.setattr(text_files, "SECTION_BYTES", 50)
+        text = "".join("a" * draw.randrange(99) + "\n" for _ in range(sections)).encode()
+        found = []
+        for name, content in (("a.txt", text), ("a.txt.gz", gzip.compress(text))):
+            path = folder / name / name
+            path.parent.mkdir()
+            path.write_bytes(content)
+            read = documents(config(folder, path if single else path.parent)) if text else []
+            found.append([document.text for document in read])
+    assert found[0] == found[1]
+    assert "".join(found[0]) == text.decode()
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"

@@ -1,3 +1,4 @@
+import gzip
 import multiprocessing
 import os
 import shutil
@@ -205,7 +206,28 @@ def test_an_empty_split_is_refused(tmp_path: Path, documents: int, percent: floa
     text = write_jsonl(tmp_path / "text.jsonl", documents)
     with pytest.raises(DataError, match=r"both need some\. A hash.*\n  do: add text, to") as caught:
         prepare(config(tmp_path / "corpora", text, validation_percent=percent))
-    assert ("raise data.validation_percent" in str(caught.value)) == (percent < 40)
+    _, _, advised = str(caught.value).partition("or set data.validation_percent=")
+    assert advised == {3: "29.2"}.get(documents, "")  # the others need 73.9 or more
+    if advised:
+        prepare(config(tmp_path / "corpora", text, validation_percent=float(advised)))
+
+
+@pytest.mark.parametrize("names", [("a.txt", "b.txt.gz"), ("x.txt",), ("b.txt", "c.md.gz")])
+def test_a_folder_of_few_texts_has_both_splits(tmp_path: Path, names: tuple[str, ...]):
+    """A folder whose files would all be in one split is divided as a single file is."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in names:
+        lines = "".join(f"{name} {number}\n" * 9 + "\n" for number in range(2000)).encode()
+        (texts / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    for percent in (1.0, 10.0, 40.0):
+        manifest = open_corpus(
+            prepare(config(tmp_path, texts, validation_percent=percent))
+        ).manifest
+        count = manifest.train.documents + manifest.validation.documents
+        assert count > 50 * len(names)
+        wanted = pytest.approx(count * percent / 100, rel=0.5, abs=3)
+        assert manifest.validation.documents == wanted
 
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, text: Path):

@@ -167,7 +167,7 @@ def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
     root = clone(tmp_path / "set")
     (root / "book.txt").write_text("A paragraph.\n\n" * 500)
     with pytest.raises(
-        DataError, match=r"(?s)mixes JSON lines .* with plain text.*data\.format=jso"
+        DataError, match=r"(?s)mixes JSON lines .* with plain text.*data\.format=jso.*data=blend"
     ):
         documents(config(tmp_path, root))
     assert len(documents(config(tmp_path, root, format="jsonl"))) == 62

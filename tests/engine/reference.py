@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch._dynamo  # (before each rank imports it, as the next one)
 import torch.distributed as dist
-from megatron.core import parallel_state  # noqa: F401  (before each rank imports it)
+from megatron.core import parallel_state  # noqa: F401
 from torch import nn
 from torch.func import functional_call
 

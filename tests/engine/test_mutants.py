@@ -10,12 +10,12 @@ import pytest
 
 from frontier_llm.engine import equal_start, module_units
 from frontier_llm.engine.buffers import write_back
-from frontier_llm.engine.checkpoints import Checkpoints
 from frontier_llm.engine.hooks import Hook
 from frontier_llm.engine.passes import Passes
 from frontier_llm.engine.shard import _set_masters
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.launch.world import World
+from frontier_llm.library import Checkpoints
 from frontier_llm.sharding.guarded import Guarded
 from frontier_llm.sharding.unit_gradients import UnitGradients
 from tests.engine import test_refusals, test_states
@@ -31,11 +31,10 @@ from tests.engine.reference import (
     on_ranks,
 )
 from tests.ranks import RanksFailedError, run_ranks
-from tests.streams.mutations import mutate
+from tests.streams.mutations import Mutation, mutate
 
 pytestmark = pytest.mark.slow
 
-Mutation = tuple[Any, str, str]
 MUTANTS: dict[str, tuple[str, int, Mutation]] = {
     "micro-batches do not divide the gradient": (
         "micro-batches", 2, (Sharded.step, " * self._passes.micro_batches", ""),
@@ -77,7 +76,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "writes are forgotten": (
         test_states.CHECKS["writes, params=2"],
-        (Sharded.gathered, "self.states.take_written()", "pass"),
+        (Sharded.gathered, "self._passes.written.take()", "pass"),
     ),
     "copies keep the hooks": (
         test_states.CHECKS["copies, params=1"],
@@ -85,7 +84,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "loading keeps the masters": (
         test_states.CHECKS["load_state_dict, bf16"],
-        (Sharded.__init__, "states.take_written()", "None"),
+        (Sharded.__init__, "passes.written.take()", "None"),
     ),
     "buffers are not read": (
         test_states.CHECKS["buffers"],

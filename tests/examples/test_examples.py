@@ -50,14 +50,6 @@ def test_laptop_text_trains_and_generates(tmp_path, text):
     assert "\nThe " in output, "the continued prompt"
 
 
-def test_own_model_has_the_losses_of_one_process(tmp_path):
-    script = EXAMPLES / "own_model_amsp" / "train_own_model.py"
-    output = run(sys.executable, script, "--steps", "3", folder=tmp_path)
-    rows = [line.split() for line in output.splitlines()[-3:]]
-    assert [row[0] for row in rows] == ["1", "2", "3"]
-    assert all(float(row[1]) == pytest.approx(float(row[2]), rel=1e-4) for row in rows)
-
-
 @pytest.mark.exhaustive
 def test_a_trained_model_is_loaded_with_transformers(tmp_path, text):
     """The training runs on this machine: `sbatch` is hidden."""

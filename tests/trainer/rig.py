@@ -1,5 +1,8 @@
 """A rank's training state without files: for tests that compare layouts."""
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +48,14 @@ class Rig:
             self.step.run(step, self.batches(step - 1), rate(step), will_be_saved=step == saved)
             for step in range(first + 1, first + steps + 1)
         ]
+
+    @contextmanager
+    def spoiled(self) -> Iterator[None]:
+        """Let a gradient of each backward pass be NaN, so that steps are skipped."""
+        parameter = self.model.records[0].parameter
+        handle = parameter.register_hook(lambda gradient: torch.full_like(gradient, math.nan))
+        yield
+        handle.remove()
 
     def batches(self, step: int) -> list[AnyBatch]:
         """Random tokens that depend on the sample's number alone."""

@@ -99,11 +99,11 @@ def run_step(
             loss = batch.mean_loss(of_tokens.cross_entropy)
             losses[number] = loss / (len(batches) * rig.groups.grid.data)
         elif kind == "W":
-            states.weight_gradients(0, number)
+            states.passes.run_deferred((0, number))
         else:
             context: AbstractContextManager[None] = nullcontext()
             if kind == "B":
-                context = states.defer_weights(0, number)
+                context = states.passes.deferred.collecting((0, number))
             with context:
                 losses.pop(number).backward()
         after(action)
@@ -276,7 +276,7 @@ def waiting(world: World, values: dict[str, Any], order: str) -> tuple[dict[str,
     deferred = rig.states._gradients.deferred
 
     def after(action: str) -> None:
-        found[action] = rig.states.waiting_bytes
+        found[action] = rig.states.passes.deferred.waiting_bytes
         if action[0] == "B":
             queues = deferred._queues.values()
             alive.extend(weakref.ref(t) for q in queues for item in q for t in item.operands)

@@ -34,6 +34,17 @@ def test_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:
     assert scale.is_at_minimum
 
 
+def test_good_steps_are_counted_from_the_last_overflow_and_saved() -> None:
+    scale = make_scale()
+    for finite in (True, False, True):
+        scale.update(finite)
+    assert scale.value == 4.0
+    resumed = make_scale()
+    resumed.load_meta(scale.to_meta())
+    resumed.update(finite=True)
+    assert resumed.value == 8.0
+
+
 def test_other_precisions_are_not_scaled() -> None:
     scale = make_scale("bf16")
     scale.update(finite=False)

@@ -6,15 +6,20 @@ import pytest
 import torch
 
 from frontier_llm.cli.compose import compose
+from frontier_llm.collectives import hops
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.planner.state_layout import StateLayout
 from frontier_llm.sharding.muon import orthogonalise
+from frontier_llm.sharding.parameters import Parameters
+from frontier_llm.sharding.unit_gradients import UnitGradients
 from tests.ranks import run_ranks
+from tests.streams.mutations import Mutation, mutated
 from tests.trainer.rig import make_rig
-from tests.trainer.test_parity import BATCH, MODELS, compare
+from tests.trainer.test_parity import BATCH, MODELS, STEPS, check, compare, train_and_collect
+from tests.trainer.test_sharding_parity import factors
 from tests.values import TINY_T5, tiny_values
 
 MUON = ["optimizer.name=muon"]
@@ -104,6 +109,71 @@ def test_layouts_agree(layout: str, model: str) -> None:
         pytest.skip("another model has this layout")
     size, overrides = OWNED[layout]
     compare(size, overrides, [*MODEL[model], *MUON, *BATCH])
+
+
+TWO_HOPS = {
+    "parameters, then gradients": (4, factors((2, 4, 4))),
+    "gradients, then states": (4, factors((1, 2, 4))),
+    "parameters over two nodes": (2, factors((4, 4, 4))),
+    "gradients over two nodes": (2, factors((1, 4, 4))),
+    "states over two nodes": (2, factors((1, 1, 4))),
+}
+"""Layouts in which matrices are reduced or gathered over two groups, one after the other: ranks per
+node, and overrides."""
+OF_MODEL = [*MODELS["untied_gqa_swiglu"], *MUON, *BATCH]
+
+
+def compare_hops(layout: str, mutation: Mutation | None = None) -> None:
+    per_node, overrides = TWO_HOPS[layout]
+    values = tiny_values(*OF_MODEL, *overrides)
+    arguments = (mutation, train_and_collect, values, "fp32")
+    results = run_ranks(mutated, 4, *arguments, ranks_per_node=per_node)
+    check(results, overrides, OF_MODEL, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", TWO_HOPS)
+def test_matrices_over_two_hops(layout: str) -> None:
+    compare_hops(layout)
+
+
+MISTAKES: dict[str, tuple[str, Mutation]] = {
+    "borders of the second hop are those of the first": (
+        "parameters, then gradients",
+        (hops.narrow, "[bound - own[0] for bound in own]", "list(own)"),
+    ),
+    "all ranks take the borders of the first": (
+        "gradients over two nodes",
+        (hops.narrow, "bounds[group.rank() * step : (group.rank() + 1)", "bounds[: 1"),
+    ),
+    "borders of a gather count from the buffer": (
+        "states over two nodes", (hops.gather_hops, "bound - parts[first]", "bound"),
+    ),
+    "parameters are gathered over the nearest group first": (
+        "parameters over two nodes",
+        (Parameters.__init__, 'groups.along("params")[::-1]', 'groups.along("params")'),
+    ),
+    "a refresh gathers over the nearest group first": (
+        "gradients, then states",
+        (Parameters.__init__, '"optimizer")[::-1]', '"optimizer")'),
+    ),
+    "gradients are reduced over the farthest group first": (
+        "parameters, then gradients",
+        (
+            UnitGradients._hops,
+            "self._groups.groups.items()",
+            "reversed(self._groups.groups.items())",
+        ),
+    ),
+}  # fmt: skip
+"""By name: the layout that notices, and the change of the source."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_noticed(mistake: str) -> None:
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        compare_hops(*MISTAKES[mistake])
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])

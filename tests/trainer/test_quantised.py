@@ -9,8 +9,11 @@ import torch
 from frontier_llm.errors import TrainingError
 from frontier_llm.launch.world import World
 from frontier_llm.protocols import product_sink, set_product_sink
+from frontier_llm.sharding.gradients import Gradients
+from frontier_llm.sharding.unit_gradients import UnitGradients
 from tests.covering import covering
-from tests.ranks import run_ranks
+from tests.ranks import RanksFailedError, run_ranks
+from tests.streams.mutations import Mutation, mutated
 from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import reference
 from tests.trainer.test_sharding_parity import factors
@@ -213,10 +216,15 @@ def test_an_edit_of_the_masters_cannot_be_overlooked(
         assert float(worst) <= (0.02 if formats else 0.0)
 
 
-def go_on(world: World, values: dict[str, Any], saved: int | None = 3) -> list[list[float]]:
-    """Train on after three steps; then go back to them, twice."""
+def go_on(
+    world: World, values: dict[str, Any], saved: int | None = 3, updates: int = 3
+) -> list[list[float]]:
+    """Train on after three steps, of which some are skipped; then go back to them, twice."""
     rig = make_rig(world, values)
-    rig.train(3, saved=saved)
+    rig.train(updates, saved=saved)
+    if updates < 3:
+        with rig.spoiled():
+            rig.train(3 - updates, first=updates, saved=saved)
     rig.states.settle()
     kept = [
         tuple(state.clone() for state in shard.states.values()) for shard in rig.states.shards()
@@ -227,7 +235,7 @@ def go_on(world: World, values: dict[str, Any], saved: int | None = 3) -> list[l
         for shard, states in zip(rig.states.shards(), kept, strict=True):
             for mine, saved in zip(shard.states.values(), states, strict=True):
                 mine.copy_(saved)
-        rig.states.adopt(updates=3, step=3)
+        rig.states.adopt(updates, step=3)
         losses.append([result.loss for result in rig.train(2, first=3)])
     return losses
 
@@ -239,11 +247,45 @@ def test_a_loaded_state_goes_on_to_the_bit(cut: tuple[int, int, int]) -> None:
         assert straight == again == once_more
 
 
-@pytest.mark.parametrize("cut", [(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)], ids=str)
-def test_going_back_brings_no_rounding_errors_along(cut: tuple[int, int, int]) -> None:
-    values = tiny_values(
-        *factors(cut), "collectives=zeropp_feedback", "collectives.sums_format=int4"
-    )
-    for straight, again, once_more in run_ranks(go_on, 2, values, None, ranks_per_node=1):
-        assert again == once_more
-        assert again != straight, "nothing was kept: this test sees nothing"
+RESET = {
+    "sums": (2, (1, 1, 1)),
+    "states": (2, (1, 1, 2)),
+    "gradients": (2, (1, 2, 2)),
+    "parameters": (2, (2, 2, 2)),
+    "gradients and states": (4, (1, 2, 4)),
+    "parameters and sums": (4, (2, 2, 2)),
+}
+"""By the digits whose groups have rounding errors: ranks, and factors."""
+
+
+def go_back(
+    case: str, mutation: Mutation | None = None
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the losses after three steps, of the first rank: straight on, and after going back."""
+    ranks, cut = RESET[case]
+    feedback = ("collectives=zeropp_feedback", "collectives.sums_format=int4")
+    arguments = (mutation, go_on, tiny_values(*factors(cut), *feedback), None)
+    straight, again, once_more = run_ranks(mutated, ranks, *arguments, ranks_per_node=1)[0]
+    return straight, again, once_more
+
+
+@pytest.mark.parametrize("case", RESET)
+def test_going_back_brings_no_rounding_errors_along(case: str) -> None:
+    straight, again, once_more = go_back(case)
+    assert again == once_more
+    assert again != straight, "nothing was kept: this test sees nothing"
+
+
+@pytest.mark.parametrize("case", ["gradients and states", "parameters and sums"])
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_reset_of_only_one_group_is_noticed(case: str, group: int) -> None:
+    one = f"[*gradients.residuals.values()][{group}:{group + 1}]:"
+    mutation = (Gradients.reset_feedback, "gradients.residuals.values():", one)
+    _, again, once_more = go_back(case, mutation)
+    assert again != once_more
+
+
+def test_rounding_errors_of_another_group_do_not_fit() -> None:
+    other = "[*self.residuals.values()][[*self.residuals].index(hop) - 1]"
+    with pytest.raises(RanksFailedError, match="assert_fits"):
+        go_back("gradients and states", (UnitGradients._hops, "self.residuals.get(hop)", other))

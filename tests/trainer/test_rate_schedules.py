@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from frontier_llm.config import decode
 from frontier_llm.trainer.changes import changes, refuse
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.single_process_model import read_config
@@ -95,7 +96,7 @@ def test_the_number_of_steps_may_change_if_the_rates_do_not_depend_on_it(schedul
     found = changes(now, longer)
     assert list(found) == ["trainer.steps"]
     if schedule in ("constant", "inverse_sqrt"):
-        refuse(found, longer, ())
+        refuse(found, decode(longer))
     else:
         with pytest.raises(Exception, match=r"run\.allow_changes=\[trainer\.steps\]"):
-            refuse(found, longer, ())
+            refuse(found, decode(longer))

@@ -259,6 +259,28 @@ def test_a_change_of_what_is_learned_must_be_allowed(tiny: tuple[str, ...], copi
     assert event["changes"]["optimizer.learning_rate"][1] == 1e-3
 
 
+def test_the_summary_counts_all_starts_and_a_run_without_steps_leaves_it(
+    tiny: tuple[str, ...], copied: Path
+) -> None:
+    on = (*tiny, f"run.dir={copied}", "trainer.steps=6", "checkpoint.every_steps=2")
+    before = (copied / "summary.json").read_bytes()
+    assert train(*tiny, f"run.dir={copied}", "trainer.steps=4").code == 0
+    assert (copied / "summary.json").read_bytes() == before
+    assert train(*on).code == 0
+    summary, recorded = json.loads((copied / "summary.json").read_text()), lines(copied)
+    assert len(recorded) == 6
+    assert summary["seconds"] == pytest.approx(sum(m["step_seconds"] for m in recorded))
+    assert (summary["tokens"], summary["final_loss"]) == (6 * 4 * 32, recorded[-1]["loss"])
+    assert summary["validation_loss"] == recorded[-1]["validation_loss"]
+    # a run that was killed after its last checkpoint has its figures from the recorded steps
+    cut = {**summary, "tokens": None, "seconds": None, "final_loss": None, "exit_code": None}
+    (copied / "summary.json").write_text(json.dumps(cut))
+    assert train(*on).code == 0
+    again = json.loads((copied / "summary.json").read_text())
+    names = ("tokens", "seconds", "final_loss", "validation_loss", "exit_code")
+    assert [again[name] for name in names] == [summary[name] for name in names]
+
+
 def test_another_corpus_must_be_allowed(
     tiny: tuple[str, ...], copied: Path, tmp_path: Path
 ) -> None:

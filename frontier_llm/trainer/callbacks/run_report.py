@@ -2,7 +2,6 @@
 
 import logging
 import platform
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
@@ -36,7 +36,7 @@ class RunReport(Callback):
         super().__init__(context)
         self._run_dir = Path(context.config.run.dir)
         self._is_writer = context.world.rank == 0
-        self._start = time.perf_counter()
+        self._was_done = False
         self.summary = RunSummary()
         self.path = self._run_dir
 
@@ -48,6 +48,11 @@ class RunReport(Callback):
         before = RunSummary.read(self._run_dir) if resumed else None
         initial_loss = before.initial_validation_loss if before else validation_loss
         self.summary = self._describe(ranks, initial_loss)
+        if resumed:
+            self._update(**self._recorded(), plan=before.plan if before else [])
+        step, total = self.context.progress.step, self.context.config.trainer.steps
+        if before and before.exit_code == 0 and before.total_steps == step >= total:
+            self.summary, self._was_done = before, True  # the run has nothing to do
         self.summary.write(self._run_dir)
 
     def on_replacement(self, last_step: int) -> None:
@@ -56,17 +61,9 @@ class RunReport(Callback):
             self.summary = RunSummary.read(self._run_dir) or self.summary
 
     def on_step_end(self, end: StepEnd) -> None:
-        """Add the losses of the step and the comparison with the plan to the summary."""
-        if not self._is_writer:
-            return
-        metrics = end.metrics
-        update: dict[str, Any] = {"final_loss": end.result.loss, "tokens": metrics.tokens}
-        if metrics.validation_loss is not None:
-            update["validation_loss"] = metrics.validation_loss
-            update["validation_bits_per_byte"] = metrics.validation_bits_per_byte
-        if end.plan:
-            update["plan"] = end.plan
-        self._update(**update)
+        """Add the comparison with the plan to the summary."""
+        if self._is_writer and end.plan:
+            self._update(plan=end.plan)
 
     def on_stop(self, *, is_early: bool) -> None:
         """Sample text from the model, unless the run stops early; write summary and report."""
@@ -75,14 +72,15 @@ class RunReport(Callback):
         if not self._is_writer:
             return
         step = self.context.progress.step
-        self._update(
-            ranks=ranks,
-            seconds=time.perf_counter() - self._start,
-            samples=samples,
-            exit_code=3 if is_early else 0,
-            exit_reason=f"stopped after step {step}" if is_early else "all steps done",
-        )
-        self.summary.write(self._run_dir)
+        if not self._was_done:
+            self._update(
+                **self._recorded(),
+                ranks=ranks,
+                samples=samples,
+                exit_code=3 if is_early else 0,
+                exit_reason=f"stopped after step {step}" if is_early else "all steps done",
+            )
+            self.summary.write(self._run_dir)
         self._write_report()
 
     def on_error(self, error: BaseException) -> None:
@@ -90,7 +88,7 @@ class RunReport(Callback):
         if not self._is_writer or self.summary.exit_code is not None:
             return
         self._update(
-            seconds=time.perf_counter() - self._start,
+            **self._recorded(),
             exit_code=error.exit_code if isinstance(error, FrontierError) else 1,
             exit_reason=str(error) or type(error).__name__,
         )
@@ -106,6 +104,19 @@ class RunReport(Callback):
         from frontier_llm.telemetry.report_page import write_report
 
         self.path = write_report(self._run_dir)
+
+    def _recorded(self) -> dict[str, float | None]:
+        """Return the fields that follow from metrics.jsonl, which has the steps of all starts."""
+        history = History.read(self._run_dir)
+        if not len(history):
+            return {}
+        return {
+            "tokens": int(history.last("tokens") or 0),
+            "seconds": history.total("step_seconds"),
+            "final_loss": history.column("loss")[-1],
+            "validation_loss": history.last("validation_loss"),
+            "validation_bits_per_byte": history.last("validation_bits_per_byte"),
+        }
 
     def _update(self, **facts: Any) -> None:
         """Set fields of the summary."""

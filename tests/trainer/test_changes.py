@@ -1,0 +1,177 @@
+"""Changes of a resumed run: what can never be loaded, and what `run.allow_changes` has to name."""
+
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer.changes import changes, check_corpus, refuse
+from tests.forked_train import TINY, train
+from tests.values import tiny_values
+
+ROOT = Path(__file__).parents[2]
+LENGTH = "data.sequence_length"
+MODEL_KEYS = {
+    "layers": 6, "hidden": 128, "heads": 8, "kv_heads": 2, "head_dim": 16, "ffn": 96,
+    "vocabulary": 999, "positions": "rotary", "norm": "rmsnorm", "norm_placement": "output",
+    "qk_norm": "head", "bias": False, "tied": False, "activation": "swiglu", "dropout": 0.5,
+    "window": 5, "init_std": 0.5, "scaled_attention": False, "residual": "parallel",
+}  # fmt: skip
+
+
+def refusal(now: dict[str, Any], *allowed: str) -> ConfigError | None:
+    """Resume the tiny run with other values; return why it is refused."""
+    now = {**now, "run": {**now["run"], "allow_changes": list(allowed)}}
+    config = decode(now)
+    found = changes(decode(tiny_values()).model_dump(mode="json"), config.model_dump(mode="json"))
+    try:
+        refuse(found, config)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
+    return model_shapes(config.model, config.data.sequence_length)
+
+
+@pytest.mark.parametrize("name", MODEL_KEYS)
+def test_a_key_is_offered_if_and_only_if_the_checkpoint_can_be_loaded(name: str) -> None:
+    values = tiny_values()
+    now = {**values, "model": {**values["model"], name: MODEL_KEYS[name]}}
+    fits = shapes(decode(now)) == shapes(decode(values))
+    first = refusal(now)
+    assert first is not None
+    assert first.key == f"model.{name}"
+    assert ("run.allow_changes" in first.todo) == fits
+    assert (refusal(now, "model") is None) == fits
+    if not fits:
+        old = decode(values).model_dump(mode="json")["model"][name]
+        assert f"set model.{name}={old}" in first.todo
+
+
+def test_the_length_of_learned_positions_is_never_offered() -> None:
+    longer = tiny_values(f"{LENGTH}=64", "optimizer.learning_rate=1e-4")
+    before = tiny_values()["data"]["sequence_length"]
+    for allowed in ([], [LENGTH], ["data", "optimizer"]):
+        error = refusal(longer, *allowed)
+        assert error is not None
+        assert (error.key, error.got) == (LENGTH, "64 with model.positions=learned")
+        assert "embedding.positions.weight" in error.wants
+        assert f"set {LENGTH}={before}, or" in error.todo
+        assert "run.dir=NEW_RUN model.positions=rotary" in error.todo
+        assert "allow_changes" not in error.todo
+
+
+def test_all_keys_that_change_shapes_are_named_and_no_other() -> None:
+    now = tiny_values("model.layers=6", "model.hidden=128", "model.dropout=0.5", "trainer.seed=7")
+    error = refusal(now, "model")
+    assert error is not None
+    assert "model.layers=" in error.todo
+    assert "model.hidden=" in error.todo
+    assert "model.dropout" not in error.todo
+
+
+OPTIMIZERS = {
+    "adamw": ("optimizer.name=adamw",),
+    "adamw_8bit": ("optimizer.name=adamw_8bit",),
+    "muon": ("optimizer.name=muon",),
+    "adafactor": ("optimizer.name=adafactor", "optimizer.beta1=0.0"),
+    "adafactor with momentum": ("optimizer.name=adafactor", "optimizer.beta1=0.5"),
+}
+LOADABLE = {
+    ("adamw", "adamw_8bit"), ("adamw_8bit", "adamw"), ("adamw", "muon"), ("adamw_8bit", "muon"),
+    ("adafactor with momentum", "adafactor"),
+}  # fmt: skip
+"""Changes after which the checkpoint holds all states, as resumed runs have shown."""
+
+
+@pytest.mark.parametrize("after", OPTIMIZERS)
+@pytest.mark.parametrize("before", OPTIMIZERS)
+def test_an_optimizer_without_its_states_is_never_offered(before: str, after: str) -> None:
+    config = decode(tiny_values(*OPTIMIZERS[after], "run.allow_changes=[optimizer]"))
+    saved = decode(tiny_values(*OPTIMIZERS[before])).model_dump(mode="json")
+    found = changes(saved, config.model_dump(mode="json"))
+    if before == after or (before, after) in LOADABLE:
+        refuse(found, config)
+        return
+    with pytest.raises(ConfigError, match=r"run\.init_from=RUN run\.dir=NEW_RUN") as caught:
+        refuse(found, config)
+    assert caught.value.key in ("optimizer.name", "optimizer.beta1")
+
+
+def test_the_list_grows_by_what_is_refused_and_by_another_path() -> None:
+    now = tiny_values("optimizer.learning_rate=1e-4", "trainer.seed=7", "data.path=other.txt")
+    error = refusal(now, "optimizer")
+    assert error is not None
+    assert "run.allow_changes=[optimizer,trainer.seed,data.path]" in error.todo
+    # keys without effect need not be named, neither before the start nor by the ranks
+    assert refusal(tiny_values("model.rotary_base=77")) is None
+
+
+def corpus_refusal(*overrides: str, stored: str | None = "t1", own: str = "t1") -> str | None:
+    """Resume with another corpus; return the refusal or the warning."""
+    config = decode(tiny_values(*overrides))
+    saved = decode(tiny_values()).model_dump(mode="json")
+    corpus: Any = SimpleNamespace(digest="new", tokenizer_sha256=own)
+    meta = {"corpus": "old"} | ({} if stored is None else {"tokenizer": stored})
+    try:
+        return check_corpus(changes(saved, config.model_dump(mode="json")), config, corpus, meta)
+    except ConfigError as error:
+        return str(error)
+
+
+def test_a_corpus_is_refused_by_the_name_of_what_differs() -> None:
+    text = corpus_refusal("run.allow_changes=[trainer.seed]")
+    assert text is not None
+    assert "error at data.path" in text
+    assert "tokenizer t" not in text
+    assert "run.allow_changes=[trainer.seed,data.path]" in text
+    given = ("data.tokenizer=some.model", "data.end_of_document=x")
+    text = corpus_refusal(*given, stored="t1", own="t2")
+    assert text is not None
+    assert "error at data.tokenizer" in text
+    assert "tokenizer t1" in text
+    assert "run.allow_changes=[data.tokenizer]" in text
+
+
+def test_an_allowed_change_of_the_preparation_explains_another_corpus() -> None:
+    assert corpus_refusal("data.unique=true", "run.allow_changes=[data.unique]") is None
+    smaller = ("data.vocabulary=99", "run.allow_changes=[data.vocabulary]")
+    assert "changed their meaning" in (corpus_refusal(*smaller, own="t2") or "")
+    # a list of keys that do not change the corpus explains nothing
+    assert "error at data.path" in (corpus_refusal("run.allow_changes=[data.unique]") or "")
+    assert corpus_refusal("run.allow_changes=[data.path]", stored=None) is None
+
+
+@pytest.mark.slow
+def test_what_a_refusal_advises_works(tmp_path: Path) -> None:
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    for name, part in (("text", sources[:20]), ("other", sources[20:40])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(source.read_text() for source in part))
+    run = (
+        *TINY, f"data.directory={tmp_path}/prepared", "optimizer.decay_steps=4",
+        f"run.dir={tmp_path}/run", "model.positions=learned",
+    )  # fmt: skip
+    assert train(*run, f"data.path={tmp_path}/text.txt", "trainer.steps=1").code == 0
+    shutil.copytree(tmp_path / "run", tmp_path / "saved")
+    on = (*run, "trainer.steps=2")
+    ended = train(
+        *on, f"data.path={tmp_path}/text.txt", f"{LENGTH}=16", f"run.allow_changes=[{LENGTH}]"
+    )
+    assert ended.code == 2, ended.text
+    assert "16 with model.positions=learned" in ended.text
+    assert "start      2 ranks" not in ended.text, "refused before the corpora are prepared"
+    changed = (*on, f"data.path={tmp_path}/other.txt", "data.vocabulary=290")
+    ended = train(*changed)
+    assert ended.code == 2, ended.text
+    (allowing,) = re.findall(r"run\.allow_changes=\S+", ended.text)
+    ended = train(*changed, allowing)
+    assert ended.code == 0, ended.text
+    assert "ids of tokens have changed their meaning" in ended.text

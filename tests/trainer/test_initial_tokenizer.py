@@ -1,0 +1,46 @@
+"""Initial weights go with the tokenizer that they were trained with, or the user asks otherwise."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.forked_train import TINY, train
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+def of_text(folder: Path, name: str) -> tuple[str, ...]:
+    """The overrides of a tiny run of one step on the sources of a package of this project."""
+    text = folder / f"{name}.txt"
+    sources = sorted((ROOT / "frontier_llm" / name).rglob("*.py"))
+    text.write_text("\n\n".join(source.read_text() for source in sources))
+    own = (f"data.path={text}", f"data.directory={folder}/prepared", "trainer.steps=1",
+           "optimizer.decay_steps=2")  # fmt: skip
+    return (*TINY, *own, f"run.dir={folder}/run-{name}", "launch.ranks=1", "parallel.pipeline=1")
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    assert train(*of_text(tmp_path, "data")).code == 0
+    other = (*of_text(tmp_path, "planner"), f"run.init_from={tmp_path}/run-data")
+    ended = train(*other)
+    assert ended.code == 2, ended.text
+    said = ended.text[ended.text.index("configuration error at data.tokenizer") :].splitlines()
+    assert [line[:10].strip() for line in said[1:4]] == ["got:", "wants:", "do:"]
+    assert not (tmp_path / "run-planner").exists()
+    advised = re.search(r"set (data\.tokenizer=[^;]+);.*(run\.allow_changes=\S+)", said[3])
+    assert advised is not None, said
+    for number, advice in enumerate(advised.groups()):
+        ended = train(*other, advice, f"run.dir={tmp_path}/{number}")
+        assert ended.code == 0, ended.text
+    # a run that has begun resumes, with its own weights
+    ended = train(*other, advised[2], f"run.dir={tmp_path}/1", "trainer.steps=2")
+    assert ended.code == 0, ended.text
+
+
+def test_weights_go_with_the_same_text(tmp_path: Path) -> None:
+    same = of_text(tmp_path, "data")
+    assert train(*same).code == 0
+    ended = train(*same, f"run.init_from={tmp_path}/run-data", f"run.dir={tmp_path}/next")
+    assert ended.code == 0, ended.text
