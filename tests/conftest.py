@@ -34,7 +34,8 @@ FOLDER = Path(__file__).parent
 LONGEST = (
     "trainer/test_schedules", "trainer/test_resume", "streams/test_sharded_steps",
     "checkpoint/test_faults", "trainer/test_deferred_weights", "trainer/test_quantised",
-    "trainer/test_parity", "trainer/test_sharding_cases", "model/test_compiled",
+    "engine/test_behaviours", "trainer/test_parity", "trainer/test_sharding_cases",
+    "model/test_compiled",
     "examples/test_examples", "trainer/test_t5_parity", "benchmarks/test_bench_sharding",
     "config/test_every_choice", "trainer/test_run", "trainer/test_state_accounting",
     "benchmarks/test_planner_layouts", "model/test_flex", "cli/test_train_command",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import nn
 
 from frontier_llm.engine.update_rule import AdamW
@@ -11,6 +12,9 @@ from frontier_llm.protocols import ParameterRecord, Placement, UnitReader
 REST = "rest"
 """Unit of the parameters that belong to no single layer. It stays gathered between the forward and
 the backward pass."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of parameters."""
 
 
 def layers_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -37,7 +41,7 @@ def records_of(
     A parameter that several layers use, or a layer and another module, belongs to `REST`.
 
     Raises:
-        ConfigError: parameters differ in dtype or device.
+        ConfigError: parameters differ in dtype or device, or their dtype is not in DTYPES.
     """
     records = list(_records(module, layers, update))
     parameters = [record.parameter for record in records]
@@ -49,6 +53,13 @@ def records_of(
             "parameters of one dtype on one device",
             "convert the module first: module.to(device, dtype); to compute in bf16 with fp32 "
             "masters, keep the module in fp32 and pass precision=Precision(torch.bfloat16)",
+        )
+    if parameters[0].dtype not in DTYPES:
+        raise ConfigError(
+            "module",
+            f"parameters of {parameters[0].dtype}",
+            "parameters of fp32, bf16 or fp16: masters are fp32",
+            "convert the module first: module.float()",
         )
     return records
 

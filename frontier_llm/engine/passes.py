@@ -54,12 +54,15 @@ class Passes:
         micro_batches: int,
     ) -> None:
         """Attach hooks to the module and to the modules that read units."""
-        self._states, self.micro_batches = states, micro_batches
+        self._states, self.micro_batches, self._module = states, micro_batches, module
         self.written = WrittenParameters(states)
         self.step, self.count, self.expected = 1, 0, micro_batches
         self.in_step = self._in_pass = False
         self._forwards: list[tuple[nn.Module, saved_tensors_hooks | None]] = []
         units = states.all_units
+        self._trained = {
+            id(r.parameter) for unit in units if unit.is_trainable for r in unit.records
+        }
         self._unit_of_storage = {
             unit.buffer.untyped_storage()._cdata: unit for unit in units if unit.is_sharded
         }
@@ -186,8 +189,14 @@ class Passes:
         """Check that the parameters are still those that were sharded.
 
         Raises:
-            TrainingError: one has other storage.
+            TrainingError: one has other storage, or a trainable one is not among them.
         """
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._trained:
+                raise TrainingError(
+                    f"{name} would not be trained: it was frozen in shard, or added after it\n"
+                    "  do: call shard when the module is complete; set requires_grad before it"
+                )
         for unit in self._states.all_units:
             storage = unit.buffer.untyped_storage()._cdata
             for record in unit.records:

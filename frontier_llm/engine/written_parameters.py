@@ -1,5 +1,6 @@
 """Notices what a user writes to parameters, and makes it the new master weights."""
 
+from frontier_llm.errors import TrainingError
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import Unit
 
@@ -18,12 +19,21 @@ class WrittenParameters:
     def take(self) -> None:
         """Take what was written since the last call.
 
-        All ranks must have written the same. The parameters of all written units are in memory.
+        All ranks must have written the same.
+
+        Raises:
+            TrainingError: parameters were written to that are not in memory any more.
         """
         for unit, before in self._counts.items():
             self._counts[unit] = _writes(unit)
             if self._counts[unit] == before:
                 continue
+            if not unit.buffer.untyped_storage().nbytes():
+                raise TrainingError(
+                    f"parameters of {unit.name} were written to in a forward or backward pass, but "
+                    "they are sharded, so that the values are lost\n  do: write them in `with "
+                    "states.gathered():`, or call shard with params=1"
+                )
             if unit.is_sharded:
                 unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
             if unit.is_trainable:

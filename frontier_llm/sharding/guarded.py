@@ -60,6 +60,9 @@ class Guarded(nn.Parameter):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Parameter of shape {tuple(self.shape)} whose values are not available now"
 
+    def __format__(self, spec: str) -> str:
+        return nn.Parameter.__format__(self, spec) if spec else repr(self)
+
 
 def guard(parameter: nn.Parameter, before_read: Callable[[], None]) -> None:
     """Call a function before a parameter is read, until `unguard`; it must call that, or raise."""

@@ -111,6 +111,8 @@ class UnitGradients:
     def add(self, index: int, gradient: torch.Tensor) -> None:
         """Add a parameter's gradient, in the shape of the parameter, to the buffer."""
         target, is_first = self._target(index)
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
         if is_first:
             target.copy_(gradient)
         else:
