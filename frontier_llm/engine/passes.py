@@ -198,11 +198,9 @@ class Passes:
                     "  do: call shard when the module is complete; set requires_grad before it"
                 )
         for unit in self._states.all_units:
-            storage = unit.buffer.untyped_storage()._cdata
             for record in unit.records:
-                with torch._C.DisableTorchFunctionSubclass():
-                    if record.parameter.untyped_storage()._cdata != storage:
-                        raise TrainingError(
-                            f"the memory of {record.name} was replaced after shard, for example by "
-                            "module.to or module.half\n  do: convert the module before shard"
-                        )
+                if not unit.owns(record.parameter):
+                    raise TrainingError(
+                        f"the memory of {record.name} was replaced after shard, for example by "
+                        "module.to or module.half\n  do: convert the module before shard"
+                    )

@@ -79,6 +79,7 @@ def shard(
     layers = layers_of(module)
     records = records_of(module, layers, update)
     check_equal_start(records)
+    dtype = records[0].parameter.dtype
     values = precision.convert(module) if precision else {}
     traffic, readers = Traffic(grid, rank), readers_of(module, layers, records)
     transport = _transport(formats, traffic, records[0].parameter, rank)
@@ -89,7 +90,7 @@ def shard(
     _set_masters(states, values)
     passes = Passes(module, [reader.module for reader in readers], states, micro_batches)
     attach(readers, states)
-    return Sharded(module, states, passes, traffic, update)
+    return Sharded(module, states, passes, traffic, update, dtype)
 
 
 def _transport(formats: Formats, traffic: Traffic, parameter: nn.Parameter, rank: int) -> Transport:

@@ -38,9 +38,12 @@ class Sharded:
         passes: Passes,
         traffic: Traffic,
         update: AdamW,
+        dtype: torch.dtype,
     ) -> None:
         self.module, self.states, self._passes = module, states, passes
         self._traffic, self._rule = traffic, update
+        self._dtype = dtype  # of the parameters before `Precision` has converted them
+        self._converts = dtype != states.all_units[0].buffer.dtype
         self._updates = 0
         self.missed: dict[str, int] = {}
         self._before_update: list[Callable[[], None]] = []
@@ -142,10 +145,17 @@ class Sharded:
         Collective over all ranks.
         """
         with self.gathered():
-            return {
+            found = {
                 name: value.detach().to("cpu", copy=True)
                 for name, value in self.module.state_dict().items()
             }
+        if self._converts:
+            exact = {
+                id(r.parameter): value.cpu() for r, value in self.states.parameters(self._dtype)
+            }
+            named = self.module.named_parameters(remove_duplicate=False)
+            found.update((name, exact[id(parameter)]) for name, parameter in named)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Write parameters and buffers, as `module.load_state_dict`; moments stay as they are.
@@ -159,6 +169,12 @@ class Sharded:
         }
         with self.gathered():
             self.module.load_state_dict(whole, strict=strict)
+        if self._converts:
+            for part in self.states.shards(writable=True):
+                if part.record.name in whole:
+                    values = whole[part.record.name].flatten()
+                    part.master.copy_(values[part.start : part.start + part.elements])
+            self.states.adopt(self._updates, self._passes.step - 1, self.missed)
 
     def sent_bytes(self) -> dict[str, Sent]:
         """Return the bytes that this rank has sent since the last call, by collective and level."""
@@ -173,7 +189,7 @@ class Sharded:
 
         Collective over all ranks: all must exhaust the iterator.
         """
-        for record, parameter in self.states.parameters():
+        for record, parameter in self.states.parameters(self._dtype):
             yield record.name, parameter
 
     def before_update(self, call: Callable[[], None]) -> None:

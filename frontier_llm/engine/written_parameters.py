@@ -25,8 +25,10 @@ class WrittenParameters:
             TrainingError: parameters were written to that are not in memory any more.
         """
         for unit, before in self._counts.items():
-            self._counts[unit] = _writes(unit)
-            if self._counts[unit] == before:
+            self._counts[unit] = after = _writes(unit)
+            pairs = enumerate(zip(before, after, strict=True))
+            written = {index for index, (old, new) in pairs if old != new}
+            if not written:
                 continue
             if not unit.buffer.untyped_storage().nbytes():
                 raise TrainingError(
@@ -37,7 +39,7 @@ class WrittenParameters:
             if unit.is_sharded:
                 unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
             if unit.is_trainable:
-                self._states.take_parameters(unit)
+                self._states.take_parameters(unit, written)
 
 
 def _writes(unit: Unit) -> list[int]:

@@ -55,10 +55,11 @@ class Masters:
             if master is not parameters:
                 parameters.copy_(master)
 
-    def read_parameters(self, index: int) -> None:
-        """Write the masters of unit `index` from its parameters."""
+    def read_parameters(self, index: int, interval: Interval) -> None:
+        """Write an interval of the masters of unit `index` from its parameters."""
         if self.masters[index] is not self._parameters[index]:
-            self.masters[index].copy_(self._parameters[index])
+            part = self.part(index, interval)
+            self.masters[index][part].copy_(self._parameters[index][part])
 
     def states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
         """Return the states of an interval of unit `index`, by name; see `Optimizer`."""

@@ -83,8 +83,8 @@ class Optimizer(Protocol):
     def write_parameters(self) -> None:
         """Write this rank's interval of the parameters from the masters."""
 
-    def read_parameters(self, index: int) -> None:
-        """Write the masters of unit `index` from its parameters."""
+    def read_parameters(self, index: int, interval: Interval) -> None:
+        """Write an interval of the masters of unit `index` from its parameters."""
 
 
 def make_optimizer(

@@ -235,16 +235,16 @@ class Parameters:
         for gather in self._gathers.values():
             gather.wait()
 
-    def gather_exact(self, unit: Unit) -> torch.Tensor:
+    def gather_exact(self, unit: Unit, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Gather a unit's master weights (its shards if it is frozen) without quantisation.
 
         Collective over the ranks that hold its parts; blocks. The unit's own buffer is not touched.
 
         Returns:
-            [n] compute dtype, a new tensor.
+            [n] of a dtype, by default the compute dtype; a new tensor.
         """
         device = self._transport.pool.device
-        buffer = torch.empty(unit.layout.size, dtype=unit.buffer.dtype, device=device)
+        buffer = torch.empty(unit.layout.size, dtype=dtype or unit.buffer.dtype, device=device)
         master = self._masters.get(unit)
         if master is None:
             unit.part(buffer, unit.params_interval).copy_(unit.shard)

@@ -268,10 +268,12 @@ class ShardedStates:
         """
         self._parameters.drain()
 
-    def take_parameters(self, unit: Unit) -> None:
-        """Make this rank's parameters of a trainable unit its master weights."""
-        trainable = [other for other, _ in self._trainable]
-        self._optimizer.read_parameters(trainable.index(unit))
+    def take_parameters(self, unit: Unit, indices: Collection[int]) -> None:
+        """Make this rank's part of some parameters of a trainable unit its master weights."""
+        number = [other for other, _ in self._trainable].index(unit)
+        for index, interval, _ in unit.held_parameters():
+            if index in indices:
+                self._optimizer.read_parameters(number, interval)
         self._parameters.note_masters(unit)
 
     def adopt(self, updates: int, step: int, missed: Mapping[str, int] | None = None) -> None:
@@ -301,15 +303,19 @@ class ShardedStates:
         """Remove all hooks from the parameters; `shards` stays. No training may follow."""
         self._gradients.close()
 
-    def parameters(self) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
+    def parameters(
+        self, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
         """Yield every parameter in full, gathered from the master weights without quantisation.
+
+        They have the given dtype, by default the compute dtype.
 
         Collective over the ranks that hold parts of the same parameters: all of them must exhaust
         the iterator. The parameters that training reads are not touched.
         """
         self._parameters.settle()
         for unit in self._units:
-            buffer = self._parameters.gather_exact(unit)
+            buffer = self._parameters.gather_exact(unit, dtype)
             for index, record in enumerate(unit.records):
                 yield record, unit.view(buffer, index)
 

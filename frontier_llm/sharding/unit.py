@@ -98,10 +98,14 @@ class Unit:
         self.is_sharded = factors.params > 1
         self._before_read: list[Callable[[], None]] = []
         self.buffer = records[0].parameter.new_zeros(n)
-        for index, record in enumerate(self.records):
-            view = self.view(self.buffer, index)
+        self._views = [self.view(self.buffer, index) for index in range(len(self.records))]
+        for record, view in zip(self.records, self._views, strict=True):
             view.copy_(record.parameter.data)
             record.parameter.data = view
+        # what a read finds that torch does not tell to `guard`: NaN, and never freed memory
+        nan = self.buffer.new_full((), float("nan"))
+        self._nothing = [nan.expand(view.shape) for view in self._views]
+        self._storages = {t.untyped_storage()._cdata for t in (self.buffer, nan)}
         self.shard = self.buffer
         if self.is_sharded:
             self.shard = self.part(self.buffer, self.params_interval).clone()
@@ -160,6 +164,9 @@ class Unit:
 
     def release(self) -> None:
         """Free the buffer's memory; parameters cannot be read until they are gathered again."""
+        for record, nothing in zip(self.records, self._nothing, strict=True):
+            unguard(record.parameter)
+            record.parameter.data = nothing
         self.guard()
         self.buffer.untyped_storage().resize_(0)
 
@@ -173,9 +180,16 @@ class Unit:
             guard(record.parameter, before_read)
 
     def unguard(self) -> None:
-        """Let the parameters be read."""
-        for record in self.records:
+        """Let the parameters be read, which are in memory."""
+        for record, view in zip(self.records, self._views, strict=True):
             unguard(record.parameter)
+            if self.is_sharded:
+                record.parameter.data = view
+
+    def owns(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether a parameter's memory is that of this unit."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return parameter.untyped_storage()._cdata in self._storages
 
     def held_parameters(self) -> Iterator[tuple[int, Interval, int]]:
         """Yield each record that overlaps with the optimizer interval of this rank.

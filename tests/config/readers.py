@@ -89,7 +89,7 @@ READERS = {
     "trainer/callbacks/weights_and_biases.py": "telemetry.wandb telemetry.wandb_project",
     "trainer/callbacks/tensorboard.py": "telemetry.tensorboard",
     "trainer/callbacks/tracer.py": "telemetry.trace_from_step telemetry.trace_steps",
-    "cli/run_preparation.py": "callbacks run.allow_changes",
+    "cli/run_preparation.py": "callbacks",
     # names in the output
     "trainer/callbacks/announcements.py": "model.name sharding.name collectives.name data.name"
     " cluster.name cluster.device.name",
