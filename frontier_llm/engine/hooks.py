@@ -42,13 +42,7 @@ def attach(
     states: ShardedStates,
     hook: Callable[[Callable[..., Any]], Callable[..., Any]] = Hook,
 ) -> None:
-    """Attach the hooks to the readers of a rank. They are never removed.
-
-    Args:
-        readers: the readers, in the order of the forward pass.
-        states: the states that the modules' parameters belong to.
-        hook: makes a hook of a function.
-    """
+    """Attach the hooks, of which `hook` makes each from a function. They are never removed."""
     for reader in readers:
         _attach(reader, states, hook)
 

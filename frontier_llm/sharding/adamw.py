@@ -76,9 +76,8 @@ class AdamW(Masters):
 
         Args:
             learning_rate: learning rate of this step, which groups of parameters multiply by their
-                factors. It is an argument of the kernels, not copied.
-            gradient_divisor: [] fp32 on the device; gradients are divided by it first. It combines
-                the loss scale and the clipping factor.
+                factors.
+            gradient_divisor: [] fp32 on the device; gradients are divided by it first.
             skip: [] fp32 on the device; if 1, nothing changes. None: 0.
         """
         groups, self._updated = self._updated or self._groups, None

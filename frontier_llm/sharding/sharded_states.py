@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
@@ -31,6 +30,12 @@ class ShardedStates:
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
+
+    Attributes:
+        all_units: all units of this rank, in the order of the forward pass.
+        kernels: the implementation of block quantisation.
+        passes: the gradients, for code that tells which backward pass computes them.
+        reads: the parameters, for code that tells when they are read.
     """
 
     def __init__(
@@ -58,11 +63,14 @@ class ShardedStates:
             fuse_gradients: whether linear layers give gradients as two operands (`ProductSink`).
         """
         self._groups, self._transport, self._feedback = groups, transport, feedback
+        self.kernels = transport.kernels
         whole = keeps_whole(optimizer)
-        self._units = make_units(records, groups.factors, groups.data_rank, keeps_whole=whole)
+        self.all_units = self._units = make_units(
+            records, groups.factors, groups.data_rank, keeps_whole=whole
+        )
         trainable = [unit for unit in self._units if unit.is_trainable]
-        self._parameters = Parameters(self._units, groups, transport, units_in_flight)
-        self._gradients = Gradients(
+        self.reads = self._parameters = Parameters(self._units, groups, transport, units_in_flight)
+        self.passes = self._gradients = Gradients(
             trainable,
             groups,
             transport,
@@ -89,29 +97,9 @@ class ShardedStates:
         self._shared = SharedGradients(self.gradients(), groups, transport.traffic)
 
     @property
-    def passes(self) -> Gradients:
-        """The gradients, for code that tells which backward pass computes them."""
-        return self._gradients
-
-    @property
-    def reads(self) -> Parameters:
-        """The parameters, for code that tells when they are read."""
-        return self._parameters
-
-    @property
-    def kernels(self) -> BlockKernels:
-        """The implementation of block quantisation."""
-        return self._transport.kernels
-
-    @property
     def factors(self) -> Factors:
         """The number of ranks over which each state is sharded."""
         return self._groups.factors
-
-    @property
-    def all_units(self) -> Sequence[Unit]:
-        """All units of this rank, in the order of the forward pass."""
-        return self._units
 
     def units(self, names: Collection[str]) -> tuple[Unit, ...]:
         """Return the trainable and frozen units with one of these names."""

@@ -104,5 +104,5 @@ def test_an_evaluation_frees_all_parameters() -> None:
 
 
 def test_parameters_that_stay_after_an_evaluation_are_noticed() -> None:
-    negated = (hooks._attach, "not torch.is_grad_enabled()", "torch.is_grad_enabled()")
+    negated = (hooks._attach, "and torch.is_grad_enabled()", "and not torch.is_grad_enabled()")
     assert run_ranks(mutated, 2, negated, gathered)[0][1] == ["rest"]
