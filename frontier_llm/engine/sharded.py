@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.device.transfer import send
 from frontier_llm.engine.hooks import Hook
 from frontier_llm.engine.passes import Passes
 from frontier_llm.engine.update import Update
@@ -233,9 +234,9 @@ class Sharded:
             gathered the same units; the number of gradients of each parameter.
         """
         squared, digest = self.states.squared_norm(), self._passes.digest()
-        own = [float(digest), float(digest) ** 2, *(float(count) for _, count in counts)]
-        numbers = torch.tensor([0.0, *own], dtype=torch.float64, device=squared.device)
-        numbers[0] = squared
+        own = [0.0, float(digest), float(digest) ** 2, *(float(count) for _, count in counts)]
+        numbers = send(own, squared.device)
+        numbers[0].copy_(squared)
         dist.all_reduce(numbers)
         return numbers
 
