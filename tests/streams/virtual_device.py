@@ -264,7 +264,9 @@ class _Launch(TorchDispatchMode):
         if not written and _needs_host(func):
             self._device.synchronise()
             return func(*args, **kwargs)
-        args = [list(arg) if isinstance(arg, list) else arg for arg in args]  # as they are now
+        args = [  # as they are now
+            [_alias(item) for item in arg] if isinstance(arg, list) else _alias(arg) for arg in args
+        ]
         if written:
             self._device.launch(func, *args, **kwargs)
             return _as_returned(func, written)
@@ -407,6 +409,14 @@ def _map(kind: type, function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, (tuple, list)) and not isinstance(value, (_Layout, torch.Size)):
         return tuple(_map(kind, function, item) for item in value)
     return tuple(value) if isinstance(value, torch.Size) else value
+
+
+def _alias(value: Any) -> Any:
+    """Return the memory that a parameter has now: it may get another one later."""
+    if not isinstance(value, torch.nn.Parameter):
+        return value
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        return value.detach()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
