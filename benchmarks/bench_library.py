@@ -134,7 +134,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
         help="precision of the computation (default both); saves use the first")  # fmt: skip
     add("--savers", nargs="*", choices=SAVERS, default=list(SAVERS),
-        help="savers to compare (default all); none: no saves")  # fmt: skip
+        help="savers to compare (default all); no name: no saves")  # fmt: skip
     add("--threads", type=at_least(1), metavar="N",
         help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
     for name, least, default, meaning in NUMBERS:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from frontier_llm.launch.replacement import _keep_store
+from frontier_llm.launch.replacement import keep_store
 from tests.forked_train import Forked
 
 
@@ -17,7 +17,7 @@ from tests.forked_train import Forked
 def kept_store() -> Iterator[int]:
     """Hold a TCPStore; yield its port on 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        keeper = Forked(partial(_keep_store, server))
+        keeper = Forked(partial(keep_store, server))
         try:
             yield server.getsockname()[1]
         finally:

@@ -18,7 +18,12 @@ def check_equal_start(records: Sequence[ParameterRecord]) -> None:
     with torch.no_grad():
         numbers = torch.stack(
             [
-                torch.stack([value.sum(dtype=torch.float64), value.double().norm()])
+                torch.stack(
+                    [
+                        value.sum(dtype=torch.float64),
+                        torch.linalg.vector_norm(value, dtype=torch.float64),
+                    ]
+                )
                 for value in (record.parameter.detach() for record in records)
             ]
         ).nan_to_num(1.0, 2.0, 3.0)

@@ -1,6 +1,5 @@
 """Lazy checkpoints of sharded states, which any number of ranks can continue from."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain, starmap
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.rank_objects import of_rank_0
 from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.spare_files import remove_spare
@@ -75,7 +75,7 @@ class Checkpoints:
             CheckpointError: the checkpoint is damaged, or belongs to another module.
         """
         states = self._sharded.states
-        found = _of_rank_0(lambda: _content(newest(self._folder)))
+        found = of_rank_0(lambda: _content(newest(self._folder)))
         if found is None:
             return 0
         folder, text = found
@@ -152,20 +152,3 @@ class Checkpoints:
 
 def _content(checkpoint: Checkpoint | None) -> tuple[Path, bytes] | None:
     return None if checkpoint is None else (checkpoint.folder, checkpoint.manifest.to_bytes())
-
-
-def _of_rank_0(
-    compute: Callable[[], tuple[Path, bytes] | None],
-) -> tuple[Path, bytes] | None:
-    """Call a function on rank 0; return its result, or raise its CheckpointError, on every rank."""
-    results: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            results = [compute()]
-        except CheckpointError as error:
-            results = [error]
-    dist.broadcast_object_list(results, src=0)
-    if isinstance(results[0], CheckpointError):
-        raise results[0]
-    result: tuple[Path, bytes] | None = results[0]
-    return result

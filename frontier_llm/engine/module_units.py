@@ -54,6 +54,14 @@ def records_of(
             "convert the module first: module.to(device, dtype); to compute in bf16 with fp32 "
             "masters, keep the module in fp32 and pass precision=Precision(torch.bfloat16)",
         )
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.max_norm is not None:
+            raise ConfigError(
+                "module",
+                f"{name} with max_norm={child.max_norm}",
+                "weights that only the update writes: each rank would shorten other rows",
+                "use max_norm=None",
+            )
     if parameters[0].dtype not in DTYPES:
         raise ConfigError(
             "module",

@@ -66,7 +66,7 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
     with ParentSignals() as signals:
         members = ForkedMembers(target, options, connect, port, replacing.spares)
         try:
-            fork_rank(keeper, 0, partial(_keep_store, server))
+            fork_rank(keeper, 0, partial(keep_store, server))
             server.close()
             members.start()
             store = RosterStore(connect())
@@ -99,7 +99,7 @@ def _coordinate(
     return report_cause({}, options)  # a request to stop has an exit code of its own
 
 
-def _keep_store(server: socket.socket) -> int:
+def keep_store(server: socket.socket) -> int:
     """Hold the key-value store until this process is killed."""
     from torch.distributed import TCPStore
 

@@ -24,6 +24,7 @@ from frontier_llm.checkpoint.manifest import Moments
 from frontier_llm.checkpoint.mover import Copy, Mover
 from frontier_llm.checkpoint.pacer import Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
+from frontier_llm.checkpoint.rank_objects import gathered
 from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
@@ -42,7 +43,6 @@ from frontier_llm.trainer.checkpoint_places import (
     partner_folder,
     shared_folder,
 )
-from frontier_llm.trainer.rank_objects import gathered
 from frontier_llm.trainer.replicas import places_of_states
 
 if TYPE_CHECKING:

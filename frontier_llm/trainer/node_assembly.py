@@ -28,13 +28,13 @@ from frontier_llm.checkpoint.node_parts import (
 )
 from frontier_llm.checkpoint.partner import own_address
 from frontier_llm.checkpoint.peer_files import PeerServer
+from frontier_llm.checkpoint.rank_objects import gathered
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
-from frontier_llm.trainer.rank_objects import gathered
 
 _LOG = logging.getLogger(__name__)
 _SHARED = 2**31

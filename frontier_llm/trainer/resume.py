@@ -15,6 +15,7 @@ from typing import Any
 from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
 from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
@@ -27,7 +28,6 @@ from frontier_llm.trainer.changes import Changes, changes, check_corpus, refuse
 from frontier_llm.trainer.checkpoint_meta import check_meta
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
 from frontier_llm.trainer.node_assembly import NodeAssembly
-from frontier_llm.trainer.rank_objects import gathered, of_rank_0
 from frontier_llm.trainer.run_directory import check_new
 
 _LOG = logging.getLogger(__name__)

@@ -174,6 +174,7 @@ def modules_must_fit() -> None:
         lambda: shard(mixed): "parameters of one dtype on one device",
         lambda: shard(Net().double()): "module.float()",
         lambda: shard(nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64))): "module.float()",
+        lambda: shard(nn.Embedding(4, 2, max_norm=1.0)): "use max_norm=None",
         lambda: shard(nn.Sequential()): "parameters of one dtype on one device",
         lambda: shard(Net(), params=3): "use divisors of 4",
         lambda: shard(Net(), params=2, grads=3): "use divisors of 4",
