@@ -83,10 +83,9 @@ class Tied(nn.Module):
 class Table(nn.Module):
     """A table whose gradients are sparse on ranks, and dense in one process."""
 
-    def __init__(self, max_norm: float | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        is_sparse = dist.is_initialized() and max_norm is None
-        self.table = nn.Embedding(20, WIDTH, sparse=is_sparse, max_norm=max_norm)
+        self.table = nn.Embedding(20, WIDTH, sparse=dist.is_initialized())
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

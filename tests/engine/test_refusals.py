@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from frontier_llm.errors import FrontierError, TrainingError
 from frontier_llm.library import AdamW, Sharded, shard
-from tests.engine.modules import Net, Table
+from tests.engine.modules import Net
 from tests.engine.reference import (
     RANKS,
     WIDTH,
@@ -238,10 +238,14 @@ def loading_is_refused() -> None:
 
 
 def writes_in_forward_are_refused() -> None:
-    """A table with a limit of its norms is changed in the forward pass."""
-    behaviour = Behaviour(partial(Table, 0.5))
-    states = shard(built(behaviour), params=2)
-    error = error_of(lambda: [run_step(behaviour, states, step) for step in (1, 2)])
+    states = shard(built(BEHAVIOUR), params=2)
+
+    def shrink(layer: nn.Module, *_: Any) -> None:
+        with torch.no_grad():
+            next(layer.parameters()).mul_(0.5)
+
+    states.module.layers[0].register_forward_pre_hook(shrink)
+    error = error_of(lambda: [run_step(BEHAVIOUR, states, step) for step in (1, 2)])
     assert "were written to in a forward or backward pass" in error
 
 
