@@ -64,7 +64,7 @@ def make_store(
             store = next(iter(rendezvous(url, timeout=timeout)))[0]
         else:
             if world.rank == 0:
-                _raise_file_limit(world.size)
+                raise_file_limit(world.size)
             if world.rank == 0 and listen_fd is None:
                 listen_fd = listen("", world.master_port).detach()
             store = TCPStore(
@@ -130,7 +130,7 @@ def listen(address: str, port: int) -> socket.socket:
         raise _port_error(port, error) from None
 
 
-def _raise_file_limit(size: int) -> None:
+def raise_file_limit(size: int) -> None:
     """Raise the limit of open files, so that all ranks can connect to this process's store.
 
     Raises:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from frontier_llm.errors import LaunchError
 from frontier_llm.launch import failure
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
@@ -27,7 +28,7 @@ from frontier_llm.launch.launcher import (
 )
 from frontier_llm.launch.membership import Membership
 from frontier_llm.launch.rank import run_rank
-from frontier_llm.launch.rendezvous import listen
+from frontier_llm.launch.rendezvous import listen, raise_file_limit
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _EXIT_SECONDS = 30.0
 """How long members may take to exit after the end of the job."""
+_KEEPER_SECONDS = 1.0
+"""How long to wait for the end of the store's process after an error of the store."""
 
 MemberTarget = Callable[[Membership], None]
 """The work of a process that may hold a rank."""
@@ -56,8 +59,10 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
         How the job ended. The cause of a failure is printed to stderr.
 
     Raises:
-        LaunchError: the port is in use, or a process cannot be started.
+        LaunchError: the port is in use, a process cannot be started, the store may not open enough
+            files, or the process that holds the store ended.
     """
+    raise_file_limit(options.ranks + replacing.spares)
     failure.clear(options.failure_dir)
     server = listen("127.0.0.1", options.port or 0)
     port = server.getsockname()[1]
@@ -72,6 +77,9 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
             store = RosterStore(connect())
             coordinator = Coordinator(members, store, range(options.ranks), options, replacing)
             return _coordinate(coordinator, members, signals, options)
+        except RuntimeError as error:
+            _check_keeper(keeper, error)
+            raise
         finally:
             members.processes.kill()
             keeper.kill()
@@ -97,6 +105,25 @@ def _coordinate(
     coordinator.end()
     members.wait(_EXIT_SECONDS)
     return report_cause({}, options)  # a request to stop has an exit code of its own
+
+
+def _check_keeper(keeper: ForkedRanks, error: RuntimeError) -> None:
+    """Explain an error of the store by the end of the process that holds it.
+
+    Raises:
+        LaunchError: this process has ended.
+    """
+    deadline = time.monotonic() + _KEEPER_SECONDS  # the kernel may close its sockets first
+    while not keeper.ended and time.monotonic() < deadline:
+        keeper.poll()
+        time.sleep(POLL_SECONDS)
+    for code, _ in keeper.ended.values():
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        raise LaunchError(
+            f"the process that holds the key-value store of the ranks {end}. They cannot work "
+            "without it, and are killed. Start the run again: it resumes from its newest "
+            "checkpoint. If the machine was short of memory, use fewer ranks"
+        ) from error
 
 
 def keep_store(server: socket.socket) -> int:

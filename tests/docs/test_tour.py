@@ -8,7 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "docs" / "tour.md").read_text()
-MOST_LINES = 2050
+MOST_LINES = {"step": 2050, "gradient": 1600}
+MOST_FILES = {"step": 11, "gradient": 8}
+ENDS = {
+    "step": ("train.py", "frontier_llm/sharding/adamw.py"),
+    "gradient": ("frontier_llm/model/linear.py", "frontier_llm/sharding/adamw.py"),
+}
+"""The first and the last file of each path."""
 LINK = re.compile(r"\[`[\w/.]+`\]\(\.\./([\w/.]+)\)")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
 
@@ -45,9 +51,10 @@ def test_a_named_function_exists(file, name):
     assert name in definitions(ROOT / file)
 
 
-def test_the_path_from_the_command_line_to_the_update_is_short():
-    path = TOUR.partition("<!-- path: step -->")[2].partition("<!-- end of path -->")[0]
-    files = LINK.findall(path)
-    assert files[0] == "train.py"
-    assert files[-1].endswith("sharding/adamw.py")
-    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) < MOST_LINES
+@pytest.mark.parametrize("path", ENDS)
+def test_a_path_is_short(path):
+    table = TOUR.partition(f"<!-- path: {path} -->")[2].partition("<!-- end of path -->")[0]
+    files = LINK.findall(table)
+    assert (files[0], files[-1]) == ENDS[path]
+    assert len(files) <= MOST_FILES[path]
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) < MOST_LINES[path]

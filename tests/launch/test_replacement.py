@@ -1,11 +1,18 @@
 """Processes of this machine that hold ranks, and are replaced or end."""
 
+import os
+import resource
+import signal
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from frontier_llm.errors import RankFailure
+from frontier_llm.errors import LaunchError, RankFailure
 from frontier_llm.launch import membership as membership_module
+from frontier_llm.launch import replacement
 from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.membership import Membership
@@ -29,3 +36,33 @@ def test_ranks_that_only_lose_contact_end_the_run_with_an_error(
     options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
     replacing = Replacing(tmp_path, 0, 1, 3.0, lambda: 0)
     assert launch_replacing(lose_contact, options, replacing).exit_code == 1
+
+
+def train_for_ever(membership: Membership) -> None:
+    """Hold a rank until this process is killed."""
+    membership.next_place()
+    time.sleep(1e6)
+
+
+def test_a_killed_store_ends_the_run_with_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_store = replacement.keep_store
+
+    def keep_store_for_a_while(server: socket.socket) -> int:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return keep_store(server)
+
+    monkeypatch.setattr(replacement, "keep_store", keep_store_for_a_while)
+    options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
+    with pytest.raises(LaunchError, match=r"store of the ranks was killed by SIGKILL"):
+        launch_replacing(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
+
+
+def test_the_store_may_open_a_file_for_each_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
+    with pytest.raises(LaunchError, match="may open 64 files"):
+        launch_replacing(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
