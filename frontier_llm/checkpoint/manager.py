@@ -253,7 +253,6 @@ class CheckpointManager:
                     self._keep,
                     options.keep_every_steps,
                     options.spared(),
-                    reuses_files=options.file_ranks is None,
                 )
             if self._rank == 0:
                 seconds = format_seconds(time.monotonic() - begin)

@@ -34,6 +34,8 @@ class Mover:
     """The queue of one kind of copies on one rank.
 
     Attributes:
+        is_redundant: whether the copies are of use only if a node is lost, so that a failure is a
+            warning, which `poll` does not raise.
         outcomes: how the copies of the last steps ended, by step, as far as this rank knows.
     """
 
@@ -65,6 +67,7 @@ class Mover:
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
         self._timeout, self._copy = timeout, copy
         self._is_permanent = is_permanent
+        self.is_redundant = False
         self._writer = JobThread(name)
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps that are not copied yet, in order
@@ -164,10 +167,17 @@ class Mover:
             else:
                 outcome = "skipped"
         except Exception as error:
-            failure = CheckpointError(f"step {step} is not copied to {self._target}: {error}")
-            self._error = self._error or failure
+            text = f"step {step} is not copied to {self._target}: {error}"
+            if self.is_redundant:
+                copied = [s for s, outcome in self.outcomes.items() if outcome == "committed"]
+                newest = (
+                    f"the newest copy is of step {max(copied)}" if copied else "there is no copy"
+                )
+                text += f". Training goes on, and the next step is tried; {newest}"
+            else:
+                self._error = self._error or CheckpointError(text)
             if self._rank == 0 or isinstance(error, NodeCommitError):
-                _log.warning("%s", failure)
+                _log.warning("%s", text)
         with self._changed:
             self._queue.remove(step)
             self.outcomes[step] = outcome

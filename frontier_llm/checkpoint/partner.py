@@ -1,18 +1,17 @@
 """Send this rank's file of a node-local checkpoint to a rank of the next node, and receive one.
 
 Ranks use TCP connections of their own, because collectives belong to the main thread and the store
-is for small values. A connection carries one file: a line with the step, then for each chunk (the
-part of a file that has one digest) its content and its digest. The sender has compared the digest
-with the content that it read, and the receiver compares it with what it received.
+is for small values. A connection carries one file: the receiver's secret and the step, then for
+each chunk (the part of a file that has one digest) its content and its digest. The sender has
+compared the digest with the content that it read, and the receiver with what it received.
 """
 
 import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +23,7 @@ import xxhash
 from frontier_llm.checkpoint.drain import open_when_committed
 from frontier_llm.checkpoint.manifest import FilePart, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
-from frontier_llm.checkpoint.peer_sockets import OpenSockets, connect
+from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.errors import CheckpointError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _log = logging.getLogger(__name__)
-_HEAD_BYTES, _DIGEST_BYTES = 16, 16
+_STEP_BYTES, _DIGEST_BYTES = 16, 16
 _RANGE_BYTES = 4096
 """Bytes of a range besides its elements, at most: its entry in the header, and padding."""
 _KEY = "checkpoint/partner"
@@ -120,13 +119,15 @@ class PartnerFiles:
             timeout: how long to wait for the other ranks.
 
         Raises:
-            CheckpointError: another rank does not answer.
+            CheckpointError: another rank does not answer, or this host has no address for it.
         """
         self._plan, self._folder, self._timeout = plan, folder, timeout
         self._seconds, self._sockets = timeout.total_seconds(), OpenSockets()
-        self._server = socket.create_server(("", 0), backlog=4)
-        self._server.settimeout(self._seconds)
-        address = own_address(master), self._server.getsockname()[1]
+        try:
+            self._listener = Listener(own_address(master))
+        except OSError as error:
+            raise CheckpointError(f"no rank can connect to this host: {error}") from None
+        address = *self._listener.address, self._listener.secret.hex()
         record = plan.record(None).to_json()
         text = json.dumps([*address, plan.name, plan.size, plan.chunk_bytes, record])
         store.set(f"{_KEY}/{rank}", text)
@@ -139,7 +140,8 @@ class PartnerFiles:
         self.sender = sender
         try:
             self._address = str(receiving[0]), int(receiving[1])
-            self.plan = ReceivedPlan.of(plan.chunk_bytes, *described[2:])
+            self._secret = bytes.fromhex(receiving[2])
+            self.plan = ReceivedPlan.of(plan.chunk_bytes, *described[3:])
         except (ValueError, TypeError, IndexError) as error:
             raise CheckpointError(f"rank {sender} describes its file wrongly: {error}") from None
 
@@ -172,14 +174,12 @@ class PartnerFiles:
             step: step of the checkpoint.
             buffer: [chunk_bytes] uint8, page-aligned.
         """
-        return ReceivedChunks(self._server, self._sockets, self.plan, step, buffer, self._seconds)
+        return ReceivedChunks(self._listener, self._sockets, self.plan, step, buffer, self._seconds)
 
     def close(self) -> None:
         """Stop to listen, and end all connections. Threads that wait for other ranks fail."""
         self._sockets.shut_down()
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._listener.close()
 
     def _send(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> None:
         try:
@@ -189,7 +189,7 @@ class PartnerFiles:
                 self._sockets.using(connect(self._address, self._seconds)) as connection,
                 RangeReader(checkpoint, verify=True) as reader,
             ):
-                connection.sendall(str(step).encode().ljust(_HEAD_BYTES))
+                connection.sendall(_greeting(self._secret, step))
                 for range_ in chunk_ranges(checkpoint, self._plan.name):
                     pacer.wait(range_.stop - range_.start)
                     content = reader.read(range_, buffer).numpy().data
@@ -204,7 +204,7 @@ class ReceivedChunks:
 
     def __init__(
         self,
-        server: socket.socket,
+        listener: Listener,
         sockets: OpenSockets,
         plan: ReceivedPlan,
         step: int,
@@ -214,14 +214,14 @@ class ReceivedChunks:
         """Initialise without receiving anything.
 
         Args:
-            server: the listening socket.
+            listener: accepts the connection.
             sockets: receives the connection while it is in use.
             plan: layout of the file.
             step: step of the checkpoint.
             buffer: [chunk_bytes] uint8, page-aligned.
             seconds: how long to wait for the sender.
         """
-        self._server, self._sockets = server, sockets
+        self._listener, self._sockets = listener, sockets
         self._plan, self._step = plan, step
         self._buffer, self._seconds = buffer, seconds
 
@@ -233,7 +233,7 @@ class ReceivedChunks:
         """
         plan = self._plan
         content, digest = self._buffer.numpy().data, memoryview(bytearray(_DIGEST_BYTES))
-        with self._connection() as connection:
+        with self._sockets.using(self._accept()) as connection:
             for index in plan.chunks:
                 size = min(plan.chunk_bytes, plan.size - index * plan.chunk_bytes)
                 _receive(connection, content[:size])
@@ -245,33 +245,19 @@ class ReceivedChunks:
     def close(self) -> None:
         """Do nothing: the buffer belongs to the caller."""
 
-    @contextmanager
-    def _connection(self) -> Iterator[socket.socket]:
-        """Accept the connection for this step, and close those of earlier steps that failed."""
-        deadline = time.monotonic() + self._seconds
-        while time.monotonic() < deadline:
-            with self._sockets.using(self._accept()) as connection:
-                if self._is_of_this_step(connection):
-                    yield connection
-                    return
-        raise CheckpointError("the node before does not send")
-
     def _accept(self) -> socket.socket:
+        """Accept the connection for this step; those of earlier steps, which failed, are closed."""
         try:
-            connection, _ = self._server.accept()
+            return self._listener.accept(
+                _greeting(self._listener.secret, self._step), self._seconds
+            )
         except OSError as error:
             raise CheckpointError(f"the node before does not send: {error}") from None
-        connection.settimeout(self._seconds)
-        return connection
 
-    def _is_of_this_step(self, connection: socket.socket) -> bool:
-        head = memoryview(bytearray(_HEAD_BYTES))
-        try:
-            _receive(connection, head)
-        except CheckpointError as error:
-            _log.info("a connection is ignored: %s", error)
-            return False
-        return bytes(head).split() == [str(self._step).encode()]
+
+def _greeting(secret: bytes, step: int) -> bytes:
+    """Return the first bytes of the connection for a step."""
+    return secret + str(step).encode().ljust(_STEP_BYTES)
 
 
 def _receive(connection: socket.socket, content: memoryview) -> None:

@@ -6,7 +6,6 @@ an error. The reader compares the digests. A connection begins with a secret tha
 has sent to the other ranks, so that no other program reads the files.
 """
 
-import hmac
 import logging
 import os
 import socket
@@ -20,10 +19,9 @@ from pathlib import Path
 import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
-from frontier_llm.checkpoint.peer_sockets import OpenSockets, connect
+from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect
 from frontier_llm.errors import CheckpointError
 
-_SECRET_BYTES = 16
 _REQUEST = struct.Struct("!HQQ")
 """Length of the name, offset and number of bytes."""
 _ANSWER = struct.Struct("!?Q")
@@ -54,24 +52,24 @@ class PeerServer:
             files: path by name of each file that is served.
             host: address of this host, under which other ranks reach it.
             largest: largest number of bytes of a request, a multiple of 4096 (a page).
+
+        Raises:
+            OSError: the address is not of this host.
         """
         self._files, self._largest = dict(files), largest
-        self._server = socket.create_server(("", 0), backlog=128)
-        self._sockets = OpenSockets()
-        self.peer = Peer(host, self._server.getsockname()[1], os.urandom(_SECRET_BYTES))
+        self._listener, self._sockets = Listener(host), OpenSockets()
+        self.peer = Peer(*self._listener.address, self._listener.secret)
         threading.Thread(target=self._accept, name="peer server", daemon=True).start()
 
     def close(self) -> None:
         """End all connections."""
         self._sockets.shut_down()
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
-        self._server.close()
+        self._listener.close()
 
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._server.accept()
+                connection = self._listener.accept(self.peer.secret, None)
             except OSError:  # closed
                 return
             threading.Thread(
@@ -81,8 +79,6 @@ class PeerServer:
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one connection."""
         with self._sockets.using(connection), suppress(OSError, EOFError):
-            if not hmac.compare_digest(_received(connection, _SECRET_BYTES), self.peer.secret):
-                return
             buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
             assert buffer is not None
             content = buffer.numpy().data

@@ -1,20 +1,29 @@
 """Connections between ranks of different nodes, which another thread can end while they are in use.
 
 A node that loses its power closes no connection. Without the limits here, a thread would wait for
-it as long as for a rank that is only slow.
+it as long as for a rank that is only slow. Other programs may connect, too: a connection counts
+only when it has begun with the bytes that ranks know from their store.
 """
 
+import hmac
+import os
+import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _CONNECT_SECONDS = 10.0
 """How long a rank waits until the kernel of another node has accepted a connection."""
-_SILENCE_SECONDS = 10
-"""A node whose kernel does not answer for this long is lost."""
-_KEEPALIVE_SECONDS = 3
-"""Interval at which the kernel asks a silent node for an answer."""
+_KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 3, 3
+"""Interval at which the kernel asks a silent node for an answer. After this number of questions
+without an answer the node is lost."""
+SECRET_BYTES = 16
+_GREETING_SECONDS = 2.0
+"""How long a new connection may take to send its greeting."""
+_GREETINGS = 64
+"""Most connections of which the greeting is awaited. If more come, the oldest is closed."""
 
 
 class OpenSockets:
@@ -46,6 +55,106 @@ class OpenSockets:
                 _shut_down(connection)
 
 
+class Listener:
+    """Accepts the connections that begin with the right greeting, and closes all others.
+
+    Attributes:
+        secret: [SECRET_BYTES] random bytes, for greetings. Ranks learn them from their store.
+        address: host and port, under which other ranks connect.
+    """
+
+    def __init__(self, host: str) -> None:
+        """Listen on one address of this host, given as a number.
+
+        Raises:
+            OSError: the address is not of this host.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family, backlog=128)
+        self._server.setblocking(False)
+        self._closing, self._closed = socket.socketpair()  # wakes the thread that waits
+        self.secret = os.urandom(SECRET_BYTES)
+        self.address: tuple[str, int] = host, self._server.getsockname()[1]
+        self._new: dict[socket.socket, tuple[float, bytes]] = {}  # by age: deadline, what has come
+
+    def accept(self, greeting: bytes, seconds: float | None) -> socket.socket:
+        """Return the next connection that begins with a greeting.
+
+        Silent connections delay no other connection.
+
+        Args:
+            greeting: the bytes, which contain the secret.
+            seconds: how long to wait for it, and the time limit of each later operation; None: for
+                ever.
+
+        Raises:
+            TimeoutError: no such connection was made in time.
+            OSError: the listener was closed.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        try:
+            while end is None or time.monotonic() < end:
+                for connection in self._ready(end):
+                    if self._has_greeted(connection, greeting):
+                        del self._new[connection]
+                        connection.settimeout(seconds)
+                        return connection
+        except (OSError, ValueError):  # ValueError: closed before the selector knew it
+            raise OSError("the listener was closed") from None
+        raise TimeoutError("no connection was made in time")
+
+    def close(self) -> None:
+        """Stop to listen, and wake the thread that waits for a connection."""
+        self._closing.close()
+        self._server.close()
+        for connection in tuple(self._new):
+            connection.close()
+
+    def _ready(self, end: float | None) -> list[socket.socket]:
+        """Wait for events; accept new connections, close late ones and return those with bytes."""
+        with selectors.DefaultSelector() as selector:
+            for item in (self._server, self._closed, *self._new):
+                selector.register(item, selectors.EVENT_READ)
+            limits = [deadline for deadline, _ in self._new.values()]
+            limits += [] if end is None else [end]
+            wait = max(min(limits) - time.monotonic(), 0.0) if limits else None
+            ready = [key.fileobj for key, _ in selector.select(wait)]
+        if self._closed in ready:
+            raise OSError
+        if self._server in ready:
+            with suppress(BlockingIOError, ConnectionAbortedError):
+                connection, _ = self._server.accept()
+                connection.setblocking(False)
+                self._new[connection] = time.monotonic() + _GREETING_SECONDS, b""
+        late = sum(time.monotonic() > deadline for deadline, _ in self._new.values())
+        self._close_new(max(late, len(self._new) - _GREETINGS))
+        return [connection for connection in self._new if connection in ready]
+
+    def _has_greeted(self, connection: socket.socket, greeting: bytes) -> bool:
+        """Read more of a greeting; close the connection if it is complete and wrong."""
+        deadline, begin = self._new[connection]
+        try:
+            came = connection.recv(len(greeting) - len(begin))
+        except BlockingIOError:
+            return False
+        except OSError:
+            came = b""
+        self._new[connection] = deadline, begin + came
+        if came and len(begin + came) < len(greeting):
+            return False
+        if hmac.compare_digest(begin + came, greeting):
+            return True
+        del self._new[connection]
+        connection.close()
+        return False
+
+    def _close_new(self, count: int) -> None:
+        """Close the oldest connections that have not greeted."""
+        for connection in list(self._new)[:count]:
+            del self._new[connection]
+            connection.close()
+
+
 def connect(address: tuple[str, int], seconds: float) -> socket.socket:
     """Connect to a rank of another node.
 
@@ -58,12 +167,14 @@ def connect(address: tuple[str, int], seconds: float) -> socket.socket:
     """
     connection = socket.create_connection(address, min(seconds, _CONNECT_SECONDS))
     connection.settimeout(seconds)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
+        # without TCP_USER_TIMEOUT, which also ends the connection to a node whose kernel answers
+        # but whose disk is slow, so that the receiver's window stays closed (tcp(7))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             (socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS),
             (socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS),
-            (socket.TCP_USER_TIMEOUT, 1000 * _SILENCE_SECONDS),
+            (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
     return connection

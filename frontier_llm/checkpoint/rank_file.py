@@ -21,7 +21,6 @@ import xxhash
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.manifest import FilePart
-from frontier_llm.checkpoint.spare_files import take_spare
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_bytes
@@ -75,7 +74,7 @@ class RankFile:
         self._hasher = ThreadPoolExecutor(1, "checkpoint digest")
         is_new = total is None and not self._continues
         try:
-            truncate = os.O_TRUNC if is_new and not take_spare(path, size) else 0
+            truncate = os.O_TRUNC if is_new else 0
             self._fd = _create(path, truncate | (os.O_RDWR if self._continues else os.O_WRONLY))
         except OSError as error:
             raise self._failure(error) from None

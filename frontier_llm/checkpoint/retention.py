@@ -2,8 +2,7 @@
 
 Old checkpoints are deleted only after a newer checkpoint is committed, so there are always as many
 as `checkpoint.keep` asks for. A folder is renamed before its files are deleted, so a half-deleted
-folder is never mistaken for a checkpoint. The next checkpoint may overwrite the files of one
-deleted checkpoint (`spare_files`).
+folder is never mistaken for a checkpoint.
 """
 
 import logging
@@ -14,7 +13,6 @@ from pathlib import Path
 from frontier_llm.checkpoint.discovery import Checkpoint, committed
 from frontier_llm.checkpoint.folders import COMMITTED, parse_folder, remove_folder, sync_folder
 from frontier_llm.checkpoint.kill_points import reach
-from frontier_llm.checkpoint.spare_files import keep_spare
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -26,8 +24,6 @@ def prune(
     keep: int,
     keep_every_steps: int | None,
     spared: Collection[int] = (),
-    *,
-    reuses_files: bool = True,
 ) -> None:
     """Delete checkpoints that need not be kept any longer. One rank per folder calls this.
 
@@ -41,11 +37,10 @@ def prune(
         keep: number of newest checkpoints to keep, at least one.
         keep_every_steps: checkpoints whose step is a multiple of this number are kept as well.
         spared: steps that another thread reads or writes, and which are kept for now.
-        reuses_files: whether each rank writes a file alone, which may overwrite an old one.
     """
     try:
         _remove_leftovers(folder, committed_step, spared)
-        undamaged, has_spare = 0, not reuses_files
+        undamaged = 0
         for step, path in committed(folder):
             if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
                 continue  # kept without a check: a long run has many of them
@@ -53,9 +48,7 @@ def prune(
                 continue
             undamaged += 1
             if undamaged > keep and step != committed_step and step not in spared:
-                has_spare = has_spare or keep_spare(path)
-                if path.exists():
-                    _delete(path)
+                _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
 

@@ -14,7 +14,6 @@ from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.rank_objects import of_rank_0
 from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.restore import load
-from frontier_llm.checkpoint.spare_files import remove_spare
 from frontier_llm.engine.buffers import PREFIX, persistent_buffers, shard_of, write_back
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import CheckpointError
@@ -143,11 +142,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it was not.
         """
-        try:
-            self._manager.close()
-        finally:
-            if dist.get_rank() == 0:
-                remove_spare(self._folder)
+        self._manager.close()
 
 
 def _content(checkpoint: Checkpoint | None) -> tuple[Path, bytes] | None:

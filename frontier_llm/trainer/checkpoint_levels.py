@@ -108,6 +108,7 @@ class Levels:
             self.drain = self._make_mover("drain", "the run directory", self._drain)
             if settings.partner and self._has_next_node():
                 self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
+                self.partner.is_redundant = True
             self.local = self._make_local()
             if settings.moments != "fp32":
                 self.reduced = self._make_reduced(settings.moments)
@@ -280,9 +281,8 @@ class Levels:
         task = Task(folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
         save(task, source, barrier)
         if task.is_first:
-            spared, alone = self.archive.spared(), plan.total is None
             every = self._config.keep_every_steps
-            prune(folder, step, self._config.keep, every, spared, reuses_files=alone)
+            prune(folder, step, self._config.keep, every, self.archive.spared())
         self._archive_commit(step, "committed")
 
     def _has_next_node(self) -> bool:

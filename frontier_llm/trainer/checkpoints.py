@@ -24,7 +24,6 @@ from frontier_llm.trainer.bounded_end import BoundedEnd
 from frontier_llm.trainer.checkpoint_levels import Levels
 from frontier_llm.trainer.checkpoint_listener import CheckpointListener, CommittedCheckpoint
 from frontier_llm.trainer.checkpoint_places import shared_folder
-from frontier_llm.trainer.spare_folders import remove_spares
 from frontier_llm.trainer.step_result import Saving
 
 if TYPE_CHECKING:
@@ -228,7 +227,6 @@ class Checkpoints:
             if not end.wait(step, self.meta(), is_safe=was_loaded):
                 return
         self.finish()
-        remove_spares(self._run_config, self._world)
         levels.remove_copies()
 
     def wait_for_archive(self) -> None:

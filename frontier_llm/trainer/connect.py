@@ -48,7 +48,6 @@ from frontier_llm.parallel.groups import (
 from frontier_llm.parallel.lanes import Lane, use_lane
 from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer.checkpoint_places import local_root
-from frontier_llm.trainer.spare_folders import remove_spares
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -78,7 +77,6 @@ def connect(
         LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
             ranks.
     """
-    remove_spares(config, world)  # before the free space is compared with a checkpoint's size
     copies = local_root(config) if config.recovery.partner_copies else None
     check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, copies)
     backend = choose_backend(config, accelerator)

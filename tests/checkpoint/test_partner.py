@@ -40,7 +40,7 @@ def test_threads_that_wait_for_a_rank_that_hangs_end_when_the_files_are_closed(
     manager.close()
     plan, other = manager.plan, hanging_rank()
     record = plan.record(None).to_json()
-    described = [*other.getsockname(), plan.name, plan.size, plan.chunk_bytes, record]
+    described = [*other.getsockname(), "00" * 16, plan.name, plan.size, plan.chunk_bytes, record]
     store.set("checkpoint/partner/1", json.dumps(described))
     files = PartnerFiles(plan, tmp_path, 0, 1, 1, store, "127.0.0.1", PATIENCE)
     pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
@@ -60,9 +60,9 @@ def test_threads_that_wait_for_a_rank_that_hangs_end_when_the_files_are_closed(
     threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
     for thread in threads:
         thread.start()
-    host, port, *_ = json.loads(store.get("checkpoint/partner/0"))
+    host, port, secret, *_ = json.loads(store.get("checkpoint/partner/0"))
     with other.accept()[0], socket.create_connection((host, port)) as silent:
-        silent.sendall(b"1".ljust(16))
+        silent.sendall(bytes.fromhex(secret) + b"1".ljust(16))
         time.sleep(patient(0.125))  # until one waits in a send, the other in a receive
         assert all(thread.is_alive() for thread in threads)
         files.close()

@@ -38,14 +38,14 @@ def plan(tmp_path: Path) -> WritePlan:
         {}, {"name": "../x"}, {"name": "a\0b"}, {"name": 3}, {"size": -1}, {"size": 2**40},
         {"size": "x"}, {"size": 10**30}, {"chunk_bytes": 1}, {"chunk_bytes": 2**40},
         {"chunk_bytes": None}, {"record": "{}"}, {"record": "[" * 100_000}, {"record": 3},
-        {"port": "x"}, {"more": 1},
+        {"port": "x"}, {"secret": "x"}, {"secret": 3}, {"more": 1},
     ],
 )  # fmt: skip
 def test_a_partner_that_describes_its_file_wrongly_is_refused(
     change: dict[str, Any], plan: WritePlan, tmp_path: Path
 ) -> None:
     described = {
-        "host": "127.0.0.1", "port": 5, "name": plan.name, "size": plan.size,
+        "host": "127.0.0.1", "port": 5, "secret": "00" * 16, "name": plan.name, "size": plan.size,
         "chunk_bytes": plan.chunk_bytes, "record": plan.record(None).to_json(), **change,
     }  # fmt: skip
     store = dist.HashStore()

@@ -82,7 +82,6 @@ def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
     assert drained == files(direct / "checkpoints" / "step_00000004")
     assert len(drained) == 4
     assert files(tmp_path / "archive" / "step_00000004") == drained
-    assert not list(tmp_path.rglob("spare")), "files are kept after the end of the run"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +151,31 @@ def test_a_lost_node_is_replaced_by_the_copy_of_its_partner(
     assert ended.code == 0, ended.text
     assert "from the own disks of nodes 0 and from copies of nodes 1" in ended.text
     assert events(run, "resume")[-1]["step"] == 6
+    assert losses(run) == losses(direct)
+
+
+def test_a_copy_that_fails_ends_nothing(
+    tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of one step is damaged on its way; with the next step all is copied again."""
+    fetch = RangeReader.fetch
+
+    def broken(self: RangeReader, *arguments: Any) -> None:
+        if threading.current_thread().name == "partner" and "step_00000003" in str(
+            self._checkpoint.folder
+        ):
+            raise CheckpointError(os.strerror(errno.EIO))
+        fetch(self, *arguments)
+
+    monkeypatch.setattr(RangeReader, "fetch", broken)
+    run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
+    text = (run / "run.log").read_text()
+    assert "step 3 is not copied to the next node: " in text
+    assert "Training goes on, and the next step is tried; the newest copy is of step" in text
+    lose(tmp_path, 1)
+    monkeypatch.undo()
+    ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
+    assert "from the own disks of nodes 0 and from copies of nodes 1" in ended.text
     assert losses(run) == losses(direct)
 
 

@@ -1,0 +1,114 @@
+"""Connections of strangers to the sockets of a rank: they delay, reserve and change nothing."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from frontier_llm.checkpoint import peer_sockets
+from frontier_llm.checkpoint.peer_sockets import Listener
+from tests.patience import patient
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener("127.0.0.1")
+    yield made
+    made.close()
+
+
+def connected(listener: Listener, content: bytes) -> socket.socket:
+    """Connect and send some bytes."""
+    connection = socket.create_connection(listener.address)
+    connection.sendall(content)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end closes a connection."""
+    connection.settimeout(patient(5))
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_it_listens_only_on_its_address(listener: Listener) -> None:
+    port = listener.address[1]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+
+
+def test_strangers_do_not_delay_a_rank(listener: Listener) -> None:
+    greeting = listener.secret + b"7".ljust(16)
+    garbage = [b"", b"7".ljust(16), b"GET / HTTP/1.1\r\n" * 9, bytes(16) + b"7".ljust(16)]
+    strangers = [connected(listener, content) for content in garbage * 10]
+    with connected(listener, greeting + b"content"):
+        begin = time.monotonic()
+        with listener.accept(greeting, patient(30)) as accepted:
+            assert accepted.recv(7) == b"content"
+        assert time.monotonic() - begin < patient(1)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_the_connection_of_an_earlier_step_is_closed(listener: Listener) -> None:
+    step_7, step_8 = (listener.secret + step.ljust(16) for step in (b"7", b"8"))
+    with connected(listener, step_7) as old, connected(listener, step_8 + b"8"):
+        with listener.accept(step_8, patient(30)) as accepted:
+            assert accepted.recv(1) == b"8"
+        assert is_closed(old)
+
+
+def test_a_greeting_may_come_in_parts(listener: Listener) -> None:
+    with connected(listener, listener.secret[:5]) as connection:
+        threading.Timer(0.1, connection.sendall, [listener.secret[5:] + b"x"]).start()
+        with listener.accept(listener.secret, patient(30)) as accepted:
+            accepted.settimeout(patient(5))
+            assert accepted.recv(1) == b"x"
+
+
+def test_silent_connections_are_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_sockets, "_GREETING_SECONDS", 0.1)
+    with connected(listener, b"x") as silent:
+        with pytest.raises(TimeoutError):
+            listener.accept(listener.secret, 0.5)
+        assert is_closed(silent)
+
+
+def test_at_most_so_many_greetings_are_awaited(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_sockets, "_GREETINGS", 4)
+    silent = [connected(listener, b"") for _ in range(9)]
+    with connected(listener, listener.secret), listener.accept(listener.secret, patient(30)):
+        assert all(map(is_closed, silent[:5]))
+    for connection in silent:
+        connection.close()
+
+
+def test_closing_wakes_the_thread_that_waits(listener: Listener) -> None:
+    errors = []
+
+    def wait() -> None:
+        try:
+            listener.accept(listener.secret, None)
+        except OSError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    listener.close()
+    thread.join(patient(5))
+    assert errors == ["the listener was closed"]
+
+
+def test_a_receiver_that_does_not_read_is_not_lost(listener: Listener) -> None:
+    """Its kernel answers, so that only the limit of the program ends the connection."""
+    connection = peer_sockets.connect(listener.address, 60.0)
+    with connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
