@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 _CONNECT_SECONDS = 10.0
@@ -24,6 +24,8 @@ _GREETING_SECONDS = 2.0
 """How long a new connection may take to send its greeting."""
 _GREETINGS = 64
 """Most connections of which the greeting is awaited. If more come, the oldest is closed."""
+_PAUSE_SECONDS = 0.05
+"""How long a listener waits after a connection that it could not accept."""
 
 
 class OpenSockets:
@@ -72,6 +74,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=128)
         self._server.setblocking(False)
+        _notice_loss(self._server)  # the connections that it accepts inherit this
         self._closing, self._closed = socket.socketpair()  # wakes the thread that waits
         self.secret = os.urandom(SECRET_BYTES)
         self.address: tuple[str, int] = host, self._server.getsockname()[1]
@@ -112,7 +115,7 @@ class Listener:
 
     def _ready(self, end: float | None) -> list[socket.socket]:
         """Wait for events; accept new connections, close late ones and return those with bytes."""
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # needs no descriptor: there may be none left
             for item in (self._server, self._closed, *self._new):
                 selector.register(item, selectors.EVENT_READ)
             limits = [deadline for deadline, _ in self._new.values()]
@@ -122,12 +125,14 @@ class Listener:
         if self._closed in ready:
             raise OSError
         if self._server in ready:
-            with suppress(BlockingIOError, ConnectionAbortedError):
+            try:
                 connection, _ = self._server.accept()
+            except OSError:  # it has ended, or this process has no descriptor left
+                time.sleep(_PAUSE_SECONDS)
+            else:
                 connection.setblocking(False)
                 self._new[connection] = time.monotonic() + _GREETING_SECONDS, b""
-        late = sum(time.monotonic() > deadline for deadline, _ in self._new.values())
-        self._close_new(max(late, len(self._new) - _GREETINGS))
+        self._close_some(ready)
         return [connection for connection in self._new if connection in ready]
 
     def _has_greeted(self, connection: socket.socket, greeting: bytes) -> bool:
@@ -148,11 +153,16 @@ class Listener:
         connection.close()
         return False
 
-    def _close_new(self, count: int) -> None:
-        """Close the oldest connections that have not greeted."""
-        for connection in list(self._new)[:count]:
-            del self._new[connection]
-            connection.close()
+    def _close_some(self, ready: Collection[object]) -> None:
+        """Close late connections, and the oldest if there are too many.
+
+        One with bytes is not late: it may have greeted while nobody waited for a connection.
+        """
+        now, too_many = time.monotonic(), max(len(self._new) - _GREETINGS, 0)
+        for index, (connection, (deadline, _)) in enumerate(tuple(self._new.items())):
+            if index < too_many or (now > deadline and connection not in ready):
+                del self._new[connection]
+                connection.close()
 
 
 def connect(address: tuple[str, int], seconds: float) -> socket.socket:
@@ -160,13 +170,20 @@ def connect(address: tuple[str, int], seconds: float) -> socket.socket:
 
     Args:
         address: host and port.
-        seconds: time limit of each later operation. The loss of the node is noticed earlier.
+        seconds: time limit of each later operation. A receiver notices the loss of the node
+            earlier; a sender does not, as the kernel asks nothing while bytes are on their way.
 
     Raises:
         OSError: the node does not answer.
     """
     connection = socket.create_connection(address, min(seconds, _CONNECT_SECONDS))
     connection.settimeout(seconds)
+    _notice_loss(connection)
+    return connection
+
+
+def _notice_loss(connection: socket.socket) -> None:
+    """Let operations fail that wait for bytes of a node whose kernel does not answer."""
     if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
         # without TCP_USER_TIMEOUT, which also ends the connection to a node whose kernel answers
         # but whose disk is slow, so that the receiver's window stays closed (tcp(7))
@@ -177,7 +194,6 @@ def connect(address: tuple[str, int], seconds: float) -> socket.socket:
             (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    return connection
 
 
 def _shut_down(connection: socket.socket) -> None:

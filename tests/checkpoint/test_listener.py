@@ -1,9 +1,11 @@
 """Connections of strangers to the sockets of a rank: they delay, reserve and change nothing."""
 
+import errno
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -62,6 +64,31 @@ def test_the_connection_of_an_earlier_step_is_closed(listener: Listener) -> None
         assert is_closed(old)
 
 
+def test_a_greeting_that_came_while_nobody_waited_is_read(listener: Listener) -> None:
+    step_7, step_8 = (listener.secret + step.ljust(16) for step in (b"7", b"8"))
+    with connected(listener, step_7), connected(listener, step_8):
+        listener.accept(step_7, patient(30)).close()
+        (other,) = listener._new
+        listener._new[other] = 0.0, b""  # its deadline was long ago
+        listener.accept(step_8, patient(2)).close()
+
+
+def test_a_process_without_descriptors_accepts_later(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "none left")] * 2
+
+    def failing(self: socket.socket) -> tuple[socket.socket, Any]:
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    with connected(listener, listener.secret):
+        listener.accept(listener.secret, patient(30)).close()
+    assert not failures
+
+
 def test_a_greeting_may_come_in_parts(listener: Listener) -> None:
     with connected(listener, listener.secret[:5]) as connection:
         threading.Timer(0.1, connection.sendall, [listener.secret[5:] + b"x"]).start()
@@ -106,9 +133,22 @@ def test_closing_wakes_the_thread_that_waits(listener: Listener) -> None:
     assert errors == ["the listener was closed"]
 
 
+def assert_loss_is_noticed(connection: socket.socket) -> None:
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+
+
+def test_the_loss_of_a_node_is_noticed_by_the_rank_that_accepted(listener: Listener) -> None:
+    with (
+        connected(listener, listener.secret),
+        listener.accept(listener.secret, patient(30)) as accepted,
+    ):
+        assert_loss_is_noticed(accepted)
+
+
 def test_a_receiver_that_does_not_read_is_not_lost(listener: Listener) -> None:
     """Its kernel answers, so that only the limit of the program ends the connection."""
     connection = peer_sockets.connect(listener.address, 60.0)
     with connection:
-        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert_loss_is_noticed(connection)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0

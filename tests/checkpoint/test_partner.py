@@ -7,8 +7,10 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
+import xxhash
 
 from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
@@ -70,3 +72,26 @@ def test_threads_that_wait_for_a_rank_that_hangs_end_when_the_files_are_closed(
             thread.join(patient(5))
         assert not any(thread.is_alive() for thread in threads)
     assert errors == ["the node before stopped sending"]
+
+
+@pytest.mark.parametrize("secret", [b"", bytes(16)])
+def test_a_well_formed_file_of_a_stranger_is_not_received(secret: bytes, tmp_path: Path) -> None:
+    """The rank is its own next node, and the stranger is the first to connect."""
+    store = dist.HashStore()
+    manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE)
+    manager.begin(1, States().shards, {})
+    manager.close()
+    plan = manager.plan
+    files = PartnerFiles(plan, tmp_path, 0, 0, 0, store, "127.0.0.1", PATIENCE)
+    pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
+    own, received = pool.take(), pool.take()
+    assert plan.size <= plan.chunk_bytes, "one chunk"
+    forged = b"A" * plan.size
+    host, port, *_ = json.loads(store.get("checkpoint/partner/0"))
+    with socket.create_connection((host, port)) as stranger:
+        stranger.sendall(secret + b"1".ljust(16) + forged + xxhash.xxh3_128_digest(forged))
+        with files.sending(1, own, Pacer(None, Cancellation())):
+            chunks = files.receive(1, received).chunks()
+            content = b"".join(bytes(buffer[:size].numpy()) for buffer, size in chunks)
+    files.close()
+    assert content == next(tmp_path.rglob(plan.name)).read_bytes()

@@ -20,6 +20,7 @@ from frontier_llm.checkpoint.peer_files import Peer, PeerConnection, PeerServer
 from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.states import States
+from tests.patience import wait_until
 
 PATIENCE = timedelta(seconds=30)
 
@@ -104,6 +105,20 @@ def test_a_server_reserves_no_memory_before_the_secret(
     finally:
         server.close()
     assert not reserved
+
+
+def test_idle_connections_to_a_server_cost_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = []
+    monkeypatch.setattr(peer_files, "ChunkPool", lambda *size: reserved.append(size))
+    server = PeerServer({}, "127.0.0.1", 4096)
+    before, address = threading.active_count(), (server.peer.host, server.peer.port)
+    idle = [socket.create_connection(address) for _ in range(40)]
+    wait_until(lambda: len(server._listener._new) == len(idle), "the connections")
+    assert threading.active_count() == before
+    assert not reserved
+    server.close()
+    for connection in idle:
+        connection.close()
 
 
 @pytest.mark.parametrize(
