@@ -8,7 +8,7 @@ order of a save:
 
 | point | reached when |
 |---|---|
-| `file.created` | the rank's file exists; it is empty, or an old file that is overwritten |
+| `file.created` | the rank's file exists and is empty |
 | `file.half` | half of the chunks are written |
 | `file.written` | all chunks are written, but not synced |
 | `file.synced` | the file is on disk, but not yet reported |
@@ -18,7 +18,7 @@ order of a save:
 | `sealed` | the decision to commit is made; the folder still has its partial name |
 | `renamed` | the folder has its final name |
 | `concluded` | rank 0 has published the outcome to all ranks |
-| `deleting` | half of the files of an old checkpoint are deleted, or it is becoming spare |
+| `deleting` | half of the files of an old checkpoint are deleted |
 """
 
 import os
