@@ -169,7 +169,8 @@ class Mover:
         except Exception as error:
             text = f"step {step} is not copied to {self._target}: {error}"
             if self.is_redundant:
-                copied = [s for s, outcome in self.outcomes.items() if outcome == "committed"]
+                with self._changed:  # the main thread may enqueue a step meanwhile
+                    copied = [s for s, outcome in self.outcomes.items() if outcome == "committed"]
                 newest = (
                     f"the newest copy is of step {max(copied)}" if copied else "there is no copy"
                 )
