@@ -11,7 +11,7 @@ from tests.conftest import LONGEST
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "frontier_llm"
 ROOMS = ("frontier_llm", "benchmarks", "docs", "examples", "tests", "tools", "train.py", ".ci")
-SHIM_LINES, TRAIN_LINES, FILE_LINES, FUNCTION_LINES = 15, 40, 350, 60
+SHIM_LINES, TRAIN_LINES, FILE_LINES, FUNCTION_LINES = 15, 40, 500, 60
 ALWAYS_SHARED = {"__init__.py", "main.py"}
 CONFIG = "config/ mirrors conf/"
 COMMAND = "a file of cli/ has the name of its command"
@@ -23,7 +23,7 @@ SHARED_BASENAMES = {
 }
 """Basenames that several files of frontier_llm have, and the reason."""
 LONG_FILES: dict[str, str] = {}
-"""Files of frontier_llm that are too long, and the reason."""
+"""Files of frontier_llm with more than FILE_LINES lines, and the reason why they are one file."""
 LONG_FUNCTIONS: dict[str, str] = {}
 """Functions that are too long, and the reason."""
 SEARCH_PATH_FILES = {
