@@ -11,7 +11,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
@@ -229,9 +228,3 @@ def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) ->
     cause = failure.cause(failures.values())
     print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
     return Ended(cause.exit_code, cause)
-
-
-def print_error(text: str) -> None:
-    """Print a line to stderr at once."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

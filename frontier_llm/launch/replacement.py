@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
@@ -23,7 +23,6 @@ from frontier_llm.launch.launcher import (
     LaunchOptions,
     fork_rank,
     local_world,
-    print_error,
     report_cause,
 )
 from frontier_llm.launch.membership import Membership

@@ -25,7 +25,7 @@ from frontier_llm.health.rank_report import RankReport
 from frontier_llm.launch import coordination
 from frontier_llm.launch.world import World
 from frontier_llm.trainer import connect
-from tests.checkpoint.test_faults import mount
+from tests.conftest import mount
 from tests.patience import patient
 from tests.ranks import run_ranks
 from tests.values import tiny_values

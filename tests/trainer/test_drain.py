@@ -17,7 +17,7 @@ from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError
-from tests.checkpoint.test_faults import mount
+from tests.conftest import mount
 from tests.forked_train import TINY, train
 from tests.patience import patient, wait_until
 
