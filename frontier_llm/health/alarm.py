@@ -36,6 +36,11 @@ def close(store: "Store", rank: int) -> None:
     store.set(_alarm(rank), _CLOSED.decode())
 
 
+def withdraw(store: "Store", rank: int) -> None:
+    """Take back the alarm on a rank."""
+    store.delete_key(_alarm(rank))
+
+
 def wait_for_alarm(store: "Store", rank: int) -> None:
     """Wait until the alarm is raised on a rank, or the rank has ended its watch.
 

@@ -66,7 +66,7 @@ def make_store(
             if world.rank == 0:
                 raise_file_limit(world.size)
             if world.rank == 0 and listen_fd is None:
-                listen_fd = listen("", world.master_port).detach()
+                listen_fd = listen(_only_address(world), world.master_port).detach()
             store = TCPStore(
                 world.master_address,
                 world.master_port,
@@ -128,6 +128,27 @@ def listen(address: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise _port_error(port, error) from None
+
+
+def _only_address(world: World) -> str:
+    """Return the one address under which other ranks find rank 0; empty if it is not certain.
+
+    A host may resolve its own name to the loopback interface, to several addresses, or to that of a
+    gateway.
+    """
+    try:
+        found = socket.getaddrinfo(world.master_address, None, type=socket.SOCK_STREAM)
+        addresses = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET}
+        if len(addresses) != 1 or any(entry[0] != socket.AF_INET for entry in found):
+            return ""
+        (address,) = addresses
+        if address.startswith("127.") and world.size > world.ranks_per_node:
+            return ""
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return ""
+    return address
 
 
 def raise_file_limit(size: int) -> None:
