@@ -129,10 +129,16 @@ class Mover:
             self._changed.notify_all()
 
     def spared(self) -> Collection[int]:
-        """Return steps that must stay on the nodes' disks: those that may be copied next."""
+        """Return steps that must stay on the nodes' disks: those that may be copied next.
+
+        Rank 0 skips a step if it knows that a newer one is committed. If this rank knows that two
+        newer ones are, rank 0 knows of the first, because it commits one after the other.
+        """
         with self._changed:
-            permanent = [step for step in self._queue if self._is_permanent(step)]
-            return {*self._queue[:1], *self._queue[-2:], *permanent}
+            committed = [step for step in self._queue if self._saved.get(step) == "committed"]
+            oldest = min(committed[-2:], default=0) if len(committed) > 1 else 0
+            wanted = (s for s in self._queue if s >= oldest or self._is_permanent(s))
+            return {*self._queue[:1], *wanted}
 
     def active(self) -> Collection[int]:
         """Return the step that is being copied, if any."""

@@ -18,6 +18,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device import identity
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
+from frontier_llm.launch.coordination import read_all
 from frontier_llm.launch.rendezvous import RankZeroLostError
 from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
@@ -149,8 +150,8 @@ def exchange(
 
 def _collect(size: int, store: "Store") -> list[RankReport]:
     """Read the reports and clocks of all ranks from the store."""
-    texts = store.multi_get([f"{_KEY}/{rank}" for rank in range(size)])
-    clocks = store.multi_get([f"{_KEY}/clock/{rank}" for rank in range(size)])
+    texts = read_all(store, [f"{_KEY}/{rank}" for rank in range(size)])
+    clocks = read_all(store, [f"{_KEY}/clock/{rank}" for rank in range(size)])
     return [
         replace(_read(text), clock_seconds=float(clock))
         for text, clock in zip(texts, clocks, strict=True)

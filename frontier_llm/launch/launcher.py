@@ -24,7 +24,7 @@ from frontier_llm.launch import failure
 from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.rank import run_rank
-from frontier_llm.launch.rendezvous import listen, make_store
+from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, listen, make_store
 from frontier_llm.launch.stop import STOP_SIGNALS, ParentSignals, StopFlag
 from frontier_llm.launch.world import World
 
@@ -53,6 +53,8 @@ class LaunchOptions:
     """TCP port of the store; None = any free port."""
     threads: int = 1
     """CPU threads per rank."""
+    connections: int = MIN_CONNECTIONS
+    """Connections of each rank to the store, at most."""
     store_timeout: timedelta = timedelta(seconds=60)
     """How long a rank waits for the store, and for a key in it."""
 
@@ -170,7 +172,12 @@ def _connect_and_run(
     descriptor = server.detach()
     if world.rank:
         os.close(descriptor)
-    store = make_store(world, options.store_timeout, None if world.rank else descriptor)
+    store = make_store(
+        world,
+        options.store_timeout,
+        None if world.rank else descriptor,
+        connections=options.connections,
+    )
     run_and_wait_for_all(target, world, store)
 
 

@@ -61,7 +61,7 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
         LaunchError: the port is in use, a process cannot be started, the store may not open enough
             files, or the process that holds the store ended.
     """
-    raise_file_limit(options.ranks + replacing.spares)
+    raise_file_limit(options.ranks + replacing.spares, options.connections)
     failure.clear(options.failure_dir)
     server = listen("127.0.0.1", options.port or 0)
     port = server.getsockname()[1]

@@ -103,7 +103,7 @@ def _limited(soft, hard, size):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
         with reserved_port() as port:
-            make_store(_world(0, size, port), timedelta(seconds=1))
+            make_store(_world(0, size, port), timedelta(seconds=1), connections=12)
     except LaunchError as error:
         return str(error), resource.getrlimit(resource.RLIMIT_NOFILE)
 
