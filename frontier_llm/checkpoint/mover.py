@@ -175,8 +175,8 @@ class Mover:
                 outcome = "committed"
                 self._succeeded, self.newest = time.monotonic(), step
                 if self._rank == 0:
-                    seconds = format_seconds(time.monotonic() - begin)
-                    _log.info("step %d is copied to %s: %s", step, self._target, seconds)
+                    duration = format_seconds(time.monotonic() - begin)
+                    _log.info("step %d is copied to %s: %s", step, self._target, duration)
                     while len(self._barriers) > 1:  # no rank reads the keys of earlier copies
                         self._barriers.pop(0).delete_keys()
             else:

@@ -83,7 +83,8 @@ class Checkpoints:
     @property
     def failed(self) -> bool:
         """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
-        return any(place.failed for place in (*self._levels.managers, *self._levels.movers))
+        levels = self._levels
+        return any(m.failed for m in levels.managers) or any(m.failed for m in levels.movers)
 
     @property
     def saving(self) -> Saving:
