@@ -17,6 +17,8 @@ from frontier_llm.units import format_bytes, format_seconds
 
 STATE_BYTES = 12
 """Bytes per parameter in a checkpoint: an fp32 master weight and two moments."""
+_NAMED_HOSTS = 4
+"""Hosts with wrong clocks that warnings name."""
 CLOCK_SKEW_SECONDS = 2.0
 """A larger difference between two hosts makes the order of two failures uncertain."""
 
@@ -211,16 +213,20 @@ def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[s
 
 
 def _clocks(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Compare the clock of each rank with the median."""
-    clocks = sorted(report.clock_seconds for report in reports)
-    median = clocks[len(clocks) // 2]
-    for report in reports:
-        skew = report.clock_seconds - median
-        if abs(skew) > CLOCK_SKEW_SECONDS:
-            yield (
-                f"the clock of {report.host} (rank {report.rank}) is {format_seconds(abs(skew))} "
-                f"{'ahead' if skew > 0 else 'behind'}: timestamps in logs will not match"
-            )
+    """Compare the clock of each host, which the first of its ranks has read, with the median."""
+    clocks = {report.host: report.clock_seconds for report in reversed(reports)}
+    median = sorted(clocks.values())[(len(clocks) - 1) // 2]
+    skews = {host: clock - median for host, clock in clocks.items()}
+    wrong = sorted(skews, key=lambda host: -abs(skews[host]))
+    wrong = [host for host in wrong if abs(skews[host]) > CLOCK_SKEW_SECONDS]
+    for host in wrong[:_NAMED_HOSTS]:
+        direction = "ahead" if skews[host] > 0 else "behind"
+        yield (
+            f"the clock of {host} is {format_seconds(abs(skews[host]))} {direction}: timestamps in "
+            "logs will not match"
+        )
+    if len(wrong) > _NAMED_HOSTS:
+        yield f"the clocks of {len(wrong) - _NAMED_HOSTS} more hosts are wrong by less"
 
 
 def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:

@@ -94,7 +94,6 @@ def test_a_problem_that_would_spoil_the_run_is_an_error(changed, words):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"clock_seconds": 107.5}, "the clock of b (rank 3) is 7.5 s ahead"),
         ({"kind": "cuda", "device_name": "A100"}, "ranks 3 compute on A100"),
         ({"cores": "0"}, "ranks 2, 3 share the cores 0 of b"),
     ],
@@ -103,6 +102,19 @@ def test_a_condition_that_may_be_intended_is_a_warning(changed, words):
     found = check_reports(CONFIG, 1, WORLD, _reports(**changed))
     assert found.errors == ()
     assert any(words in warning for warning in found.warnings), found.warnings
+
+
+def test_hosts_with_wrong_clocks_are_warned_of_once():
+    reports = [replace(r, clock_seconds=100 + 7.5 * (r.host == "b")) for r in _reports()]
+    (warning,) = check_reports(CONFIG, 1, WORLD, reports).warnings
+    assert warning.startswith("the clock of b is 7.5 s ahead")
+    many = [
+        replace(_reports()[0], rank=rank, host=f"n{rank}", clock_seconds=100 - 9.0 * (rank < 1500))
+        for rank in range(9600)
+    ]
+    warnings = check_reports(CONFIG, 1, replace(WORLD, size=9600), many).warnings
+    assert len(warnings) < 10
+    assert "the clocks of 1496 more hosts are wrong by less" in warnings
 
 
 def test_variables_are_compared_with_the_cluster_file():
