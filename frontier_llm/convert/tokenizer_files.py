@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.config import RunConfig
+from frontier_llm.convert.sentencepiece_json import needs_json, write_json
 from frontier_llm.convert.theirs import read_config
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.tokenizer import Tokenizer
@@ -61,6 +62,8 @@ def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict
             f"the tokenizer {source} has the digest {found}; the model was trained with another, "
             f"of digest {trained_with}\n  do: restore the files that the run was started with"
         )
+    if (out / MODEL_FILE).exists() and needs_json(out / MODEL_FILE):
+        write_json(out / MODEL_FILE, out / JSON_FILE)
     before = tokens_before_text(config.data, tokenizer)
     _write_settings(tokenizer, out, before, ends=config.model.kind == "t5")
     return {"eos_token_id": tokenizer.eod, "bos_token_id": before[0] if before else None}
@@ -79,7 +82,7 @@ def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, e
         ends: whether the end-of-document token follows a text.
     """
     path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
-    if (out / MODEL_FILE).exists():
+    if (out / MODEL_FILE).exists() and not (out / JSON_FILE).exists():
         settings = {
             # used for T5 as well, because T5Tokenizer would drop blanks
             "tokenizer_class": "LlamaTokenizer",
@@ -149,7 +152,8 @@ def check_theirs(out: Path) -> None:
     except Exception as error:
         raise DataError(f"transformers cannot load the tokenizer of {out}: {error}") from error
     settings = read_config(out)
-    ours = open_tokenizer(out, settings["eos_token_id"])
+    is_model = (out / MODEL_FILE).exists()
+    ours = open_tokenizer(out / MODEL_FILE if is_model else out, settings["eos_token_id"])
     wanted = ours.encode(SAMPLE_TEXT)
     if (found, theirs.eos_token_id) != (wanted, ours.eod):
         raise DataError(
