@@ -27,14 +27,7 @@ def shard(
 ) -> ShardedStates:
     """Shard a rank's model states.
 
-    Collective over all ranks if process groups must be made.
-
-    Args:
-        config: configuration of the run.
-        model: the model chunks of this rank, whose parameters are sharded.
-        groups: process groups of this rank.
-        traffic: counts the bytes that are sent.
-        state_groups: groups over which states are sharded; None = this function makes them.
+    Collective over all ranks if no `state_groups` are given, which this function then makes.
     """
     device = next(model.chunks[0].parameters()).device
     states = ShardedStates(
