@@ -16,18 +16,10 @@ class Cancellation:
         self._event.set()
 
     def check(self) -> None:
-        """Do nothing, or raise.
-
-        Raises:
-            CheckpointError: the checkpoint was given up.
-        """
+        """Raise a CheckpointError if the checkpoint was given up."""
         self.sleep(0)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep.
-
-        Raises:
-            CheckpointError: the checkpoint was given up, perhaps meanwhile.
-        """
+        """Sleep, or raise a CheckpointError if the checkpoint is given up."""
         if self._event.wait(seconds):
             raise CheckpointError("it was given up, because ranks were replaced")

@@ -26,23 +26,14 @@ if TYPE_CHECKING:
 class ChunkPool:
     """A fixed number of buffers of one chunk each.
 
+    Every page is touched at once. A CheckpointError is raised if the host has not enough memory.
+
     Attributes:
-        size: size of all buffers in bytes.
         changed: held while buffers or snapshots that use the pool change, and notified after that.
             Several snapshots may share a pool, so a buffer that one returns wakes the others.
     """
 
     def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
-        """Allocate the memory and touch every page of it.
-
-        Args:
-            buffers: number of buffers; 0 allocates nothing.
-            chunk_bytes: size of a buffer in bytes, a multiple of 4096 (a page).
-            device: device of the states that are copied into the buffers.
-
-        Raises:
-            CheckpointError: the host has not enough memory.
-        """
         self.size = size = buffers * chunk_bytes
         self.changed = threading.Condition()
         self._free: list[torch.Tensor] = []
@@ -81,11 +72,7 @@ class ChunkPool:
 
 
 def check_host_memory(needed: int, ranks_on_host: int) -> None:
-    """Check that the pools of all ranks of this host fit into its free memory.
-
-    Args:
-        needed: bytes that this rank will allocate; the other ranks allocate the same amount.
-        ranks_on_host: number of ranks on this host.
+    """Check that the pools of all ranks of this host, each of `needed` bytes, fit into its memory.
 
     Raises:
         CheckpointError: the host has too little free memory.
@@ -107,13 +94,7 @@ def wait_for_host_ranks(
 
     Without this wait, a rank could allocate its pool before another rank checks. The other rank
     would then find less free memory, and would also count the first rank's pool as not allocated.
-
-    Args:
-        store: key-value store of all ranks.
-        key: prefix of the keys in the store. It must differ between calls and between hosts.
-        rank: rank of this process.
-        ranks: ranks on this host.
-        timeout: how long to wait for the other ranks.
+    The key must differ between calls and between hosts.
 
     Raises:
         CheckpointError: a rank did not call this in time.
@@ -132,12 +113,10 @@ def wait_for_host_ranks(
 
 
 def _unpin(memory: torch.Tensor) -> None:
-    """Undo `_pin`."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Register memory with the GPU driver."""
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(status):
         raise CheckpointError(

@@ -51,29 +51,18 @@ class CommitBarrier:
 
     Every rank calls `arrive` or `abort`. Then rank 0 calls `wait_for_ranks`, `seal` and `conclude`
     in this order; after a failure it calls `conclude` at once. The other ranks call
-    `wait_for_outcome`.
+    `wait_for_outcome`. No other thread may use this connection to the store. The timeout counts
+    from the arrival of this rank.
     """
 
     def __init__(
         self, store: "Store", prefix: str, rank: int, world_size: int, timeout: timedelta
     ) -> None:
-        """Initialise this rank's side of the barrier.
-
-        Args:
-            store: key-value store of all ranks; no other thread may use this connection.
-            prefix: prefix of the keys in the store, different for each checkpoint.
-            rank: rank of this process.
-            world_size: number of ranks.
-            timeout: how long this rank waits for the other ranks after it has arrived.
-        """
         self._store, self._prefix = store, prefix
         self._rank, self._size, self._timeout = rank, world_size, timeout
 
     def arrive(self, record: str) -> None:
-        """Report that this rank's file is on disk.
-
-        Args:
-            record: description of the file, for the manifest that rank 0 writes.
+        """Report that this rank's file is on disk, with its description for the manifest.
 
         Raises:
             UnknownOutcomeError: rank 0 is lost.
@@ -89,8 +78,7 @@ class CommitBarrier:
         """Make the checkpoint fail, unless the decision has already been made.
 
         Returns:
-            The cause of the first abort; "" if rank 0 has already sealed the checkpoint, so that
-            it may still succeed.
+            The cause of the first abort; "" if rank 0 has sealed, so that it may still succeed.
         """
         decision = self._decide(cause)
         self._store.set(self._key("ready"), "")
@@ -133,11 +121,7 @@ class CommitBarrier:
             raise CheckpointError(decision)
 
     def conclude(self, cause: str = _COMMITTED) -> None:
-        """Publish the outcome to all ranks. Rank 0 only.
-
-        Args:
-            cause: why the checkpoint failed; "" if it is committed.
-        """
+        """Publish to all ranks why the checkpoint failed; "": it is committed. Rank 0 only."""
         self._store.set(self._key("end"), json.dumps(cause))
 
     def wait_for_outcome(self) -> None:
@@ -193,7 +177,6 @@ class CommitBarrier:
         return str(self._store.compare_set(self._key("decision"), "", decision).decode())
 
     def _describe_late_ranks(self) -> str:
-        """Return an error message that names the ranks that have not arrived."""
         try:
             missing = [
                 rank
@@ -218,7 +201,6 @@ class CommitBarrier:
 
 
 def _describe_lost_store(error: RuntimeError) -> str:
-    """Return an error message for an operation of the store that has failed."""
     return f"the ranks' store does not answer (is rank 0 gone?): {str(error).splitlines()[0]}"
 
 

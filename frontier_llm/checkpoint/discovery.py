@@ -41,8 +41,7 @@ class Checkpoint:
         """Read a checkpoint's manifest and check the sizes of its files.
 
         Raises:
-            CheckpointError: the manifest is absent, damaged or in another format, or a file is
-                absent or has another size; the message names the file.
+            CheckpointError: the manifest or a file, which the message names, is absent or damaged.
         """
         if not (folder / MANIFEST).is_file():
             raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
@@ -66,10 +65,7 @@ class Checkpoint:
 def committed(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of all committed checkpoints, the newest first.
 
-    The checkpoints are not opened and may be damaged.
-
-    Args:
-        folder: folder of all checkpoints of a run; it may be absent.
+    The checkpoints are not opened and may be damaged. The folder may be absent.
     """
     return [(step, path) for step, suffix, path in _folders(folder) if suffix in COMMITTED]
 
@@ -80,16 +76,9 @@ def never_committed(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is not damaged.
+    """Return the newest undamaged checkpoint; None if none was ever committed.
 
     Newer checkpoints that are damaged are skipped and logged. Older checkpoints are not opened.
-    Checkpoints that were never committed are ignored.
-
-    Args:
-        folder: folder of all checkpoints of a run; it may be absent.
-
-    Returns:
-        None if no checkpoint was ever committed.
 
     Raises:
         CheckpointError: all checkpoints are damaged.
@@ -110,11 +99,7 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def find(path: Path) -> Checkpoint:
-    """Return the checkpoint at a path.
-
-    Args:
-        path: folder of one checkpoint; or a folder of checkpoints or a `run.dir`, whose newest
-            undamaged checkpoint is returned.
+    """Return the checkpoint in a folder, or the newest undamaged one of a `run.dir`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.

@@ -30,25 +30,11 @@ class DrainSource:
         pacer: Pacer,
         timeout: timedelta,
     ) -> None:
-        """Initialise without reading anything.
-
-        Args:
-            plan: the file in the run directory.
-            node_folder: folder of the checkpoints of this node.
-            step: step of the checkpoint.
-            buffers: two of [chunk_bytes] uint8, page-aligned.
-            pacer: limits the rate.
-            timeout: how long to wait until the node's checkpoint is complete.
-        """
         self._plan, self._folder, self._step = plan, node_folder, step
         self._buffers, self._pacer, self._timeout = buffers, pacer, timeout
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
-
-        Raises:
-            CheckpointError: the node's checkpoint is absent or damaged.
-        """
+        """Yield the chunks; raise a CheckpointError if the source is absent or damaged."""
         folder, cancellation = self._folder, self._pacer.cancellation
         checkpoint = open_when_committed(folder, self._step, self._timeout, cancellation)
         yield from StoredChunks(self._plan, checkpoint, self._buffers, self._pacer).chunks()
@@ -61,12 +47,6 @@ def open_when_committed(
     folder: Path, step: int, timeout: timedelta, cancellation: Cancellation
 ) -> Checkpoint:
     """Open a checkpoint that rank 0 has committed; another rank of this node may still rename it.
-
-    Args:
-        folder: folder of the checkpoints of this node.
-        step: step of the checkpoint.
-        timeout: how long to wait for the folder.
-        cancellation: ends the wait.
 
     Raises:
         CheckpointError: the checkpoint is absent or damaged, or was given up.

@@ -51,12 +51,7 @@ def write_manifest(partial: Path, manifest: Manifest, rank: int) -> None:
 
 
 def publish(folder: Path, step: int) -> None:
-    """Give the folder its final name, and replace an existing checkpoint of the same step.
-
-    Args:
-        folder: folder of all checkpoints of the run.
-        step: step of the checkpoint.
-    """
+    """Give the folder its final name, and replace an existing checkpoint of the same step."""
     final = folder / step_folder(step)
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():

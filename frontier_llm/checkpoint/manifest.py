@@ -143,15 +143,7 @@ class Manifest(_Model):
         repeats: bool = False,
         moments: Moments | None = None,
     ) -> "Manifest":
-        """Merge the records of ranks into one manifest.
-
-        Args:
-            step: number of optimizer steps done.
-            chunk_bytes: size of a chunk in bytes.
-            records: record of each rank that writes into the checkpoint's folder.
-            meta: plain JSON to store with the checkpoint.
-            repeats: whether elements may be stored more than once.
-            moments: format of reduced moments; None: all states are fp32.
+        """Merge the records of the ranks that write into one folder.
 
         Raises:
             CheckpointError: the parts of a file leave a gap or overlap.
@@ -199,11 +191,7 @@ class Manifest(_Model):
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """Read the manifest in a checkpoint's folder.
-
-        Raises:
-            CheckpointError: the file is unreadable, damaged or in another format.
-        """
+        """Read the manifest in a checkpoint's folder; errors are those of `parse`."""
         path = folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -214,10 +202,6 @@ class Manifest(_Model):
     @classmethod
     def parse(cls, text: bytes, name: str) -> "Manifest":
         """Parse the output of `to_bytes`, and check every value in it.
-
-        Args:
-            text: content of the file.
-            name: name of the file, for error messages.
 
         Raises:
             CheckpointError: the content is damaged or in another format, or its values contradict
@@ -252,11 +236,7 @@ def _damaged(name: str, problem: str) -> CheckpointError:
 
 
 def _join_parts(name: str, parts: Sequence[FilePart]) -> File:
-    """Join the parts of a file that ranks wrote.
-
-    Raises:
-        CheckpointError: the parts leave a gap or overlap.
-    """
+    """Join the parts of a file; raise a CheckpointError if they leave a gap or overlap."""
     ordered = sorted(parts, key=attrgetter("offset_bytes"))
     end = 0
     for part in ordered:

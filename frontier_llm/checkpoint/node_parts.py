@@ -41,11 +41,7 @@ class NodePart:
 
 
 def find_parts(root: Path) -> list[NodePart]:
-    """Return the committed parts on this node's disk whose files have the right sizes.
-
-    Args:
-        root: folder of the run on the disk; it may be absent.
-    """
+    """Return the committed parts on this node's disk whose files have the right sizes."""
     parts = []
     for parent in sorted(root.iterdir()) if root.is_dir() else ():
         prefix, _, number = parent.name.rpartition("_")
@@ -68,14 +64,8 @@ def find_parts(root: Path) -> list[NodePart]:
 def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
     """Merge the manifests of nodes, and leave out files whose elements other files store, too.
 
-    Of two files with the same name, that of the first node is used.
-
-    Args:
-        parts: manifest by number of the node; at least one. The last one has the newest counters.
-            All have the same format of moments.
-
-    Returns:
-        The manifest; and for each of its files the number of the node that saved it.
+    Of two files with the same name, that of the first node is used. The last of the parts has the
+    newest counters. Returns the manifest, and for each of its files the number of its node.
     """
     seen: set[tuple[str, Shape, Shape, int, int]] = set()
     tensors: dict[str, list[StoredRange]] = {}
@@ -110,10 +100,7 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
 def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | None:
     """Return the name of a tensor of which elements are not stored; None if there is none.
 
-    Args:
-        manifest: a manifest whose boxes (blocks of a tensor that one tensor-parallel rank holds)
-            are equal or do not overlap.
-        model: shapes of all trained tensors of the whole model, by name.
+    Boxes (blocks of a tensor that one tensor-parallel rank holds) must be equal or not overlap.
     """
     for name, shape in model.items():
         boxes: dict[tuple[Shape, Shape], list[tuple[int, int]]] = {}
@@ -128,14 +115,9 @@ def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | No
 
 
 def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
-    """Copy a file of a checkpoint, and compare each chunk with its digest on the way.
+    """Copy and sync a file of a checkpoint, and compare each chunk with its digest on the way.
 
     Chunks that an interrupted copy has left in the target are not written again.
-
-    Args:
-        checkpoint: the checkpoint that has the file.
-        name: name of the file.
-        target: path of the copy, which is synced.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or cannot be written.

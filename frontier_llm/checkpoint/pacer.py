@@ -14,28 +14,14 @@ _THIS_THREAD, _IDLE_CLASS = 1, 3 << 13
 
 
 class Pacer:
-    """Limits the rate of one thread that copies files.
-
-    Attributes:
-        cancellation: ends the copying.
-    """
+    """Limits the bytes per second of one thread that copies files, until it is cancelled."""
 
     def __init__(self, bytes_per_second: float | None, cancellation: Cancellation) -> None:
-        """Initialise.
-
-        Args:
-            bytes_per_second: the limit; None: no limit.
-            cancellation: ends the copying.
-        """
         self._rate, self._next = bytes_per_second, 0.0
         self.cancellation = cancellation
 
     def wait(self, count: int) -> None:
-        """Wait until `count` more bytes may be copied.
-
-        Raises:
-            CheckpointError: the copy was given up.
-        """
+        """Wait until `count` more bytes may be copied; raise a CheckpointError if given up."""
         seconds = 0.0
         if self._rate is not None:
             now = time.monotonic()

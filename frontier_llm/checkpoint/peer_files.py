@@ -43,19 +43,13 @@ class Peer:
 
 
 class PeerServer:
-    """Serves files until it is closed, on a thread per connection."""
+    """Serves files, by name, until it is closed, on a thread per connection.
+
+    `host` is the address of this host under which other ranks reach it, otherwise an OSError is
+    raised. `largest` is the most bytes of a request, a multiple of 4096 (a page).
+    """
 
     def __init__(self, files: Mapping[str, Path], host: str, largest: int) -> None:
-        """Listen for connections.
-
-        Args:
-            files: path by name of each file that is served.
-            host: address of this host, under which other ranks reach it.
-            largest: largest number of bytes of a request, a multiple of 4096 (a page).
-
-        Raises:
-            OSError: the address is not of this host.
-        """
         self._files, self._largest = dict(files), largest
         self._listener, self._sockets = Listener(host), OpenSockets()
         self.peer = Peer(*self._listener.address, self._listener.secret)
@@ -77,7 +71,6 @@ class PeerServer:
             ).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer the requests of one connection."""
         with self._sockets.using(connection), suppress(OSError, EOFError):
             buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
             assert buffer is not None
@@ -109,14 +102,9 @@ class PeerServer:
 
 
 class PeerConnection:
-    """A connection to a server; closing it ends it."""
+    """A connection to a server; raises a CheckpointError if the server does not answer."""
 
     def __init__(self, peer: Peer) -> None:
-        """Connect.
-
-        Raises:
-            CheckpointError: the server does not answer.
-        """
         self._peer = peer
         try:
             self._connection = connect((peer.host, peer.port), _TIMEOUT_SECONDS)

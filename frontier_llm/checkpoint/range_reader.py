@@ -51,19 +51,13 @@ def chunk_ranges(checkpoint: Checkpoint, name: str) -> list[FileRange]:
 
 
 class RangeReader:
-    """Keeps the file that was read last open.
+    """Reads ranges, and keeps the file that was read last open until the context is left.
 
-    It is a context manager: leaving it closes the file.
+    If digests are verified, each range must be a whole chunk. The page cache is bypassed, if
+    wanted, where the file system supports this.
     """
 
     def __init__(self, checkpoint: Checkpoint, verify: bool, bypass_cache: bool = True) -> None:
-        """Initialise without opening a file.
-
-        Args:
-            checkpoint: checkpoint whose files are read.
-            verify: whether `damage` compares digests. If so, each range must be a whole chunk.
-            bypass_cache: whether to bypass the page cache where the file system supports this.
-        """
         self._checkpoint, self._verify = checkpoint, verify
         self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if bypass_cache else 0)
         self._name, self._descriptor = "", -1
@@ -84,11 +78,7 @@ class RangeReader:
         self._connections.clear()
 
     def fetch(self, range_: FileRange, buffer: torch.Tensor) -> None:
-        """Read all pages that a range touches.
-
-        Args:
-            range_: the range.
-            buffer: [at least `range_.pages_bytes`] uint8 on the host, page-aligned, overwritten.
+        """Read all pages that a range touches into a page-aligned buffer on the host.
 
         Raises:
             CheckpointError: the file cannot be read, or is too short.
@@ -143,7 +133,6 @@ class RangeReader:
         return descriptor
 
     def _fill(self, descriptor: int, path: Path, range_: FileRange, buffer: torch.Tensor) -> None:
-        """Read all pages that a range touches into a buffer."""
         needed = range_.stop - range_.first_page
         content = buffer.numpy().data[: range_.pages_bytes]
         done = 0

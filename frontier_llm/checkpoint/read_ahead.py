@@ -25,9 +25,11 @@ _MOST_THREADS = 4
 
 
 class ReadAhead:
-    """Iterates over the content of file ranges.
+    """Iterates over the content of file ranges, which are grouped by file.
 
-    It is a context manager: entering starts the reader threads, and leaving ends them.
+    Entering the context starts the reader threads, and leaving ends them. If digests are verified,
+    each range must be a whole chunk. To bypass the page cache is faster, unless other processes of
+    this host read the same ranges.
     """
 
     def __init__(
@@ -37,15 +39,6 @@ class ReadAhead:
         verify: bool,
         bypass_cache: bool = True,
     ) -> None:
-        """Allocate the buffers. Nothing is read before the context is entered.
-
-        Args:
-            checkpoint: checkpoint whose files are read.
-            ranges: ranges to read, grouped by file.
-            verify: whether to compare digests. If so, each range must be a whole chunk.
-            bypass_cache: whether to bypass the page cache where the file system supports this. It
-                is faster, unless other processes of this host read the same ranges.
-        """
         self._count = len(ranges)
         self._checker = RangeReader(checkpoint, verify, bypass_cache)
         self._filled: SimpleQueue[tuple[_Lane, FileRange, torch.Tensor, Exception | None]]
@@ -84,11 +77,8 @@ class ReadAhead:
     def __iter__(self) -> Iterator[tuple[FileRange, torch.Tensor | CheckpointError]]:
         """Yield each range with its content, or with the error that reading it caused.
 
-        Ranges in one place come in the order in which they were given.
-
-        Yields:
-            (range, content). The content is [stop - start] uint8, valid until the next item is
-            drawn.
+        Ranges in one place come in the order in which they were given. The content is
+        [stop - start] uint8, valid until the next item is drawn.
         """
         for _ in range(self._count):
             lane, range_, buffer, error = self._filled.get()
@@ -115,8 +105,6 @@ class ReadAhead:
 
 
 class _Lane:
-    """What one thread reads, and its buffers."""
-
     def __init__(self, reader: RangeReader, ranges: Sequence[FileRange]) -> None:
         self.reader, self.ranges = reader, ranges
         self.thread: threading.Thread | None = None

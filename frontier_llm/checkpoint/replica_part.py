@@ -9,12 +9,8 @@ def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[S
     """Yield one of `count` equal parts of a rank's states.
 
     Ranks of different replicas that hold the same states share the work: each saves one part.
-
-    Args:
-        shards: the shards of this rank; equal on the ranks that share the work. Shards that are
-            not counted on this rank (`record.counted`) are saved by another rank and left out.
-        number: number of the part, counted from 0.
-        count: number of parts.
+    Shards that are not counted on this rank (`record.counted`) are saved by another rank and left
+    out.
     """
     shards = [shard for shard in shards if shard.record.counted]
     total = sum(shard.elements for shard in shards)

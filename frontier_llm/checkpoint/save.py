@@ -83,12 +83,7 @@ class Task:
 def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and return when the checkpoint is committed.
 
-    Every rank calls this, on any thread.
-
-    Args:
-        task: the checkpoint.
-        source: the content of this rank's file; it is closed when the file is written.
-        barrier: this rank's side of the commit.
+    Every rank calls this, on any thread. The source is closed when the file is written.
 
     Raises:
         CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
@@ -133,8 +128,7 @@ def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -
 def write_file(task: Task, source: ChunkSource) -> FilePart | None:
     """Write and sync this rank's file; return None if the rank has nothing to save.
 
-    Raises:
-        CheckpointError: the file cannot be written; it is removed.
+    If the file cannot be written, it is removed and a CheckpointError is raised.
     """
     plan, rank = task.plan, task.rank
     if not plan.chunks:
@@ -179,9 +173,7 @@ def _commit(task: Task, barrier: CommitBarrier) -> None:
 def _complete_node(task: Task, barrier: CommitBarrier) -> None:
     """Write the manifest of this node's folder and rename it, after rank 0 has committed.
 
-    Raises:
-        NodeCommitError: this node's folder is not complete, so no run will resume from this
-            checkpoint.
+    After a NodeCommitError no run will resume from this checkpoint.
     """
     try:
         _write_folder_manifest(task, barrier.records(task.folder_ranks))
@@ -191,12 +183,7 @@ def _complete_node(task: Task, barrier: CommitBarrier) -> None:
 
 
 def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
-    """Check that the folder has all files, and write the manifest into it.
-
-    Args:
-        task: the checkpoint.
-        records: what each rank of this folder has written, as JSON.
-    """
+    """Check that the folder has all files, and write the manifest from the records of its ranks."""
     parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
         task.step, task.plan.chunk_bytes, parsed, task.meta,

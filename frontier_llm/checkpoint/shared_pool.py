@@ -6,20 +6,9 @@ from frontier_llm.checkpoint.chunk_pool import ChunkPool
 
 
 class SharedPool:
-    """One pool of buffers for several managers, allocated when the first of them is prepared.
-
-    Attributes:
-        chunk_bytes: size of a buffer.
-    """
+    """One pool of buffers for several managers, allocated when the first of them is prepared."""
 
     def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
-        """Initialise without allocating anything.
-
-        Args:
-            buffers: number of buffers.
-            chunk_bytes: size of a buffer, equal to that of the managers.
-            device: device of the states.
-        """
         self._buffers, self.chunk_bytes, self._device = buffers, chunk_bytes, device
         self._pool: ChunkPool | None = None
 
@@ -35,11 +24,7 @@ class SharedPool:
 
     @property
     def buffers(self) -> ChunkPool:
-        """The buffers.
-
-        Raises:
-            CheckpointError: they are not allocated yet, and the host has not enough memory.
-        """
+        """The buffers; a CheckpointError is raised if the host has not enough memory for them."""
         if self._pool is None:
             self._pool = ChunkPool(self._buffers, self.chunk_bytes, self._device)
         return self._pool

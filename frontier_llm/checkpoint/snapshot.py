@@ -33,7 +33,9 @@ class Snapshot:
     """The content of a rank's file as of one step.
 
     The capture thread calls `capture`, the trainer's thread calls `fence`, and the writer thread
-    iterates over `chunks`.
+    iterates over `chunks`. The plan's states must not change until `fence` returns. The writer
+    copies chunks from the states into its own buffer, [chunk_bytes] uint8, which it uses for one
+    snapshot at a time; None: taken from the pool.
     """
 
     def __init__(
@@ -42,14 +44,6 @@ class Snapshot:
         pool: ChunkPool,
         writer_buffer: torch.Tensor | None = None,
     ) -> None:
-        """Begin a snapshot. The plan's states must not change until `fence` returns.
-
-        Args:
-            plan: chunks of the file, and the states that fill them.
-            pool: buffers for captured chunks.
-            writer_buffer: [chunk_bytes] uint8, for the chunks that the writer copies from the
-                states; the writer uses it for one snapshot at a time. None: taken from the pool.
-        """
         self._plan, self._pool = plan, pool
         self._returns_writer_buffer = writer_buffer is None
         self._writer_buffer = pool.take() if writer_buffer is None else writer_buffer
@@ -80,15 +74,7 @@ class Snapshot:
                 self._capture(from_front=True)
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the chunks of the file in order.
-
-        Yields:
-            (buffer, size of the chunk in bytes). The buffer is [chunk_bytes] uint8 on the host,
-            valid until the caller asks for the next chunk.
-
-        Raises:
-            CheckpointError: another thread could not copy a chunk.
-        """
+        """Yield the chunks in order; raise a CheckpointError if one could not be copied."""
         self._set_device()
         for index in range(len(self._plan.chunks)):
             buffer, from_pool = self._next(index)
@@ -121,11 +107,9 @@ class Snapshot:
         self._writer_buffer = None
 
     def _states_are_free(self) -> bool:
-        """Whether no chunk needs the states any more."""
         return self._copying == 0 and self._is_claimed()
 
     def _can_capture(self) -> bool:
-        """Whether a chunk is still in the states and a buffer is free."""
         return not self._is_claimed() and self._pool.has_free
 
     def _is_claimed(self) -> bool:

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 class SnapshotMemory:
     """Makes the snapshots of one manager. They are valid as long as the states keep their memory.
 
+    Managers of a rank have different prefixes of keys. If lazy, snapshots survive a change of the
+    states.
+
     Attributes:
         plan: layout of this rank's file; `prepare` makes it.
     """
@@ -42,17 +45,6 @@ class SnapshotMemory:
         *,
         is_lazy: bool,
     ) -> None:
-        """Initialise without allocating anything.
-
-        Args:
-            rank: rank of this process.
-            world_size: number of ranks.
-            store: key-value store of all ranks.
-            prefix: prefix of the keys in the store, different for each manager of a rank.
-            timeout: how long this rank waits for the other ranks of its node.
-            options: settings of memory and file layout.
-            is_lazy: whether snapshots must survive a change of the states.
-        """
         self._rank, self._size, self._store, self._prefix = rank, world_size, store, prefix
         self._timeout, self._options, self._is_lazy = timeout, options, is_lazy
         self._planned = 0
@@ -67,10 +59,8 @@ class SnapshotMemory:
     def prepare(self, shards: Sequence[StateShard]) -> None:
         """Plan the file and allocate host memory. No snapshot may be in use.
 
-        Collective over the ranks that write one file together.
-
-        Raises:
-            CheckpointError: the host has not enough memory.
+        Collective over the ranks that write one file together. A CheckpointError is raised if the
+        host has not enough memory.
         """
         self._pool = self._writer_buffer = None  # free the old pool before the new one is allocated
         self._planned += 1
@@ -101,14 +91,7 @@ class SnapshotMemory:
         return Snapshot(self.plan, self._pool, self._writer_buffer)
 
     def _exchange(self, entries: Entries) -> list[Entries]:
-        """Exchange keys and sizes of entries between the ranks that write one file together.
-
-        Returns:
-            The entries of each of these ranks, in the order of ranks.
-
-        Raises:
-            CheckpointError: another rank timed out.
-        """
+        """Return the keys and sizes of the entries of each rank that writes the same file."""
         assert self._options.file_ranks is not None
         prefix = f"{self._prefix}/layout/{self._planned}"
         self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
@@ -126,9 +109,6 @@ class SnapshotMemory:
         """Allocate one buffer for the writer thread and, in lazy mode, buffers for copies.
 
         With a shared pool, the first manager that is prepared allocates it.
-
-        Raises:
-            CheckpointError: the host has not enough memory, or another of its ranks timed out.
         """
         options, chunks = self._options, len(plan.chunks)
         for_fence = chunks if self._is_lazy else 0

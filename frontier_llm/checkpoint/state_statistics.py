@@ -76,18 +76,10 @@ class _StateBytes:
 def spreads(
     checkpoint: Checkpoint, group: Callable[[str], str], advance: Callable[[int], None]
 ) -> dict[tuple[str, str], Spread]:
-    """Read a whole checkpoint, verify its digests, and return the spread of its values.
+    """Read a whole checkpoint, verify its digests, and return spreads by (group, state).
 
     This needs memory for two chunks of a file, and twice the size of a chunk for values in fp64.
-
-    Args:
-        checkpoint: a checkpoint of any layout.
-        group: maps the name of a tensor to the name of a group. The values of all tensors of a
-            group are counted together.
-        advance: called after each chunk with its size in bytes, to show progress.
-
-    Returns:
-        Spreads by (group, state), in the order of the manifest.
+    `group` maps the name of a tensor to that of its group; `advance` gets the size of each chunk.
 
     Raises:
         CheckpointError: a file is damaged, or the moments are reduced.

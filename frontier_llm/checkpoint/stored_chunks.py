@@ -48,9 +48,7 @@ class StoredChunks:
 
         Args:
             plan: the file to be written; its states are not read.
-            checkpoint: a checkpoint with the same states.
             buffers: two of [chunk_bytes] uint8, page-aligned: one to write from, one to read into.
-            pacer: limits the rate.
 
         Raises:
             CheckpointError: a range is not stored, for example because the layout has changed; or
@@ -65,11 +63,7 @@ class StoredChunks:
         self._content = self._read_buffer[:0]
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
-
-        Raises:
-            CheckpointError: the stored file cannot be read, or does not match its digests.
-        """
+        """Yield the chunks; raise a CheckpointError if the file does not match its digests."""
         plan, position = self._plan, 0
         with RangeReader(self._checkpoint, verify=True) as reader:
             for index in range(len(plan.chunks)):
@@ -130,14 +124,7 @@ def _segments(plan: WritePlan, checkpoint: Checkpoint) -> Iterator[Segment]:
 def _segments_of(
     plan: WritePlan, name: str, wanted: StoredRange, stored: list[StoredRange]
 ) -> Iterator[Segment]:
-    """Yield the segments that together hold one range, for all states.
-
-    Args:
-        plan: the file to be written.
-        name: name of the tensor, for the error message.
-        wanted: a range of the plan.
-        stored: the stored ranges of the same box.
-    """
+    """Yield the segments that together hold one range, for all states."""
     first, stop = wanted.first, wanted.first + wanted.count
     while first < stop:
         covering = [s for s in stored if s.first <= first < s.first + s.count]

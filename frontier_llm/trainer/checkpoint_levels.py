@@ -61,7 +61,7 @@ class Levels:
         reduced: as `local`, with moments in fewer bits; None without `checkpoint.moments`.
         drain: copies from the node's disk to the run directory; None without `local`.
         partner: copies to the next node's disk; None without `checkpoint.partner`.
-        archive: runs the archive command on rank 0.
+        archive: runs the archive command on rank 0; it may outlive this object.
     """
 
     def __init__(
@@ -73,16 +73,6 @@ class Levels:
         groups: Groups,
         archive: Archive | None = None,
     ) -> None:
-        """Initialise without writing or allocating anything.
-
-        Args:
-            config: configuration of the run.
-            world: number, host and node of this rank among all ranks.
-            store: torch's key-value store of all ranks.
-            states: the states to save.
-            groups: process groups of this rank.
-            archive: what earlier objects of this process used; None = a new one.
-        """
         self._run_config, self._config = config, config.checkpoint
         self._world, self._store, self._states = world, store, states
         # a replica is a set of data-parallel ranks that together hold all optimizer states once
@@ -136,9 +126,7 @@ class Levels:
         return self._pool.size
 
     def prepare(self) -> None:
-        """Plan the files of this rank and allocate the host memory.
-
-        Collective over all ranks.
+        """Plan the files of this rank and allocate the host memory. Collective over all ranks.
 
         Raises:
             CheckpointError: there is not enough memory.
@@ -286,11 +274,7 @@ class Levels:
         self._archive_commit(step, "committed")
 
     def _has_next_node(self) -> bool:
-        """Return whether there is a next node with as many ranks.
-
-        Raises:
-            ConfigError: there is none, and copies in the memory of the own node are not wanted.
-        """
+        """Return whether there is a next node with as many ranks; refuse a setting that needs one."""
         world, recovery = self._world, self._run_config.recovery
         if world.size == world.ranks_per_node and recovery.partner_copies:
             return False
