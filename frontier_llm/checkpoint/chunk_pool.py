@@ -123,3 +123,28 @@ def _pin(memory: torch.Tensor) -> None:
             f"the driver does not pin {format_bytes(memory.numel())} of host memory for "
             f"checkpoints (error {int(status)}); is the limit of locked memory (ulimit -l) low?"
         )
+
+
+class SharedPool:
+    """One pool of buffers for several managers, allocated when the first of them is prepared."""
+
+    def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
+        self._buffers, self.chunk_bytes, self._device = buffers, chunk_bytes, device
+        self._pool: ChunkPool | None = None
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether the memory is allocated."""
+        return self._pool is not None
+
+    @property
+    def size(self) -> int:
+        """Size of all buffers in bytes."""
+        return self._buffers * self.chunk_bytes
+
+    @property
+    def buffers(self) -> ChunkPool:
+        """The buffers; a CheckpointError is raised if the host has not enough memory for them."""
+        if self._pool is None:
+            self._pool = ChunkPool(self._buffers, self.chunk_bytes, self._device)
+        return self._pool

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
 from frontier_llm.checkpoint.folders import sync_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError

@@ -23,7 +23,7 @@ import xxhash
 from frontier_llm.checkpoint.drain import open_when_committed
 from frontier_llm.checkpoint.manifest import FilePart, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
-from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect
+from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.errors import CheckpointError
@@ -198,8 +198,12 @@ class ReceivedChunks:
         with self._sockets.using(self._accept()) as connection:
             for index in plan.chunks:
                 size = min(plan.chunk_bytes, plan.size - index * plan.chunk_bytes)
-                _receive(connection, content[:size])
-                _receive(connection, digest)
+                try:
+                    receive(connection, content[:size])
+                    receive(connection, digest)
+                except (OSError, EOFError) as error:
+                    why = f": {error}" if str(error) else ""
+                    raise CheckpointError(f"the node before stopped sending{why}") from None
                 if xxhash.xxh3_128_digest(content[:size]) != digest:
                     raise CheckpointError(f"chunk {index} of {plan.name} was damaged on its way")
                 yield self._buffer, size
@@ -219,23 +223,6 @@ class ReceivedChunks:
 
 def _greeting(secret: bytes, step: int) -> bytes:
     return secret + str(step).encode().ljust(_STEP_BYTES)
-
-
-def _receive(connection: socket.socket, content: memoryview) -> None:
-    """Fill a buffer.
-
-    Raises:
-        CheckpointError: the connection ended.
-    """
-    done = 0
-    while done < len(content):
-        try:
-            count = connection.recv_into(content[done:])
-        except OSError as error:
-            raise CheckpointError(f"the node before stopped sending: {error}") from None
-        if not count:
-            raise CheckpointError("the node before stopped sending")
-        done += count
 
 
 def own_address(master: str) -> str:

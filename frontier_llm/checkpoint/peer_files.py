@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
-from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect
+from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
 from frontier_llm.errors import CheckpointError
 
 _REQUEST = struct.Struct("!HQQ")
@@ -130,7 +130,7 @@ class PeerConnection:
             if count > (len(content) if is_content else _REASON_BYTES):
                 raise OSError(f"it announces {count} bytes")
             if is_content:
-                _receive_into(self._connection, content[:count])
+                receive(self._connection, content[:count])
                 return int(count)
             reason = _received(self._connection, count).decode(errors="replace")
         except (OSError, EOFError) as error:
@@ -146,19 +146,5 @@ class PeerConnection:
 
 def _received(connection: socket.socket, count: int) -> bytes:
     content = bytearray(count)
-    _receive_into(connection, memoryview(content))
+    receive(connection, memoryview(content))
     return bytes(content)
-
-
-def _receive_into(connection: socket.socket, content: memoryview) -> None:
-    """Fill a buffer.
-
-    Raises:
-        EOFError: the connection has ended.
-    """
-    done = 0
-    while done < len(content):
-        count = connection.recv_into(content[done:])
-        if not count:
-            raise EOFError
-        done += count

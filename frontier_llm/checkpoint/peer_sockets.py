@@ -170,6 +170,16 @@ def connect(address: tuple[str, int], seconds: float) -> socket.socket:
     return connection
 
 
+def receive(connection: socket.socket, content: memoryview) -> None:
+    """Fill a buffer; raise an EOFError if the connection has ended."""
+    done = 0
+    while done < len(content):
+        count = connection.recv_into(content[done:])
+        if not count:
+            raise EOFError
+        done += count
+
+
 def _notice_loss(connection: socket.socket) -> None:
     """Let operations fail that wait for bytes of a node whose kernel does not answer."""
     if hasattr(socket, "TCP_KEEPIDLE"):  # Linux

@@ -16,11 +16,9 @@ from operator import attrgetter
 
 import torch
 
-from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import FileRange
-from frontier_llm.checkpoint.read_ahead import ReadAhead
+from frontier_llm.checkpoint.range_reader import FileRange, ReadAhead
 from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies, stored_tensor
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError

@@ -11,8 +11,7 @@ import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import chunk_ranges
-from frontier_llm.checkpoint.read_ahead import ReadAhead
+from frontier_llm.checkpoint.range_reader import ReadAhead, chunk_ranges
 from frontier_llm.errors import CheckpointError
 
 

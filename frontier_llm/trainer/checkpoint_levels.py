@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from frontier_llm.checkpoint.archive import Archive
-from frontier_llm.checkpoint.cancellation import Cancellation
+from frontier_llm.checkpoint.chunk_pool import SharedPool
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options, Outcome
 from frontier_llm.checkpoint.manifest import Moments
 from frontier_llm.checkpoint.mover import Copy, Mover
-from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.checkpoint.rank_objects import gathered
-from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
-from frontier_llm.checkpoint.shared_pool import SharedPool
-from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.checkpoint.write_plan import WritePlan, part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool
@@ -274,7 +272,7 @@ class Levels:
         self._archive_commit(step, "committed")
 
     def _has_next_node(self) -> bool:
-        """Return whether there is a next node with as many ranks; refuse a setting that needs one."""
+        """Return whether there is a next node; refuse a setting that needs one."""
         world, recovery = self._world, self._run_config.recovery
         if world.size == world.ranks_per_node and recovery.partner_copies:
             return False

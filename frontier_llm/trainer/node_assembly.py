@@ -16,7 +16,6 @@ from typing import Any
 import torch.distributed as dist
 
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
 from frontier_llm.checkpoint.folders import MANIFEST, partial_folder, step_folder
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.node_parts import (
@@ -29,6 +28,7 @@ from frontier_llm.checkpoint.node_parts import (
 from frontier_llm.checkpoint.partner import own_address
 from frontier_llm.checkpoint.peer_files import PeerServer
 from frontier_llm.checkpoint.rank_objects import gathered
+from frontier_llm.checkpoint.save import check_files, publish, write_manifest
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
@@ -60,9 +60,9 @@ class NodeAssembly:
     def find(self, after: int, shared: tuple[int, Path] | None = None) -> Checkpoint | None:
         """Return the newest step that the nodes' disks hold together, to be read where it lies.
 
-        Only steps later than `after` are tried. `shared` is the step and folder of a checkpoint in the
-        run directory: if the nodes hold no later step, but parts of this one, only the rest is read
-        from there. The caller calls `close` when every rank has read the step.
+        Only steps later than `after` are tried. `shared` is the step and folder of a checkpoint in
+        the run directory: if the nodes hold no later step, but parts of this one, only the rest is
+        read from there. The caller calls `close` when every rank has read the step.
         """
         for step, holders in self._steps(shared[0] - 1 if shared else after, None):
             chosen = _first_choice(holders)
@@ -83,8 +83,7 @@ class NodeAssembly:
     def assemble(self, after: int, until: int | None = None) -> Path | None:
         """Copy the newest step that the nodes' disks hold together to the run directory.
 
-        Only steps later than `after` and up to `until` are tried. Returns the new folder, or None if
-        there is no such step.
+        Only steps later than `after` and up to `until` are tried. Returns the new folder.
         """
         for step, holders in self._steps(after, until):
             if any(part.moments for _, part in holders):

@@ -15,7 +15,7 @@ from typing import Any
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.replica_part import part_of
+from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.membership import Place
