@@ -33,11 +33,9 @@ class Segment:
     target: int
     """Offset in this rank's part of the file to be written, in bytes."""
     file: str
-    """Name of the stored file."""
     source: int
     """Offset in the stored file in bytes."""
     count: int
-    """Number of bytes."""
 
 
 class DrainSource:

@@ -31,6 +31,7 @@ from frontier_llm.units import format_seconds
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+Mode = Literal["blocking", "lazy"]
 _log = logging.getLogger(__name__)
 _LOGGED_STALL_SECONDS = 0.1
 """Shorter waits are counted but not logged."""
@@ -58,7 +59,7 @@ class CheckpointManager:
         rank: int,
         world_size: int,
         store: "Store",
-        mode: Literal["blocking", "lazy"],
+        mode: Mode,
         keep: int,
         timeout: timedelta,
         options: Options = DEFAULTS,

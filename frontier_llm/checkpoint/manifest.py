@@ -30,7 +30,6 @@ from frontier_llm.units import GIB
 Moments = Literal["bf16", "int8"]
 """Format of reduced moments (reduced_moments.py)."""
 FORMAT = 1
-"""Version of the format."""
 ELEMENT_BYTES = 4
 """Size of an element in bytes: all states are fp32."""
 _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d{1,9}),)')
@@ -61,11 +60,9 @@ class StoredRange(_Model):
     start: Index
     """Index of the box's first element in the tensor, one number per dim."""
     shape: Extent
-    """Shape of the box."""
     first: Bytes
     """First element of the range in the flattened box."""
     count: Annotated[int, Field(ge=1, le=1 << 60)]
-    """Number of elements in the range."""
     keys: dict[Name, Annotated[str, StringConstraints(pattern=r"^[^\p{Cc}\p{Cf}]+$")]]
     """Key of the range in the safetensors file, by state, such as `master`."""
     bytes_at: dict[str, Annotated[Bytes, Field(multiple_of=ELEMENT_BYTES)]]
@@ -91,7 +88,6 @@ class File(_Model):
     """A file of a checkpoint."""
 
     size: Bytes
-    """Size in bytes."""
     chunks: tuple[Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")], ...]
     """xxh3_128 digest of each chunk, `chunk_bytes` long, so that a reader can verify single
     chunks."""
@@ -101,14 +97,12 @@ class FilePart(File):
     """The part of a file that one rank wrote: whole chunks, or the end of the file."""
 
     offset_bytes: Bytes
-    """Offset of the part in the file in bytes."""
 
 
 class RankRecord(_Model):
     """Description of what one rank has written; rank 0 merges the records into the manifest."""
 
     files: dict[FileName, FilePart]
-    """What the rank has written of each file, by the file's name."""
     tensors: dict[Name, Tensor]
     """Ranges of each tensor that the rank has written, by the tensor's name."""
 
@@ -118,9 +112,7 @@ class Manifest(_Model):
 
     format: Literal[1] = 1
     step: Annotated[int, Field(ge=0, le=10**12)]
-    """Number of optimizer steps done."""
     world: Annotated[int, Field(ge=1, le=10**8)]
-    """Number of ranks that wrote the checkpoint."""
     repeats: bool = False
     """Whether elements may be stored more than once. True for checkpoints on node-local disks,
     each of which holds everything that the ranks of its node need."""
@@ -129,9 +121,7 @@ class Manifest(_Model):
     moments: Moments | None = None
     """Format of the moments, if they are reduced; None: all states are fp32."""
     files: dict[FileName, File]
-    """Files by name."""
     tensors: dict[Name, Tensor]
-    """Global tensors by name."""
     meta: dict[Name, Any]
     """Plain JSON that the caller stores with the checkpoint: configuration and counters."""
 

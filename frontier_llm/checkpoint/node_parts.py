@@ -33,7 +33,6 @@ class NodePart:
     folder: str
     """Path of the folder with the files and the manifest."""
     step: int
-    """Number of optimizer steps done."""
     start: str
     """Id of the start of the run that saved it. Parts of different starts do not fit together."""
     moments: str = ""

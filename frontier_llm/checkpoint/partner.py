@@ -43,13 +43,11 @@ class ReceivedPlan:
     """Layout of the file of a rank of the node before."""
 
     name: str
-    """Name of the file."""
     size: int
     """Size of the file in bytes; 0 if that rank saves nothing."""
     chunk_bytes: int
     """Size of every chunk but the last, in bytes."""
     tensors: RankRecord
-    """That rank's part of the manifest, without files."""
     offset_bytes: int = 0
     total: int | None = None
 

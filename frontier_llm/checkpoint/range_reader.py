@@ -20,7 +20,6 @@ from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 
 _BUFFERS = 2
-"""Buffers of each thread."""
 _MOST_THREADS = 4
 """Most threads; more places than that share them."""
 _DIRECT = getattr(os, "O_DIRECT", 0)

@@ -57,7 +57,6 @@ class Decoder:
     first: int
     """First element of the stored box in the first block."""
     shape: Shape
-    """Shape of the stored box."""
     source: Slices
     """Part of the stored box that is copied."""
     target: torch.Tensor
@@ -75,13 +74,10 @@ class FileCopy:
     """A copy of a box of elements from a file into a state."""
 
     file: str
-    """Name of the file."""
     offset_bytes: int
     """Offset of the stored box in the file."""
     stored_shape: Shape
-    """Shape of the stored box."""
     source: Slices
-    """Part of the stored box that is copied."""
     target: torch.Tensor
     """Elements of the state that are overwritten, in the shape of `source`; or [words] of blocks
     that `decoder` reads."""
@@ -195,16 +191,12 @@ def _boxes(box_start: Shape, elements: StoredRange | PlacedRange) -> Iterator[Bo
 
 @dataclass(frozen=True)
 class _Intersection:
-    """The intersection of a stored box and a wanted box."""
+    """The intersection of a stored box and a wanted box, as a part of each of them."""
 
     stored: StoredRange
-    """The range that holds the stored box."""
     box: Box
-    """The stored box."""
     source: Slices
-    """The intersection as a part of the stored box."""
     target: Slices
-    """The intersection as a part of the wanted box."""
 
     @property
     def elements(self) -> int:

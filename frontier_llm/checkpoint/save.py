@@ -94,16 +94,12 @@ class Task:
     """One checkpoint to be written."""
 
     folder: Path
-    """Folder of all checkpoints of the run."""
     step: int
-    """Number of optimizer steps done."""
     meta: dict[str, Any]
     """Values for the manifest, as JSON. The first rank of each folder writes them, so
     they should be equal on all ranks."""
     rank: int
-    """Rank of this process."""
     plan: FilePlan
-    """Layout of this rank's file."""
     folder_ranks: range
     """Ranks that write into the same folder: all ranks, or those of this rank's node."""
     repeats: bool

@@ -26,7 +26,6 @@ class Spread:
     """
 
     elements: int = 0
-    """Number of values added."""
     finite: int = 0
     """Number of finite values added."""
     mean: float = 0.0
@@ -68,7 +67,6 @@ class _StateBytes:
     start: int
     stop: int
     name: str
-    """Name of the tensor."""
     state: str
 
 

@@ -24,11 +24,9 @@ class PlacedRange:
     """Elements that are contiguous both in a shard and in the flattened box of a placement."""
 
     placement: Placement
-    """The placement whose box holds the elements."""
     first: int
     """Index of the first element in the flattened box."""
     count: int
-    """Number of elements."""
     offset: int
     """Index of the first element in the shard."""
 

@@ -48,9 +48,7 @@ class WritePlan:
     """Layout of a rank's file, or of its part of a shared file, in chunks."""
 
     name: str
-    """Name of the file."""
     offset_bytes: int
-    """Offset of this rank's part in the file."""
     size: int
     """Size of this rank's part in bytes; 0 if this rank writes nothing."""
     total: int | None
@@ -62,9 +60,7 @@ class WritePlan:
     chunks: tuple[tuple[ChunkCopy, ...], ...]
     """For each chunk, the copies that fill it."""
     tensors: dict[str, Tensor]
-    """This rank's part of the manifest."""
     device: torch.device
-    """Device of the states."""
 
     def chunk_size(self, index: int) -> int:
         """Return the size of a chunk in bytes."""

@@ -9,11 +9,7 @@ FLEX_LEAST_WIDTH = 16
 
 
 def check_family(model: ModelConfig) -> None:
-    """Refuse settings that a model of this kind does not support.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse settings that a model of this kind does not support."""
     _check_mup(model)
     _check_window(model)
     if model.kind == "t5":
@@ -27,11 +23,7 @@ def check_family(model: ModelConfig) -> None:
 
 
 def check_decoder_length(config: RunConfig) -> None:
-    """Refuse sequence parallelism over ranks that do not divide the decoder's length.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse sequence parallelism over ranks that do not divide the decoder's length."""
     tensor = config.parallel.tensor
     if config.model.kind == "t5" and config.parallel.sequence and DECODER_MULTIPLE % tensor:
         raise ConfigError(
@@ -44,11 +36,7 @@ def check_decoder_length(config: RunConfig) -> None:
 
 
 def check_attention(config: RunConfig) -> None:
-    """Refuse FlexAttention where torch has none.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse FlexAttention where torch has none."""
     if config.attention != "flex":
         return
     model = config.model
@@ -116,7 +104,6 @@ def _check_gpt(model: ModelConfig) -> None:
 
 
 def _check_window(model: ModelConfig) -> None:
-    """Refuse windows and capped scores in an encoder-decoder."""
     for key in ("window", "attention_softcap"):
         if model.kind == "t5" and getattr(model, key) is not None:
             raise ConfigError(

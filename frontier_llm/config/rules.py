@@ -16,11 +16,7 @@ from frontier_llm.errors import ConfigError
 
 
 def check(config: RunConfig, world_size: int) -> None:
-    """Refuse a configuration that cannot run on `world_size` ranks.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse a configuration that cannot run on `world_size` ranks."""
     _check_world(config, world_size)
     check_family(config.model)
     check_attention(config)
@@ -313,11 +309,7 @@ def _check_links(config: RunConfig) -> None:
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """Refuse settings of the optimizer that contradict each other.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse settings of the optimizer that contradict each other."""
     _check_rates(config)
     _check_cooldown(config)
     _check_timescale(config)
@@ -386,11 +378,7 @@ def _check_timescale(config: RunConfig) -> None:
 
 
 def check_checkpoint(config: RunConfig) -> None:
-    """Refuse reduced moments where no checkpoint would have them.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse reduced moments where no checkpoint would have them."""
     checkpoint, optimizer = config.checkpoint, config.optimizer.name
     local, moments = checkpoint.tiers.local, checkpoint.moments
     if moments == "fp32" or checkpoint.mode == "off":
