@@ -71,12 +71,15 @@ class ChunkPool:
             self.changed.notify_all()
 
 
-def check_host_memory(needed: int, ranks_on_host: int) -> None:
-    """Check that the pools of all ranks of this host, each of `needed` bytes, fit into its memory.
+def host_buffer(size: int) -> torch.Tensor:
+    """Return a page-aligned buffer, [size] uint8; the size is a multiple of 4096 (a page)."""
+    buffer = ChunkPool(1, size, torch.device("cpu")).take()
+    assert buffer is not None
+    return buffer
 
-    Raises:
-        CheckpointError: the host has too little free memory.
-    """
+
+def check_host_memory(needed: int, ranks_on_host: int) -> None:
+    """Refuse pools of `needed` bytes on each rank of this host that its free memory cannot hold."""
     free = psutil.virtual_memory().available
     if needed * ranks_on_host > free:
         raise CheckpointError(
@@ -94,10 +97,7 @@ def wait_for_host_ranks(
 
     Without this wait, a rank could allocate its pool before another rank checks. The other rank
     would then find less free memory, and would also count the first rank's pool as not allocated.
-    The key must differ between calls and between hosts.
-
-    Raises:
-        CheckpointError: a rank did not call this in time.
+    The key must differ between calls and between hosts. After the timeout a CheckpointError is raised.
     """
     if len(ranks) <= 1:
         return

@@ -79,10 +79,8 @@ def never_committed(folder: Path) -> list[Path]:
 def newest(folder: Path) -> Checkpoint | None:
     """Return the newest undamaged checkpoint; None if none was ever committed.
 
-    Newer checkpoints that are damaged are skipped and logged. Older checkpoints are not opened.
-
-    Raises:
-        CheckpointError: all checkpoints are damaged.
+    Newer checkpoints that are damaged are skipped and logged. Older checkpoints are not opened. A
+    CheckpointError is raised if all are damaged.
     """
     damaged: list[CheckpointError] = []
     for _, path in committed(folder):
@@ -102,15 +100,13 @@ def newest(folder: Path) -> Checkpoint | None:
 def find(path: Path) -> Checkpoint:
     """Return the checkpoint in a folder, or the newest undamaged one of a `run.dir`.
 
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
+    A CheckpointError is raised if there is none, or it is damaged.
     """
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     return newest(folder) or Checkpoint.open(path)
 
 
 def _folders(folder: Path) -> list[tuple[int, str, Path]]:
-    """Return (step, suffix, path) of all folders with a checkpoint's name, the newest first."""
     if not folder.is_dir():
         return []
     found = [
@@ -124,10 +120,8 @@ def _folders(folder: Path) -> list[tuple[int, str, Path]]:
 def check_headers(checkpoint: Checkpoint) -> None:
     """Compare a checkpoint's manifest with its folder and the files' headers, in both directions.
 
-    Files on the disks of other nodes are not compared.
-
-    Raises:
-        CheckpointError: a header cannot be read, or one side has an entry that the other lacks.
+    Files on the disks of other nodes are not compared. A CheckpointError is raised if a header
+    cannot be read, or one side has an entry that the other lacks.
     """
     manifest = checkpoint.manifest
     local = {name: checkpoint.place(name) for name in manifest.files}

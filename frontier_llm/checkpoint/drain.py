@@ -155,8 +155,7 @@ def open_when_committed(
 ) -> Checkpoint:
     """Open a checkpoint that rank 0 has committed; another rank of this node may still rename it.
 
-    Raises:
-        CheckpointError: the checkpoint is absent or damaged, or was given up.
+    A CheckpointError is raised if the checkpoint is absent or damaged, or was given up.
     """
     path = folder / step_folder(step)
     deadline = time.monotonic() + timeout.total_seconds()

@@ -110,10 +110,8 @@ class CheckpointManager:
     def prepare(self, shards: Iterable[StateShard]) -> None:
         """Plan the file and allocate host memory, so that the first `begin` does not have to.
 
-        Collective over the ranks that write one file together.
-
-        Raises:
-            CheckpointError: the host has not enough memory.
+        Collective over the ranks that write one file together. A CheckpointError is raised if the
+        host has not enough memory.
         """
         shards = list(shards)
         if not self._memory.fits(shards):
@@ -211,7 +209,6 @@ class CheckpointManager:
         return task, barrier
 
     def _save(self, task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
-        """Save on the current thread, and keep an error for `poll`."""
         begin = time.monotonic()
         try:
             save(task, snapshot, barrier)

@@ -138,8 +138,7 @@ class Manifest(_Model):
     ) -> "Manifest":
         """Merge the records of the ranks that write into one folder.
 
-        Raises:
-            CheckpointError: the parts of a file leave a gap or overlap.
+        A CheckpointError is raised if the parts of a file leave a gap or overlap.
         """
         parts: dict[str, list[FilePart]] = {}
         stored: dict[str, list[StoredRange]] = {}

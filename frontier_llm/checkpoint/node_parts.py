@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import torch
-
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.chunk_pool import host_buffer
 from frontier_llm.checkpoint.discovery import Checkpoint, committed
 from frontier_llm.checkpoint.folders import COPY, NODE, parse_folder
 from frontier_llm.checkpoint.manifest import FilePart, Manifest, StoredRange, Tensor
@@ -123,8 +121,7 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     """
     file, chunks = checkpoint.manifest.files[name], chunk_ranges(checkpoint, name)
     largest = max((chunk.pages_bytes for chunk in chunks), default=PAGE_BYTES)
-    buffer = ChunkPool(1, largest, torch.device("cpu")).take()
-    assert buffer is not None
+    buffer = host_buffer(largest)
     with (
         RangeReader(checkpoint, verify=True) as reader,
         RankFile(target, file.size, continues=True) as copy,

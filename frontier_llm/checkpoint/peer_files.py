@@ -16,9 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.chunk_pool import host_buffer
 from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
 from frontier_llm.errors import CheckpointError
 
@@ -72,9 +70,7 @@ class PeerServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with self._sockets.using(connection), suppress(OSError, EOFError):
-            buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
-            assert buffer is not None
-            content = buffer.numpy().data
+            content = host_buffer(self._largest).numpy().data
             while True:
                 length, offset, count = _REQUEST.unpack(_received(connection, _REQUEST.size))
                 name = _received(connection, length).decode(errors="replace")
@@ -119,8 +115,7 @@ class PeerConnection:
     def read(self, name: str, offset: int, content: memoryview) -> int:
         """Read a range of a file; return the number of bytes, which is less at the file's end.
 
-        Raises:
-            CheckpointError: the server cannot read the file, or does not answer.
+        A CheckpointError is raised if the server cannot read the file, or does not answer.
         """
         encoded = name.encode()
         try:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 
 import torch
 import xxhash
@@ -73,12 +72,7 @@ class RangeReader:
     def __enter__(self) -> "RangeReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_file()
         for connection in self._connections.values():
             connection.close()
@@ -87,8 +81,7 @@ class RangeReader:
     def fetch(self, range_: FileRange, buffer: torch.Tensor) -> None:
         """Read all pages that a range touches into a page-aligned buffer on the host.
 
-        Raises:
-            CheckpointError: the file cannot be read, or is too short.
+        A CheckpointError is raised if the file cannot be read, or is too short.
         """
         place = self._checkpoint.place(range_.file)
         if isinstance(place, Peer):
@@ -215,12 +208,7 @@ class ReadAhead:
             lane.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for lane in self._lanes:
             lane.free.put(None)
         for lane in self._lanes:

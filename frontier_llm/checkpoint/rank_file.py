@@ -14,12 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import xxhash
 
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.chunk_pool import host_buffer
 from frontier_llm.checkpoint.manifest import FilePart
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
@@ -87,12 +86,7 @@ class RankFile:
     def __enter__(self) -> "RankFile":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._hasher.shutdown()
         if error is not None:
             self._remove()
@@ -135,8 +129,7 @@ class RankFile:
     def _holds(self, buffer: torch.Tensor, size: int) -> bool:
         """Return whether the file holds the next chunk; false if it cannot be read."""
         if self._earlier is None:
-            self._earlier = ChunkPool(1, buffer.numel(), torch.device("cpu")).take()
-        assert self._earlier is not None
+            self._earlier = host_buffer(buffer.numel())
         content, done = self._earlier.numpy().data, 0
         while done < size:
             try:

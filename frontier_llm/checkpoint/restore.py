@@ -80,11 +80,7 @@ def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
 
 
 def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
-    """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them.
-
-    Raises:
-        CheckpointError: the model lacks a stored tensor; the message names it.
-    """
+    """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them."""
     others: Sequence[str] = sorted(checkpoint.manifest.weights.keys() - model.keys())
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""

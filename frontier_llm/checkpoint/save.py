@@ -257,8 +257,7 @@ def _describe(error: Exception) -> str:
 def check_files(partial: Path, files: Mapping[str, File]) -> None:
     """Check that all written files are in the folder, and remove files of an earlier attempt.
 
-    Raises:
-        CheckpointError: a file is absent or has another size.
+    A CheckpointError is raised if a file is absent or has another size.
     """
     size_of = {path.name: path.stat().st_size for path in partial.iterdir()}
     for name, file in files.items():
