@@ -97,7 +97,7 @@ def wait_for_host_ranks(
 
     Without this wait, a rank could allocate its pool before another rank checks. The other rank
     would then find less free memory, and would also count the first rank's pool as not allocated.
-    The key must differ between calls and between hosts. After the timeout a CheckpointError is raised.
+    The key must differ between calls and between hosts. A CheckpointError follows the timeout.
     """
     if len(ranks) <= 1:
         return
