@@ -5,6 +5,7 @@ are in metrics.jsonl.
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -158,6 +159,8 @@ class RunSummary(_Part):
             partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
             partial.replace(path)  # atomic: a reader sees the old file or the new one
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
         return path
 

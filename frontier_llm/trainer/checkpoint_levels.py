@@ -97,6 +97,8 @@ class Levels:
             if settings.partner and self._has_next_node():
                 self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
                 self.partner.is_redundant = True
+                if settings.protection_minutes is not None:
+                    self.partner.patience_seconds = 60 * settings.protection_minutes
             on_node = Options(folder_ranks=world.node_ranks, spared=self._spared_on_node)
             keep, folder = settings.tiers.local.keep, self._local_folder
             exact = replace(on_node, on_end=self._saved_locally)
