@@ -27,12 +27,10 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from frontier_llm.checkpoint.discovery import Checkpoint, find
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
-from frontier_llm.checkpoint.file_headers import check_headers
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import chunk_ranges
-from frontier_llm.checkpoint.read_ahead import ReadAhead
+from frontier_llm.checkpoint.range_reader import ReadAhead, chunk_ranges
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import wide_console

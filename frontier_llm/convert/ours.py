@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from frontier_llm.checkpoint import manifest as stored
-from frontier_llm.checkpoint.discovery import Checkpoint, find
-from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, rank_file_name, step_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.convert.table import Shape
