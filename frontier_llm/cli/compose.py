@@ -198,7 +198,6 @@ def _parse(text: str) -> Override:
 
 
 def _check_choice(override: Override) -> None:
-    """Refuse a choice if its group has no file of that name."""
     group = override.key_or_group
     choices = groups().get(group)
     if choices is None or override.is_delete():

@@ -7,12 +7,7 @@ WIDTH = 200
 
 
 def wide_console(*, stderr: bool = False, highlight: bool = True) -> Console:
-    """Return a console of the terminal's width, or of WIDTH characters without a terminal.
-
-    Args:
-        stderr: whether to write to standard error instead of standard output.
-        highlight: whether rich colours numbers and paths.
-    """
+    """Return a console of the terminal's width, or of WIDTH characters without a terminal."""
     console = Console(stderr=stderr, highlight=highlight)
     if console.is_terminal:
         return console

@@ -81,9 +81,6 @@ class Converted:
     """The same model in both formats.
 
     Attributes:
-        config: the configuration of our model.
-        ours: the run directory or checkpoint of this project.
-        theirs: the Hugging Face folder.
         overrides: overrides that start a run with imported weights; empty for an export.
     """
 
@@ -95,11 +92,6 @@ class Converted:
 
 def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
     """Export: write a Hugging Face folder.
-
-    Args:
-        run: the run directory.
-        out: an existing empty folder.
-        options: the command line.
 
     Raises:
         DataError: our model belongs to no supported family.
@@ -136,8 +128,6 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
     """Import: write a run directory.
 
     Args:
-        folder: a Hugging Face folder.
-        out: an existing empty folder.
         home: the final path of `out`, which is renamed when the conversion is complete.
 
     Raises:
@@ -206,11 +196,6 @@ def _check(converted: Converted) -> None:
 def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
     """Return our tensor that corresponds to one or more of their tensors.
 
-    Args:
-        row: the names of the corresponding tensors, and the transformation between them.
-        weights: the weights of the Hugging Face folder.
-        shape: shape that our tensor must have.
-
     Raises:
         DataError: the shapes of their tensors contradict config.json.
     """
@@ -235,10 +220,6 @@ def _elements(config: RunConfig) -> int:
 
 def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:
     """Write the config.yaml of a run directory with imported weights; return the configuration.
-
-    Args:
-        overrides: overrides of the configuration.
-        out: the existing run directory.
 
     Raises:
         ConfigError: this project does not support the model's settings.

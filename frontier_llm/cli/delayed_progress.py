@@ -30,11 +30,9 @@ class DelayedProgress:
         """Start the delay.
 
         Args:
-            console: where the bar appears.
             lines: whether to begin at once, and to print a line per stage and per LINE_SECONDS if
                 `console` is not a terminal.
             heading: first word of these lines.
-            clock: the time in seconds.
         """
         self._console, self._clock, self._heading = console, clock, heading
         self._start = clock() - (DELAY_SECONDS if lines else 0.0)
@@ -55,12 +53,7 @@ class DelayedProgress:
             self._bar.stop()
 
     def __call__(self, description: str, share_done: float) -> None:
-        """Show the progress.
-
-        Args:
-            description: what is being done.
-            share_done: completed share of the work, from 0 to 1.
-        """
+        """Show the progress."""
         if self._bar is None:
             if self._clock() - self._start < DELAY_SECONDS:
                 return

@@ -96,12 +96,6 @@ def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool =
 
     Collective over all ranks.
 
-    Args:
-        config: configuration of the run.
-        world: rank of this process and number of ranks.
-        store: the store of all ranks.
-        numerics: whether to compare the kernels of the run with references.
-
     Raises:
         FrontierError: a run could not start.
     """
@@ -186,7 +180,6 @@ def network(kind: str) -> str:
 
 
 def _on_this_machine(config: RunConfig, work: Work) -> int:
-    """Start `launch.ranks` processes on this machine."""
     prepare_environment(share(config.launch.ranks, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
@@ -204,7 +197,6 @@ def _on_this_machine(config: RunConfig, work: Work) -> int:
 
 
 def _as_rank(config: RunConfig, world: World, work: Work) -> int:
-    """Examine as one of the ranks that srun or torchrun has started."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)

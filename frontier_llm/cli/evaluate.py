@@ -140,11 +140,7 @@ def _run(
     """Evaluate what the options name, and print it; return the scores for JSON.
 
     Args:
-        options: the command line.
-        config: the configuration of the run, for a single rank.
         corpora: the corpora of the run; None: texts are evaluated.
-        model: the complete model.
-        groups: process groups of one rank.
     """
     if corpora is None:
         tokenizer = open_tokenizer_of(config)
@@ -162,10 +158,6 @@ def evaluate(
     """Evaluate on every corpus; return the result on all of them, and on each.
 
     Args:
-        config: the configuration of the run, for a single rank.
-        corpora: the corpora of the run.
-        model: the complete model.
-        groups: process groups of one rank.
         samples: number of samples per corpus; None means all.
 
     Raises:

@@ -30,15 +30,8 @@ def run_harness(
     """Run tasks of lm-evaluation-harness in fp32, and print its table.
 
     Args:
-        run: the run directory.
         checkpoint: a checkpoint; None: the newest one of the run.
         tasks: names of tasks; `*` stands for any characters.
-        folder: folder with further tasks, in YAML.
-        device: device of the model.
-        samples: number of samples per batch.
-
-    Returns:
-        The results by task, as the harness names them.
 
     Raises:
         ConfigError: the harness is not installed, or has no such task.

@@ -87,10 +87,6 @@ def evaluate_texts(
     """Return the perplexity of each file.
 
     Args:
-        config: the configuration of the run, for a single rank.
-        tokenizer: the tokenizer of the run.
-        model: the complete model.
-        groups: process groups of one rank.
         files: text files, which are one document each, or files in JSONL or Parquet.
         stride: tokens between two windows; None: the length of a window.
 
@@ -123,7 +119,6 @@ def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Wind
     """Yield the windows of a text. Each token but the first is predicted once.
 
     Args:
-        tokens: the tokens of the text.
         length: number of inputs of a window. The last window begins as early as this allows, so
             that its predictions have as much context as possible.
         stride: number of tokens between the ends of two windows.
@@ -232,11 +227,7 @@ def _sums(
     """Return the sums over all windows. Windows that have equal shapes share a batch.
 
     Args:
-        pipeline: runs the complete model.
-        device: device of the model.
-        windows: the windows of all documents.
         samples: largest number of windows per batch.
-        end: token that ends a document.
     """
     by_shape: dict[tuple[int, int], list[Window]] = {}
     total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
@@ -252,7 +243,6 @@ def _sums(
 
 
 def _batch(windows: Sequence[Window]) -> Batch:
-    """Return a batch of windows of one shape."""
     length, predicted = len(windows[0].inputs), windows[0].predicted
     padded = -(-length // PADDED_TO) * PADDED_TO  # no token attends to the padding after it
     tokens = torch.zeros(len(windows), padded, dtype=torch.int64)

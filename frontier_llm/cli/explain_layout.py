@@ -75,7 +75,6 @@ def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableTy
     """Yield the output: a summary, and tables of shards, groups, bytes sent and memory.
 
     Args:
-        layout: the layout to show.
         bar: width of a bar in characters.
     """
     yield _summary(layout)
@@ -104,7 +103,6 @@ def _summary(layout: StateLayout) -> Text:
 
 
 def _schedule(layout: StateLayout) -> str:
-    """Return the line of the pipeline schedule; empty without a pipeline."""
     parallel = layout.config.parallel
     if parallel.pipeline == 1:
         return ""
@@ -232,6 +230,5 @@ def _names(created: Sequence[Communicator]) -> str:
 
 
 def _first(items: Sequence[object], most: int) -> str:
-    """Return the first items as text, with an ellipsis if there are more."""
     text = " ".join(map(str, items[:most]))
     return f"{text} ..." if len(items) > most else text

@@ -44,9 +44,7 @@ class Stage:
     overrides: tuple[str, ...]
     """Overrides of all trials of the stage, such as the model and the number of steps."""
     trials: int
-    """Number of trials."""
     folder: Path
-    """Folder of the trials."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,10 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
     """Run all stages; return the trials of each stage, the best first.
-
-    Args:
-        stages: the stages in their order.
-        overrides: overrides of all stages, and the axes.
 
     Raises:
         ConfigError: the overrides contain no axis to search, or one of them is wrong.
@@ -96,13 +90,7 @@ def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
 
 
 def best_settings(ranked: Sequence[Trial], axes: Sequence[str], count: int) -> list[list[str]]:
-    """Return the settings of the best trials without repetitions.
-
-    Args:
-        ranked: trials, the best first.
-        axes: the overrides that were searched.
-        count: maximum number of settings.
-    """
+    """Return the settings of the best trials without repetitions."""
     found = (settings_of(trial, axes) for trial in ranked if trial.status == "done")
     return [list(settings) for settings in dict.fromkeys(found)][:count]
 
@@ -201,7 +189,6 @@ def _loss(trial: Trial) -> float:
 
 
 def _keys_that_differ(trials: Sequence[Trial]) -> list[str]:
-    """Return the keys in which trials differ."""
     values: dict[str, set[str]] = {}
     for trial in trials:
         for override in trial.overrides:

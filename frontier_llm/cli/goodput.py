@@ -183,7 +183,6 @@ def _planned(config: RunConfig) -> tuple[Assumptions, int]:
 
 
 def _failures(options: argparse.Namespace, config: RunConfig) -> tuple[float, str]:
-    """Return the failures per node-day, and their source."""
     if options.failures is not None:
         return options.failures
     if options.mtbf is not None:

@@ -66,12 +66,9 @@ def compare(
     """Simulate every way to recover on every number of nodes.
 
     Args:
-        recoveries: ways to recover.
-        node_counts: numbers of nodes.
         failures_per_node_day: failures that interrupt a run, per node-day.
         step: seconds of a step, on any number of nodes.
         interval: seconds of training between checkpoints; None = the best interval of each.
-        seed: seed of the random numbers.
 
     Raises:
         ConfigError: failures are so frequent that a run would hardly ever train.
@@ -160,14 +157,6 @@ def draw(outcomes: Sequence[Outcome], step: float, seed: int = 0) -> Any:
 
     The second panel is of the largest number of nodes. Its vertical lines are Young's and Daly's
     interval of the first way to recover.
-
-    Args:
-        outcomes: those of all ways to recover, for each number of nodes.
-        step: seconds of a step.
-        seed: seed of the simulation.
-
-    Returns:
-        A figure of matplotlib.
     """
     from matplotlib.figure import Figure
 

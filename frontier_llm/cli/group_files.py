@@ -37,10 +37,6 @@ def file_values(group: str, name: str) -> dict[str, Any]:
 
     Interpolations stay unresolved, except in the names of the files that it extends. Files of other
     groups, which an experiment chooses, are not read.
-
-    Args:
-        group: folder of the file.
-        name: name of the file without `.yaml`.
     """
     content = OmegaConf.to_container(OmegaConf.load(conf_file(group, name)))
     assert isinstance(content, dict)
@@ -88,7 +84,6 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
     Args:
         values: nested values; an empty dictionary counts as a value.
-        prefix: beginning of all keys.
     """
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -152,7 +152,6 @@ def _page(section: str, defaults: Mapping[str, Any], *, in_full: bool) -> Iterat
 
     Args:
         section: dotted name; the empty string stands for the keys without a section.
-        defaults: values of the keys.
         in_full: whether to yield all sentences of each key, not only the first one.
     """
     sections = _sections()

@@ -156,8 +156,6 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
     """Print statistics of the values of each state; return the exit code.
 
     Args:
-        checkpoint: a checkpoint of any layout.
-        console: where to print.
         each: whether to print one row per tensor instead of one per kind of layer.
     """
     row_of = str if each else _name_for_all_layers
@@ -207,13 +205,7 @@ def diff(first: Checkpoint, second: Checkpoint, console: Console) -> int:
 
 
 def _differences(first: Checkpoint, second: Checkpoint, name: str) -> list[tuple[str, str, str]]:
-    """Return the state, the number of elements and the largest difference of states that differ.
-
-    Args:
-        first: a checkpoint.
-        second: another checkpoint.
-        name: a tensor that both have.
-    """
+    """Return the state, the number of elements and the largest difference of states that differ."""
     shapes = [checkpoint.manifest.tensors[name].shape for checkpoint in (first, second)]
     if shapes[0] != shapes[1]:
         return [("", f"shape {list(shapes[0])} and {list(shapes[1])}", "")]
@@ -240,7 +232,6 @@ def _config_of(checkpoint: Checkpoint) -> RunConfig | None:
 
 
 def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
-    """Return what a checkpoint says about its run, by name."""
     manifest, meta = checkpoint.manifest, dict(checkpoint.manifest.meta)
     progress, scale = meta.pop("progress", None), meta.pop("loss_scale", None)
     samples: object = progress.get("samples") if isinstance(progress, dict) else None

@@ -78,9 +78,7 @@ class Job:
     chain: int
     """Number of jobs that run one after the other; each resumes where the previous one stopped."""
     options: tuple[str, ...]
-    """Options of sbatch or qsub from the command line."""
     overrides: tuple[str, ...]
-    """Overrides of the configuration from the command line."""
     checked: tuple[str, ...] = ()
     """Lines about what was checked and predicted."""
 
@@ -187,7 +185,6 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
 
 
 def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
-    """Return the additional overrides of each job of a scaling curve."""
     if curve not in CURVES:
         raise ConfigError(
             "--scaling", curve, " or ".join(CURVES), "write --scaling=weak or --scaling=strong"
@@ -300,7 +297,6 @@ def _with_variables(
     SCRIPTS_VARIABLE names another folder.
 
     Args:
-        options: options of the command line, which may export other variables.
         option: beginning of the option that exports a list of variables; the last one counts.
         without_option: the list if there is no such option.
     """

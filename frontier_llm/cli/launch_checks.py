@@ -72,7 +72,6 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, st
     """Check that a job may write to its run directory, and resume the run in it.
 
     Args:
-        candidate: the layout of the job.
         is_given: whether the command line names the directory. Otherwise the job script makes a new
             one below `runs`.
 
@@ -121,10 +120,7 @@ def forecast(
     """Predict the speed of a job, and how many steps fit in its time limit.
 
     Args:
-        candidate: the layout of the job.
         limit: the time limit of each job; None: it is not known.
-        done: steps that the run has made before.
-        chain: number of jobs that run one after the other.
         stops: whether the run saves a checkpoint and stops before the limit, as it does under
             Slurm. Otherwise the steps after its last regular checkpoint are lost.
 

@@ -169,7 +169,6 @@ def _number(root: DictConfig, key: str) -> int:
 
 
 def _of_device(key: str) -> str | float:
-    """Return a property of the visible GPU; without one, that of a typical GPU."""
     devices = visible_devices() or VisibleDevices("cuda", "GPU", 16.0, 1)
     value: str | float = getattr(devices, key)
     return round(value, 2) if isinstance(value, float) else value

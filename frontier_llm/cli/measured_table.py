@@ -48,9 +48,7 @@ def read_table(
     """Read a table and resolve its rows.
 
     Args:
-        path: the file.
         overrides: overrides for all rows, such as `cluster=h100_8`; columns have precedence.
-        progress: called with the progress.
 
     Raises:
         ConfigError: a column is not known, a cell is empty or wrong, or a row cannot be resolved.

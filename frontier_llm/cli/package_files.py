@@ -43,7 +43,6 @@ def new_conf_file(group: str, name: str, option: str) -> Path:
 
     Args:
         group: folder of the file, such as `experiment`; it is created if absent.
-        name: name of the file without `.yaml`.
         option: option of the command that asks for the file; the error message names it.
 
     Raises:

@@ -110,7 +110,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_one_layout(options: argparse.Namespace) -> None:
-    """Refuse options that need a single layout if several numbers of nodes are planned for."""
     for option, got in (("--save", options.save), ("--html", options.html)):
         if got is not None:
             raise ConfigError(
@@ -122,7 +121,6 @@ def _check_one_layout(options: argparse.Namespace) -> None:
 
 
 def _check_can_run(name: str, best: Estimate) -> None:
-    """Refuse to save a layout that cannot run, which `--this` may have estimated."""
     if best.refused:
         raise ConfigError(
             "--save",
@@ -153,7 +151,6 @@ def _configs(config: RunConfig, overrides: Sequence[str]) -> list[RunConfig]:
 
 
 def _search(configs: Sequence[RunConfig], console: Console) -> Found:
-    """Search the layouts of all configurations, with a progress bar on the console."""
     with DelayedProgress(console) as progress:
         if configs[0].planner.objective == "nodes":
             return fewest_nodes(configs, progress)
@@ -162,7 +159,6 @@ def _search(configs: Sequence[RunConfig], console: Console) -> Found:
 
 
 def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
-    """Search the best layout for every number of nodes, and print the scaling curves."""
     with DelayedProgress(console) as progress:
         points = scaling_curves(configs, progress)
     console.print(scaling_table(configs[0], points))
@@ -236,7 +232,6 @@ def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
 
 
 def _write_json(target: str | None, values: dict[str, Any]) -> None:
-    """Write the values to the file of `--json`, to standard output for `-`, or not at all."""
     if target is None:
         return
     text = json.dumps(values, indent=1) + "\n"

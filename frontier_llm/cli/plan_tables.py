@@ -163,7 +163,6 @@ def scaling_table(config: RunConfig, points: Sequence[Point]) -> Table:
 
 
 def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
-    """Return the columns tokens/s, efficiency, MFU and layout of one number of nodes."""
     if layout is None or efficiency is None:
         return ["none fits", "", "", ""]
     return [
@@ -175,7 +174,6 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
 
 
 def _row(layout: Estimate) -> dict[str, str]:
-    """Return the columns of one layout by their titles, in their order."""
     candidate, time = layout.candidate, layout.time
     config, factors = candidate.config, candidate.factors
     collectives = config.collectives

@@ -45,9 +45,7 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
     """Return the content of the experiment's file.
 
     Args:
-        name: name of the experiment.
         overrides: command line of the plan; the values of an experiment among them are included.
-        best: the layout that the planner found.
     """
     candidate = best.candidate
     nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)

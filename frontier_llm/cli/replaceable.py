@@ -24,7 +24,6 @@ def ranks_of(config: RunConfig, tasks: int | None) -> int:
     """Return the number of ranks of a run.
 
     Args:
-        config: configuration of the run.
         tasks: number of processes that srun or torchrun has started; None: none. The last
             `recovery.spares` of them wait for a rank.
 
@@ -46,13 +45,7 @@ def ranks_of(config: RunConfig, tasks: int | None) -> int:
 
 
 def train_on_forked_members(config: RunConfig, corpora: str, options: LaunchOptions) -> int:
-    """Train on processes of this machine, and replace those that die; return the exit code.
-
-    Args:
-        config: configuration of the run.
-        corpora: result of `prepare_run`.
-        options: number of ranks, port and limits.
-    """
+    """Train on processes of this machine, and replace those that die; return the exit code."""
     from frontier_llm.launch.replacement import launch_replacing
     from frontier_llm.trainer.generations import run_member
 
@@ -64,13 +57,6 @@ def train_as_agent(
     config: RunConfig, corpora: str, world: World, store: "Store", threads: int
 ) -> int:
     """Be one of the tasks of srun, which forks the processes of a rank; return the exit code.
-
-    Args:
-        config: configuration of the run.
-        corpora: result of `prepare_run` on task 0.
-        world: this task among all tasks.
-        store: the store of all tasks.
-        threads: CPU threads per rank.
 
     Raises:
         ConfigError: torchrun has started this process.
@@ -109,7 +95,6 @@ def replacing(config: RunConfig, ranks_per_node: int = 1) -> Replacing:
     """Return how processes of a run are replaced.
 
     Args:
-        config: configuration of the run.
         ranks_per_node: number of ranks on each of several nodes; 1 if there is only one node.
     """
     run_dir, recovery = Path(config.run.dir), config.recovery

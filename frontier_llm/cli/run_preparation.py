@@ -65,11 +65,6 @@ def announce_run(config: RunConfig, ranks: int) -> None:
 def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     """Announce the run, prepare its corpora, write config.yaml, clear old failures.
 
-    Args:
-        config: the checked configuration.
-        text: the configuration as YAML.
-        ranks: number of ranks.
-
     Returns:
         The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
     """

@@ -23,11 +23,6 @@ SHARES = (1, 4)
 def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Refuse a run that does not fit in memory.
 
-    Args:
-        candidate: the layout of the run.
-        values: the composed configuration.
-        overrides: the command line from which it was composed.
-
     Raises:
         ConfigError: it does not fit. The message names changes, each with the memory of a run whose
             command line has this change.
@@ -49,10 +44,6 @@ def smaller_runs(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterato
     There is a group for each other optimizer, with more and more recomputation, and two for smaller
     models of the same design, the largest first. There are none for an experiment, nor of a
     section of which the command line sets keys: these keys may not suit another file.
-
-    Args:
-        values: the composed configuration.
-        overrides: the command line from which it was composed.
     """
     given = [override.lstrip("+").partition("=")[0] for override in overrides]
     sections = {key.partition(".")[0] for key in given if "." in key}

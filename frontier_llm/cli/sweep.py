@@ -155,7 +155,6 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     search may repeat a setting, which is not tried again.
 
     Args:
-        config: the composed configuration of the trial.
         axes: keys that differ between trials, which the line of the trial names.
     """
     of_hydra = HydraConfig.get()
@@ -197,7 +196,6 @@ def is_axis(argument: str) -> bool:
 
 
 def _check_value(config: RunConfig) -> None:
-    """Refuse a search for a value that the planner cannot predict."""
     if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
         raise ConfigError(
             "launch.trial_value",
@@ -208,7 +206,6 @@ def _check_value(config: RunConfig) -> None:
 
 
 def _check_folder(arguments: Sequence[str]) -> None:
-    """Refuse `run.dir`, because each trial has a run directory of its own."""
     for argument in arguments:
         if key_of(argument) == "run.dir":
             got = argument.partition("=")[2]
@@ -221,7 +218,6 @@ def _check_folder(arguments: Sequence[str]) -> None:
 
 
 def _check_plugins(arguments: Sequence[str]) -> None:
-    """Refuse a launcher or a sweeper whose package is not installed."""
     for argument in arguments:
         if argument.startswith("hydra/") and ("optuna" in argument or "submitit" in argument):
             _check_plugin(argument)
@@ -242,7 +238,6 @@ def _check_plugin(argument: str) -> None:
 
 
 def _with_first_value(argument: str) -> str:
-    """Return an override with only the first of its values."""
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:

@@ -34,7 +34,6 @@ def draw_losses(runs: Mapping[str, Sequence[tuple[int, float]]], path: Path) -> 
 
     Args:
         runs: (step, loss in nats per token) of each trial, by its settings, the best first.
-        path: file to write.
     """
     figure, axis = _figure()
     for number, (settings, points) in enumerate(runs.items()):
@@ -51,11 +50,6 @@ def draw_convergence(searches: Mapping[str, Sequence[Curve]], quantity: str, pat
 
     The vertical axis shows the values after a fifth of the trials. Failed first trials would
     compress the later differences.
-
-    Args:
-        searches: the curves of each group of searches, by its name.
-        quantity: name of the value, with its unit.
-        path: file to write.
     """
     figure, axis = _figure()
     shown: list[float] = []

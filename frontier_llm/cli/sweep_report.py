@@ -73,13 +73,7 @@ def write(
     *,
     has_losses: bool = False,
 ) -> str:
-    """Return the report as Markdown.
-
-    Args:
-        trials: the trials, the best first.
-        searches: the best values so far of this and of other searches.
-        has_losses: whether the losses of the trials are drawn.
-    """
+    """Return the report as Markdown."""
     better, influenced = _WORDS[trials[0].goal == "loss"]
     lines = [
         f"# Sweep: {len(done_trials(trials))} of {len(trials)} trials done",
@@ -109,7 +103,6 @@ def write(
 def _convergence(
     path: Path, beside: Sequence[Path], any_trial: Trial
 ) -> dict[str, list[list[float]]]:
-    """Compute and draw the convergence of a search and of others."""
     own, others = best_so_far(read_in_order(path)), map(best_so_far, map(read_in_order, beside))
     groups = {"this search": [own], "others": list(others)}
     searches = {name: curves for name, curves in groups.items() if curves and all(curves)}
@@ -119,7 +112,6 @@ def _convergence(
 
 
 def _losses(found: Sequence[tuple[Path, Trial]]) -> dict[str, list[tuple[int, float]]]:
-    """Return the training losses of the trials that have run, by their settings."""
     settings = _settings([trial for _, trial in found])
     points = [History.read(folder / RUN).points("loss") for folder, _ in found]
     return {name: losses for name, losses in zip(settings, points, strict=True) if losses}

@@ -166,7 +166,6 @@ def configure(
     """Compose and check the configuration, and lock the run directory.
 
     Args:
-        overrides: arguments `key=value` of the command line.
         world_size: number of ranks that srun or torchrun has started; None: `launch.ranks`.
         ranks_per_node: number of ranks that it has started per node; None: all ranks.
 

@@ -26,7 +26,6 @@ class Trial:
     """The result of one short run."""
 
     overrides: list[str]
-    """The settings `key=value` of this trial."""
     status: Status
     reason: str
     """The last output on stderr of a trial that is not done; otherwise empty."""

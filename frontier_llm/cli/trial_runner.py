@@ -166,10 +166,6 @@ def derived_overrides(overrides: Sequence[str], settings: Mapping[str, Any]) -> 
 
     They are the number of processes on this machine, if the trial sets `launch.nodes`, and the
     global batch, if the trial has `launch.trial_micro_batches`.
-
-    Args:
-        overrides: the settings of the trial.
-        settings: its section `launch`.
     """
     sets_nodes = "launch.nodes" in map(key_of, overrides)
     if not sets_nodes and settings["trial_micro_batches"] is None:
@@ -243,7 +239,6 @@ def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]
 
 
 def _status(exit_code: int | None, message: str) -> Status:
-    """Return the status of a trial from its exit code (None: it took too long) and its stderr."""
     if exit_code is None:
         return "too slow"
     if exit_code == 0:

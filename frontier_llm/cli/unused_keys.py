@@ -23,7 +23,6 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
     sweep, because a grid has trials in which one key makes another one idle.
 
     Args:
-        overrides: the command line.
         searched: sections whose keys the command varies itself, such as `parallel` for a planner.
             Keys in them, and keys that need a setting in them, are not refused.
 
@@ -87,7 +86,6 @@ def _usual(overrides: Sequence[str], key: str) -> Any:
 
 
 def _section(text: str) -> str:
-    """Return the section of a key or of an override."""
     return text.partition("=")[0].partition(".")[0]
 
 

@@ -71,7 +71,6 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
     """Draw training and validation loss over steps.
 
     Args:
-        history: metrics of the steps.
         initial_validation_loss: validation loss before the first step; None = unknown.
     """
     with matplotlib.rc_context(_STYLE):
@@ -144,10 +143,8 @@ def memory_figure(
     """Draw memory by category as stacked bars, and peak memory in a second chart.
 
     Args:
-        labels: labels of the bars.
         by_category: for each category, the bytes of each bar.
         peak_bytes: for each bar, the peak memory; NaN = unknown.
-        axis: label of the horizontal axis.
     """
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _panels(2, height=3.6)
@@ -205,7 +202,6 @@ def wire_figure(sent: Mapping[str, Sent]) -> str:
 
 
 def _panels(count: int, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `height` inches with `count` charts side by side."""
     figure = Figure(figsize=(_WIDTH_INCHES, height))
     FigureCanvasSVG(figure)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
@@ -264,11 +260,7 @@ def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    """Average neighbouring points so that at most `_MAX_POINTS` remain.
-
-    Returns:
-        Steps and values of the remaining points.
-    """
+    """Average neighbouring points so that at most `_MAX_POINTS` remain."""
     size = -(-len(points) // _MAX_POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     x = [sum(step for step, _ in group) / len(group) for group in groups]
@@ -296,7 +288,6 @@ def _svg(figure: Figure, name: str) -> str:
     """Return a figure as an SVG element.
 
     Args:
-        figure: figure to convert.
         name: label for screen readers, and prefix that makes the element's ids unique on the page.
     """
     buffer = io.StringIO()

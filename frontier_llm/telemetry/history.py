@@ -27,7 +27,6 @@ class History:
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], damaged: Sequence[int] = ()) -> None:
-        """Initialise the history from the lines of metrics.jsonl, parsed as JSON."""
         self.damaged = damaged
         by_step = {row["step"]: row for row in rows}
         self._rows = [by_step[step] for step in sorted(by_step)]

@@ -40,7 +40,6 @@ def draw(events: Sequence[Event], label: str = "pipeline", last: float | None = 
 
     Args:
         events: at least one action. Of many stages, equally spaced ones are drawn.
-        label: label for screen readers.
         last: seconds at the right end of the time axis; None = the end of the last action.
     """
     stages = sorted({event.stage for event in events})

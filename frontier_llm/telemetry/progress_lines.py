@@ -32,14 +32,6 @@ class ProgressLines:
     """
 
     def __init__(self, total_steps: int, every_steps: int, console: Console, *, live: bool) -> None:
-        """Show the live line.
-
-        Args:
-            total_steps: number of steps of the whole run.
-            every_steps: number of steps from one logged line to the next.
-            console: console on which the live line is shown.
-            live: whether to show the live line.
-        """
         self._total_steps, self._every_steps = total_steps, every_steps
         self._seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
         self._line = LiveLine(total_steps)

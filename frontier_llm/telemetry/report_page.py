@@ -33,9 +33,6 @@ CONFIG_FILE = "config.yaml"
 def write_report(run_dir: Path) -> Path:
     """Write report.html of a run directory; any of the run's files may be absent.
 
-    Returns:
-        Path of the report.
-
     Raises:
         TrainingError: the file cannot be written; the message names it.
     """

@@ -35,9 +35,7 @@ class TimedAction(_Part):
     """One action of one stage."""
 
     stage: _Number
-    """Position of the stage on the pipeline axis."""
     kind: Kind
-    """What the action computes."""
     virtual_stage: _Number
     """Index of the model chunk on its stage."""
     micro_batch: _Number
@@ -63,7 +61,6 @@ class PassTimeline(_Part):
     """Share of these seconds in which a stage waited for other stages (the pipeline's bubble), as
     the mean over the stages."""
     actions: list[TimedAction] = Field(min_length=1, max_length=1 << 19)
-    """By stage, the first actions in their order."""
 
     @classmethod
     def of(
@@ -76,11 +73,8 @@ class PassTimeline(_Part):
         """Make a timeline.
 
         Args:
-            schedule: the actions of all stages.
             times: for each stage, start and end of its actions; those after the first
                 `RECORDED_ACTIONS` are ignored and may be left out.
-            busy: for each stage, the seconds of all its actions.
-            ends: for each stage, the end of its last action.
         """
         actions = [
             TimedAction(stage=stage, **action._asdict(), start_seconds=start, end_seconds=end)
@@ -98,7 +92,6 @@ class StepTimeline(_Part):
     """The passes of one step as they were planned and measured."""
 
     step: Annotated[int, Field(ge=0, le=10**15)]
-    """Number of the measured step."""
     measured: PassTimeline
     """Times that the ranks of one replica measured, of each stage the first tensor rank."""
     planned: PassTimeline | None

@@ -38,17 +38,13 @@ class Layout(_Part):
     tensor: _Ranks = 1
     """Number of tensor-parallel ranks, among which each matrix is divided."""
     pipeline: _Stages = 1
-    """Number of pipeline stages."""
     chunks: _Stages = 1
     """Number of model chunks per stage; more than 1 if stages are interleaved."""
     head_stage: _Count | None = None
     """Stage with the output layer; None = the last one."""
     data: _Ranks = 1
-    """Number of data-parallel replicas."""
     sequence: bool = False
-    """Whether sequence parallelism is used."""
     ranks_per_node: _Count = 1
-    """Number of ranks per node."""
 
     @property
     def ranks(self) -> int:
@@ -60,15 +56,10 @@ class RankSummary(_Part):
     """One rank: its coordinates in the layout, and its memory."""
 
     rank: _Count
-    """Number of the rank."""
     host: str = ""
-    """Name of the host."""
     tensor: _Count = 0
-    """Coordinate on the tensor axis."""
     data: _Count = 0
-    """Coordinate on the data axis, which is the replica."""
     pipeline: _Count = 0
-    """Coordinate on the pipeline axis, which is the stage."""
     layers: list[tuple[_Layer, _Layer]] = Field(default_factory=list)
     """First and last layer of each model chunk, both included."""
     memory_bytes: dict[str, _Count] = Field(default_factory=dict)
@@ -84,9 +75,7 @@ class PlanRow(_Part):
     """A quantity that the planner predicts and the run measures."""
 
     name: str
-    """Name of the quantity."""
     unit: Literal["bytes", "seconds"]
-    """Unit of both values."""
     predicted: _Number | None
     """Predicted value; None = the planner has no measured constants of this device."""
     measured: _Number
@@ -97,22 +86,16 @@ class TextSample(_Part):
     """Text that the trained model wrote."""
 
     prompt: str
-    """Beginning of the text, which the model was given."""
     text: str
-    """Continuation that the model wrote."""
 
 
 class RunSummary(_Part):
     """Facts of a run as a whole. A fact that is not known yet is None."""
 
     model: str = ""
-    """Name of the model."""
     parameters: _Count | None = None
-    """Number of parameters of the whole model."""
     layout: Layout | None = None
-    """How the model is divided over ranks."""
     ranks: list[RankSummary] = Field(default_factory=list)
-    """One entry per rank."""
     precision: str | None = None
     """Compute precision that is used (for `auto`, the precision that was chosen)."""
     device: str | None = None
@@ -120,11 +103,8 @@ class RunSummary(_Part):
     kernels: str | None = None
     """Implementation of the kernels, and the reason why it was chosen."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Versions of python, torch and megatron-core."""
     total_steps: _Count | None = None
-    """Value of trainer.steps."""
     tokens: _Count | None = None
-    """Number of tokens that the run has trained on."""
     seconds: _Number | None = None
     """Sum of `StepMetrics.step_seconds` over all steps, also those of earlier starts of the run."""
     final_loss: _Number | None = None
@@ -138,13 +118,10 @@ class RunSummary(_Part):
     validation_samples: _Count | None = None
     """Number of samples that a validation reads, each of them once."""
     plan: list[PlanRow] = Field(default_factory=list)
-    """Comparison of the planner's predictions with measurements."""
     samples: list[TextSample] = Field(default_factory=list)
-    """Text that the model wrote at the end of the run."""
     exit_code: Annotated[int, Field(ge=-(1 << 31), lt=1 << 32)] | None = None
     """Exit code of the run; None = it has not ended, or was killed."""
     exit_reason: str | None = None
-    """Why the run ended."""
 
     def write(self, run_dir: Path) -> Path:
         """Write summary.json, replacing an earlier file atomically.

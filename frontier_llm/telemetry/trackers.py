@@ -27,12 +27,6 @@ class BestEffort:
     """
 
     def __init__(self, name: str, open_sink: Callable[[], Sink]) -> None:
-        """Open the contained sink.
-
-        Args:
-            name: name of the sink, for the log.
-            open_sink: function that opens the sink; may raise any exception.
-        """
         self._name = name
         self._sink: Sink | None = None
         self._try(lambda: setattr(self, "_sink", open_sink()))
@@ -77,14 +71,6 @@ class WandbSink:
         run_dir: Path,
         run_config: Mapping[str, Any],
     ) -> None:
-        """Start the wandb run.
-
-        Args:
-            mode: `offline` writes files below the run directory, `online` uploads.
-            project: the wandb project.
-            run_dir: the run directory, which exists.
-            run_config: configuration of the run as nested mappings of plain values.
-        """
         import wandb
 
         if mode == "online" and not wandb.api.api_key:
