@@ -23,8 +23,7 @@ from frontier_llm.cli.sweep_charts import (
     draw_pareto,
 )
 from frontier_llm.cli.sweep_report import sensitivity_table, table
-from frontier_llm.cli.sweep_trials import read, read_in_order
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial, read, read_in_order
 from frontier_llm.errors import LaunchError
 
 TINY = (

@@ -13,15 +13,18 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from frontier_llm.cli import machine_defaults, search_path  # noqa: F401  (resolvers, --conf-dir)
+from frontier_llm.cli import machine_defaults  # also registers its resolvers
 from frontier_llm.cli.group_files import file_choices, file_values, leaves, placed, section_of
-from frontier_llm.cli.package_files import CONF, conf_folders
+from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key
 from frontier_llm.config.renamed import (
     RENAMED_KEYS,
@@ -39,6 +42,22 @@ OPTIONAL_GROUPS = ("experiment", "sweep")
 """Groups of which no file is chosen by default. Their files set keys of any section."""
 _NOT_KEYS = ("hydra", *OPTIONAL_GROUPS)
 """Top-level keys of the composed values that are not sections of the configuration."""
+
+
+class ConfDirSearchPath(SearchPathPlugin):
+    """Prepend the directory of `--conf-dir` to hydra's search path.
+
+    Hydra's own setting `hydra.searchpath` does not suffice, because hydra searches such directories
+    after `conf/`, and a file of the user could not replace a file of the same name in `conf/`.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Change the search path; hydra calls this whenever it composes."""
+        for folder in conf_folders()[:-1]:
+            search_path.prepend(provider=CONF_DIR_OPTION, path=f"file://{folder}")
+
+
+Plugins.instance().register(ConfDirSearchPath)
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from rich.box import HORIZONTALS
 from rich.table import Table
 
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.console import DelayedProgress, wide_console
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.cli.package_files import conf_file

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import torch
 
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import tracked
-from frontier_llm.cli.plain_table import table_of_numbers
+from frontier_llm.cli.console import table_of_numbers, tracked, wide_console
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
 from frontier_llm.data.file_formats import detect, reader_of

@@ -17,9 +17,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import new_file, tool_parser
-from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval

@@ -28,8 +28,7 @@ from pathlib import Path
 from frontier_llm.cli.compose import current_names
 from frontier_llm.cli.options import path, tool_parser
 from frontier_llm.cli.sweep import first_configuration, is_axis
-from frontier_llm.cli.sweep_trials import read
-from frontier_llm.cli.trial import TRIAL_FILE, Trial
+from frontier_llm.cli.sweep_trials import TRIAL_FILE, Trial, read
 from frontier_llm.cli.trial_runner import run_trial
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import counted

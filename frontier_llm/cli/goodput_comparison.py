@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.console import plain_table
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.effective_time import (
     Recovery,

@@ -15,6 +15,11 @@ SECTIONS = {"engine": "planner.engine"}
 """Sections of the groups that are not named after their section."""
 
 
+def key_of(override: str) -> str:
+    """Return the key of an override."""
+    return override.partition("=")[0].lstrip("+~")
+
+
 def section_of(group: str) -> str:
     """Return the section of the configuration whose keys the files of a group set."""
     return SECTIONS.get(group, group)

@@ -35,9 +35,8 @@ from frontier_llm.checkpoint.range_reader import chunk_ranges
 from frontier_llm.checkpoint.read_ahead import ReadAhead
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.console import table_of_numbers, wide_console
 from frontier_llm.cli.options import path, saved, tool_parser
-from frontier_llm.cli.plain_table import table_of_numbers
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frontier_llm.cli.compose import compose, fitted, groups
-from frontier_llm.cli.group_files import file_choices
+from frontier_llm.cli.group_files import file_choices, key_of
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
     check_qsub_options,
@@ -45,7 +45,6 @@ from frontier_llm.cli.launch_options import (
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.smaller_runs import check_run
-from frontier_llm.cli.sweep_file import key_of
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.sweep_file import key_of
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.config.decode import keys
 from frontier_llm.errors import ConfigError
 

@@ -20,8 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.console import DelayedProgress, wide_console
 from frontier_llm.cli.options import new_file, tool_parser
 from frontier_llm.cli.plan_measured import compare
 from frontier_llm.cli.plan_tables import (

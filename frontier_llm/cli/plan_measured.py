@@ -12,9 +12,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.console import DelayedProgress, plain_table
 from frontier_llm.cli.measured_table import read_table
-from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.constants import changed_cluster

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.console import plain_table
 from frontier_llm.config.run import RunConfig
 from frontier_llm.planner.estimate import Estimate, budget_bytes
 from frontier_llm.planner.memory import StageMemory

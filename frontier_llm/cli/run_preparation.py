@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
+from frontier_llm.cli.console import DelayedProgress, print_line
 from frontier_llm.config import RunConfig
 from frontier_llm.config.reading import check_files
 from frontier_llm.launch import failure, slurm

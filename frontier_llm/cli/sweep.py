@@ -38,12 +38,12 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from frontier_llm.cli.compose import compose, current_names
+from frontier_llm.cli.compose import compose, current_names, groups
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.options import MULTIRUN
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.sweep_file import file_settings, key_of
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import (
     derived_overrides,
     finished_trial,
@@ -113,6 +113,32 @@ def _print_best(record: logging.LogRecord) -> bool:
     if text.startswith("Best"):
         print(text)
     return False
+
+
+def file_settings(overrides: Sequence[str]) -> list[str]:
+    """Return the search of the chosen file as overrides, such as `parallel.tensor=choice(1,2)`.
+
+    They are its plugins of hydra, with their settings, and its axes. Keys that the command line
+    sets are left out. The other keys of the file are not part of the search. Hydra composes the
+    file, too, but a mistake in it must be refused before the first trial.
+
+    There are none without `sweep=NAME`, or if no file has this name, which `compose` refuses.
+    """
+    given = {key_of(override): override.partition("=")[2] for override in overrides}
+    name = given.get("sweep")
+    if name is None or name not in groups().get("sweep", ()):
+        return []
+    choices = file_choices("sweep", name)
+    plugins = {group: choice for group, choice in choices.items() if group.startswith("hydra/")}
+    values = overlaid({"hydra": {"sweeper": {"params": None}}}, file_values("sweep", name))
+    axes = values["hydra"]["sweeper"]["params"] or {}
+    of_plugins = {
+        key: value
+        for key, value in leaves(values["hydra"], "hydra.")
+        if not key.startswith("hydra.sweeper.params")
+    }
+    settings = {**plugins, **of_plugins, **axes}
+    return [f"{key}={value}" for key, value in settings.items() if key not in given]
 
 
 def first_configuration(arguments: Sequence[str]) -> RunConfig:

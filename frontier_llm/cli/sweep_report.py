@@ -16,9 +16,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from frontier_llm.cli.options import folder, tool_parser
-from frontier_llm.cli.sweep_charts import draw_convergence, draw_losses, draw_pareto
-from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
+from frontier_llm.cli.sweep_charts import (
+    Curve,
+    best_so_far,
+    convergence_table,
+    draw_convergence,
+    draw_losses,
+    draw_pareto,
+)
 from frontier_llm.cli.sweep_trials import (
+    TRIAL_FILE,
+    Trial,
     axes,
     by_chance,
     done_trials,
@@ -28,7 +36,6 @@ from frontier_llm.cli.sweep_trials import (
     read_with_folders,
     sensitivity,
 )
-from frontier_llm.cli.trial import TRIAL_FILE, Trial
 from frontier_llm.cli.trial_runner import RUN
 from frontier_llm.telemetry.history import History
 from frontier_llm.units import GIB, format_seconds

@@ -17,10 +17,9 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 
 from frontier_llm.cli.compose import compose
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.options import TRIAL_VARIABLE
-from frontier_llm.cli.sweep_file import key_of
-from frontier_llm.cli.sweep_trials import read_in_order
-from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
+from frontier_llm.cli.sweep_trials import TRIAL_FILE, Status, Trial, read_in_order
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import current_override
 from frontier_llm.errors import ConfigError

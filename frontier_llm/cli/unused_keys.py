@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.group_files import file_choices, file_values, leaves
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves
 from frontier_llm.cli.options import TRIAL_VARIABLE
-from frontier_llm.cli.sweep_file import key_of
 from frontier_llm.config import decode
 from frontier_llm.config.needed import Need, unused
 from frontier_llm.config.renamed import RENAMED_KEYS, current_override
