@@ -9,7 +9,6 @@ that were measured.
 """
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.cli.package_files import new_conf_file
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import ConfigError
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
 """Number formats that are measured, by type of device. Not fp16 on a CPU, which is a thousand times
@@ -58,16 +56,10 @@ def cluster_file(name: str) -> Path:
     """Return the path to write to: a new file, or one that an earlier calibration has written.
 
     Raises:
-        ConfigError: the name is not a valid file name, belongs to a file that was not measured, or
-            there is no configuration directory to write to.
+        ConfigError: the name cannot be used, or there is no folder to write to.
     """
     wants = "letters, digits, - and _: a new name, or that of a measured file"
-    if not re.fullmatch(r"\w[\w-]*", name):
-        raise ConfigError("--write", name, wants, "choose another name")
-    path = new_conf_file("cluster", name, "--write")
-    if path.exists() and "# Measured" not in path.read_text():
-        raise ConfigError("--write", name, wants, "choose another name")
-    return path
+    return new_conf_file("cluster", name, "--write", "# Measured", wants)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -44,7 +44,7 @@ from frontier_llm.cli.launch_options import (
 )
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
-from frontier_llm.cli.smaller_runs import check_run
+from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError

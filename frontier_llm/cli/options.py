@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 import math
 import os
 import select
@@ -69,6 +70,34 @@ def new_file(text: str) -> Path:
             THE_LINE, text, "a file that can be written", "choose another name or folder"
         )
     return file
+
+
+def json_file(text: str) -> str:
+    """Parse the value of `--json`: a file that can be written, or - for standard output."""
+    return text if text == "-" else str(new_file(text))
+
+
+def write_json(target: str, values: Any) -> None:
+    """Write values to the file of `--json`, or to standard output for `-`."""
+    text = json.dumps(values, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(Path(target), text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file that an option names.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "FILE", path, f"a file that can be written ({error.strerror})", "name another file"
+        ) from None
 
 
 def folder(text: str) -> Path:

@@ -10,18 +10,15 @@ method.
 """
 
 import argparse
-import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import DelayedProgress, wide_console
-from frontier_llm.cli.options import new_file, tool_parser
+from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.cli.plan_measured import compare
 from frontier_llm.cli.plan_tables import (
     cost_table,
@@ -37,10 +34,10 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.plan_page import make_page
 from frontier_llm.planner.run_cost import run_cost
-from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
+from frontier_llm.planner.scaling import fewest_nodes, scaling_curves
 from frontier_llm.planner.search import Found, Goal, search_all
 from frontier_llm.units import counted
 
@@ -57,25 +54,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = decode(configured(options.overrides, SEARCHED))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
-    if len(nodes) > 1 and config.planner.objective != "nodes" and not options.this:
-        _check_one_layout(options)
-        points = _scaling(_configs(config, options.overrides), console)
-        _write_json(options.json, {"scaling": [point.to_json() for point in points]})
-        return 0
-    found = (
-        _estimate_this(config)
-        if options.this
-        else _search(_configs(config, options.overrides), console)
-    )
+    if options.this:
+        found = _estimate_this(config)
+    elif len(nodes) > 1 and config.planner.objective != "nodes":
+        return _print_scaling(config, options, console)
+    else:
+        found = _search(_configs(config, options.overrides), console)
     _print(found, console)
-    _write_json(options.json, _found_json(found))
+    if options.json:
+        write_json(options.json, _found_json(found))
     if not found.best:
         raise _nothing_fits(config, found)
+    best = found.best[0]
     if options.html:
-        _write(options.html, _page(config, found))
+        subtitle = (
+            f"{counted(best.candidate.grid.size, 'rank')} of {config.cluster.device.name}; "
+            f"{found.examined} legal combinations, step time predicted for {found.timed} layouts"
+        )
+        title = f"{config.model.name} on {config.cluster.name}"
+        write_text(options.html, make_page(title, found, subtitle))
     if saved:
-        _check_can_run(options.save, found.best[0])
-        _write(saved, experiment_text(options.save, options.overrides, found.best[0]))
+        if best.refused:  # `--this` estimates it nevertheless
+            wants = f"a layout that can run; this one was refused for {best.refused}"
+            todo = "change the layout, or leave out --this to search for one"
+            raise ConfigError("--save", options.save, wants, todo)
+        write_text(saved, experiment_text(options.save, options.overrides, best))
         console.print(f"saved: {saved}")
     return 0
 
@@ -85,7 +88,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--this", action="store_true", help="estimate the configured layout, do not search"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the results; - means standard output")
+    parser.add_argument(
+        "--json", type=json_file, metavar="FILE", help="write the results; - means standard output"
+    )
     parser.add_argument("--html", type=new_file, metavar="FILE", help="write a page with charts")
     parser.add_argument(
         "--save", metavar="NAME",
@@ -108,25 +113,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check_one_layout(options: argparse.Namespace) -> None:
+def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Console) -> int:
+    """Search the best layout for every number of nodes, and print the scaling curves."""
     for option, got in (("--save", options.save), ("--html", options.html)):
         if got is not None:
-            raise ConfigError(
-                option,
-                got,
-                "one number of nodes: a list gives scaling curves",
-                "set planner.nodes to one of them",
-            )
-
-
-def _check_can_run(name: str, best: Estimate) -> None:
-    if best.refused:
-        raise ConfigError(
-            "--save",
-            name,
-            f"a layout that can run; this one was refused for {best.refused}",
-            "change the layout, or leave out --this to search for one",
-        )
+            wants = "one number of nodes: a list gives scaling curves"
+            raise ConfigError(option, got, wants, "set planner.nodes to one of them")
+    configs = _configs(config, options.overrides)
+    with DelayedProgress(console) as progress:
+        points = scaling_curves(configs, progress)
+    console.print(scaling_table(configs[0], points))
+    if options.json:
+        write_json(options.json, {"scaling": [point.to_json() for point in points]})
+    return 0
 
 
 def _estimate_this(config: RunConfig) -> Found:
@@ -157,13 +156,6 @@ def _search(configs: Sequence[RunConfig], console: Console) -> Found:
         return search_all(configs, Goal(ranks=ranks, ranks_per_node=ranks_per_node), progress)
 
 
-def _scaling(configs: Sequence[RunConfig], console: Console) -> list[Point]:
-    with DelayedProgress(console) as progress:
-        points = scaling_curves(configs, progress)
-    console.print(scaling_table(configs[0], points))
-    return points
-
-
 def _print(found: Found, console: Console) -> None:
     if found.best:
         console.print(layouts_table(found))
@@ -178,8 +170,13 @@ def _print(found: Found, console: Console) -> None:
 
 
 def _found_json(found: Found) -> dict[str, Any]:
+    candidates = []
+    for layout in found.best:
+        tokens = layout.candidate.config.planner.tokens
+        cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
+        candidates.append(layout.to_json() | cost)
     return {
-        "candidates": [_layout_json(layout) for layout in found.best],
+        "candidates": candidates,
         "refused": dict(sorted(found.refused.items())),
         "refused_examples": dict(sorted(found.examples.items())),
         "examined": found.examined,
@@ -187,33 +184,16 @@ def _found_json(found: Found) -> dict[str, Any]:
     }
 
 
-def _layout_json(layout: Estimate) -> dict[str, Any]:
-    tokens = layout.candidate.config.planner.tokens
-    cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
-    return layout.to_json() | cost
-
-
-def _page(config: RunConfig, found: Found) -> str:
-    best: Estimate = found.best[0]
-    subtitle = (
-        f"{counted(best.candidate.grid.size, 'rank')} of {config.cluster.device.name}; "
-        f"{found.examined} legal combinations, step time predicted for {found.timed} layouts"
-    )
-    title = f"{config.model.name} on {config.cluster.name}"
-    return make_page(title, found, subtitle)
-
-
 def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
     """Build the error for a search without a result; it names the most frequent reason."""
     model = config.model.name
     if not found.refused:
         ranks, _ = ranks_to_plan(config)
+        wants = "tensor and pipeline sizes whose product divides the number of ranks; tensor ranks "
+        wants += "must share a node"
+        todo = "change planner.tensor or planner.pipeline, or the number of nodes"
         return ConfigError(
-            "planner",
-            f"no layout of {model} on {counted(ranks, 'rank')}",
-            "tensor and pipeline sizes whose product divides the number of ranks; tensor ranks "
-            "must share a node",
-            "change planner.tensor or planner.pipeline, or the number of nodes",
+            "planner", f"no layout of {model} on {counted(ranks, 'rank')}", wants, todo
         )
     counts: Counter[str] = Counter()
     for reason, number in found.refused.items():  # "memory, most for ..." is one reason here
@@ -228,22 +208,3 @@ def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
         f"{share} were refused for {reason}: try more nodes (planner.nodes), {batch}or "
         "fewer planner.* constraints",
     )
-
-
-def _write_json(target: str | None, values: dict[str, Any]) -> None:
-    if target is None:
-        return
-    text = json.dumps(values, indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        _write(Path(target), text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            "FILE", path, f"a file that can be written ({error.strerror})", "name another file"
-        ) from None

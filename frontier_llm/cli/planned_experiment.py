@@ -1,6 +1,5 @@
 """Write a layout that the planner found as an experiment file, which frontier-llm train can run."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,17 +27,10 @@ def experiment_file(name: str) -> Path:
     """Return the path to write to: a new file, or one that an earlier plan has written.
 
     Raises:
-        ConfigError: the name is not a valid file name, belongs to an experiment that was not
-            planned, or there is no configuration directory to write to.
+        ConfigError: the name cannot be used, or there is no folder to write to.
     """
-    if not re.fullmatch(r"\w+", name):
-        raise ConfigError("--save", name, "letters, digits and _", "choose such a name")
-    path = new_conf_file("experiment", name, "--save")
-    if path.exists() and "# A plan:" not in path.read_text():
-        raise ConfigError(
-            "--save", name, "a new name, or that of a saved plan", "choose another name"
-        )
-    return path
+    wants = "letters, digits, - and _: a new name, or that of a saved plan"
+    return new_conf_file("experiment", name, "--save", "# A plan:", wants)
 
 
 def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
