@@ -53,11 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def cluster_file(name: str) -> Path:
-    """Return the path to write to: a new file, or one that an earlier calibration has written.
-
-    Raises:
-        ConfigError: the name cannot be used, or there is no folder to write to.
-    """
+    """Return the path to write to: a new file, or one that an earlier calibration has written."""
     wants = "letters, digits, - and _: a new name, or that of a measured file"
     return new_conf_file("cluster", name, "--write", "# Measured", wants)
 

@@ -148,9 +148,6 @@ def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
 
     An elastic run may resume on another number of ranks. Each change is printed. A configuration
     with launch.elastic=false is returned unchanged.
-
-    Raises:
-        ConfigError: a value is illegal, or the ranks cannot share the global batch.
     """
     config = decode(values)
     if not config.launch.elastic:

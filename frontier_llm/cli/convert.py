@@ -180,11 +180,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check(converted: Converted) -> None:
-    """Run both models on the same tokens, and refuse the conversion if they differ.
-
-    Raises:
-        FrontierError: the logits differ.
-    """
+    """Run both models on the same tokens, and refuse the conversion if they differ."""
     from frontier_llm.convert.compare_logits import compare
 
     comparison = compare(converted.config, converted.ours, converted.theirs)
@@ -194,11 +190,7 @@ def _check(converted: Converted) -> None:
 
 
 def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
-    """Return our tensor that corresponds to one or more of their tensors.
-
-    Raises:
-        DataError: the shapes of their tensors contradict config.json.
-    """
+    """Return our tensor that corresponds to one or more of their tensors."""
     theirs = [weights.read(name) for name in row.theirs]
     try:
         ours = row.transform.to_ours(theirs)
@@ -219,11 +211,7 @@ def _elements(config: RunConfig) -> int:
 
 
 def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:
-    """Write the config.yaml of a run directory with imported weights; return the configuration.
-
-    Raises:
-        ConfigError: this project does not support the model's settings.
-    """
+    """Write the config.yaml of a run directory with imported weights; return the configuration."""
     composed = compose(["parallel.pipeline=1", "launch.ranks=1", *overrides])
     run_directory.write_config(out, run_directory.to_yaml(composed))
     config = decode(composed)

@@ -95,9 +95,6 @@ def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool =
     """Describe the machine on rank 0, then test the connections between the ranks.
 
     Collective over all ranks.
-
-    Raises:
-        FrontierError: a run could not start.
     """
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.health.preflight import check_groups

@@ -114,11 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
-    """Say what is evaluated, and prepare and open the corpora.
-
-    Raises:
-        ConfigError: the model was imported, so that it has no corpora of its own.
-    """
+    """Say what is evaluated, and prepare and open the corpora."""
     checkpoint = find(weights)
     if "converted_from" in checkpoint.manifest.meta:
         raise ConfigError(
@@ -264,11 +260,7 @@ def run_harness(
 
 
 def _known(manager: Any, tasks: Sequence[str]) -> list[str]:
-    """Return the names of tasks that match.
-
-    Raises:
-        ConfigError: there is none for one of them.
-    """
+    """Return the names of tasks that match."""
     found = []
     for task in tasks:
         matching = manager.match_tasks([task])

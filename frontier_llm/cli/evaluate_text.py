@@ -196,11 +196,7 @@ def _score(
 
 
 def _documents(file: Path, key: str) -> Iterator[str]:
-    """Yield the texts of a file.
-
-    Raises:
-        DataError: the file cannot be read, or a part of it is not text.
-    """
+    """Yield the texts of a file."""
     try:
         detected = detect(file, key)
         if detected.problem or detected.format is None:

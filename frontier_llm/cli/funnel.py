@@ -62,12 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
-    """Run all stages; return the trials of each stage, the best first.
-
-    Raises:
-        ConfigError: the overrides contain no axis to search, or one of them is wrong.
-        TrainingError: no trial of a stage has finished.
-    """
+    """Run all stages; return the trials of each stage, the best first."""
     axes = [override for override in overrides if is_axis(override)]
     common = [override for override in overrides if not is_axis(override)]
     if not axes:
@@ -168,11 +163,7 @@ def _run_unless_done(stage: Stage, settings: Sequence[str], folder: Path) -> Non
 
 
 def _ranked(stage: Stage) -> list[Trial]:
-    """Return the trials of a stage, the best first.
-
-    Raises:
-        TrainingError: no trial is done.
-    """
+    """Return the trials of a stage, the best first."""
     trials = sorted(read(stage.folder), key=_loss)
     if not trials or trials[0].validation_loss is None:
         reason = trials[0].reason if trials else "there is no trial"

@@ -70,9 +70,6 @@ def help_text(topics: Sequence[str] = ()) -> str:
 
     Args:
         topics: keys, groups or sections, such as `checkpoint.keep` and `data`; or `all`.
-
-    Raises:
-        ConfigError: there is no such key or group.
     """
     known = {key: (key, kind, doc) for key, kind, doc in keys()}
     names, defaults, lines = [_current(topic, known) for topic in topics], compose([]), [_USAGE]

@@ -158,13 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
-    """Return the checked jobs of a command line, and whether to submit them.
-
-    Raises:
-        ConfigError: the configuration is invalid on the number of ranks of a job, the length of the
-            chain is no number, `--scaling` lacks its curve or `planner.nodes`, or a word is neither
-            an override nor an option.
-    """
+    """Return the checked jobs of a command line, and whether to submit them."""
     arguments = with_joined_values(arguments)
     check_words(arguments)
     chains = [argument for argument in arguments if argument.startswith("--chain=")]
@@ -252,11 +246,7 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
 
 
 def _check_cluster(name: str, overrides: Sequence[str]) -> None:
-    """Refuse the cluster that follows from a login node without a GPU.
-
-    Raises:
-        ConfigError: neither the command line nor its experiment names this cluster.
-    """
+    """Refuse the cluster that follows from a login node without a GPU."""
     given = dict(override.split("=", 1) for override in overrides if "=" in override)
     experiment = given.get("experiment")
     of_experiment = file_choices("experiment", experiment) if experiment else {}
@@ -269,11 +259,7 @@ def _check_cluster(name: str, overrides: Sequence[str]) -> None:
 
 
 def _script(cluster: str, kind: str) -> str:
-    """Return the job script of a cluster, relative to the working folder if it is below.
-
-    Raises:
-        ConfigError: there is none for this site, and the one of other sites is for CUDA.
-    """
+    """Return the job script of a cluster, relative to the working folder if it is below."""
     site = cluster.partition("_")[0]
     names = [f"{site}.sbatch", f"{site}{PBS}", *([] if kind == "hip" else [OTHER_SITES])]
     path = next((SCRIPTS / name for name in names if (SCRIPTS / name).exists()), None)
@@ -314,11 +300,7 @@ def _with_variables(
 
 
 def _submit(job: Job) -> None:
-    """Submit the job.
-
-    Raises:
-        LaunchError: there is no sbatch or qsub on this machine, or it refused the job.
-    """
+    """Submit the job."""
     program = job.command[0]
     try:
         done = subprocess.run(job.command, check=False)

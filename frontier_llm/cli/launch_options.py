@@ -66,9 +66,6 @@ def time_limit(
     """Return the time limit of a job; None if only its queue or partition has one.
 
     Options of sbatch replace its environment variables, and these the directives of the script.
-
-    Raises:
-        ConfigError: sbatch or qsub would not accept the value.
     """
     line = " ".join(options)
     if script.suffix == ".pbs":
@@ -124,9 +121,6 @@ def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spare
     """Refuse options that contradict `resources`, those of the configuration, or make an array.
 
     The number of nodes may include `spares`, which wait for the loss of another node.
-
-    Raises:
-        ConfigError: an option asks for another number, or for an array of jobs.
     """
     own = dict(word.split("=") for word in resources)
     own["--gres"] = own["--gpus-per-node"]
@@ -143,11 +137,7 @@ def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spare
 
 
 def check_qsub_options(options: Sequence[str], resources: Sequence[str]) -> None:
-    """Refuse options that qsub lacks or understands otherwise, or that contradict `resources`.
-
-    Raises:
-        ConfigError: an option is one of Slurm, or sets the nodes.
-    """
+    """Refuse options that qsub lacks or understands otherwise, or that contradict `resources`."""
     for name, value, text in _named(options):
         for part in value.split(",") if name == "-l" else ():
             if re.match("(select|nodes|place)=", part) and f"-l{part}" not in resources:
@@ -195,12 +185,7 @@ def with_joined_values(arguments: Sequence[str]) -> list[str]:
 
 
 def check_words(arguments: Sequence[str]) -> None:
-    """Refuse mistyped options, and words that sbatch would take for the job script.
-
-    Raises:
-        ConfigError: a word is no override, no option and not the value of the preceding option, or
-            it is almost an option of this command.
-    """
+    """Refuse mistyped options, and words that sbatch would take for the job script."""
     for word in arguments:
         _check_spelling(word)
     for before, word in pairwise(["", *arguments]):

@@ -99,11 +99,7 @@ def limit_memory(cluster: Any) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Refuse to train on other devices than those of the cluster file, whose memory is checked.
-
-    Raises:
-        ConfigError: the devices of this machine are of another kind.
-    """
+    """Refuse to train on other devices than those of the cluster file, whose memory is checked."""
     devices, wanted = visible_devices(), config.cluster.device.kind
     kind = devices.kind if devices else "cpu"
     if kind != wanted:

@@ -79,9 +79,6 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
     """Remove `--conf-dir DIR` from the arguments, wherever it is; return the other arguments.
 
     DIR is stored in an environment variable, which child processes inherit.
-
-    Raises:
-        ConfigError: DIR is not a directory.
     """
     rest: list[str] = []
     words = iter(given)

@@ -87,11 +87,7 @@ def write_json(target: str, values: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the file that an option names.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write the file that an option names."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -196,9 +192,6 @@ def refuse_search(command: str, arguments: Sequence[str]) -> None:
     """Refuse `sweep=NAME` in a command without a search, because it would ignore the axes.
 
     A trial is an exception: its command line contains the name of its search.
-
-    Raises:
-        ConfigError: the command is not a sweep and chooses a file of conf/sweep.
     """
     names = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep=")]
     is_search = command == "sweep" or MULTIRUN & set(arguments) or TRIAL_VARIABLE in os.environ

@@ -54,11 +54,7 @@ def compare(options: argparse.Namespace, console: Console) -> int:
 
 
 def write(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write every prediction as JSON if the file's name ends so, and otherwise as CSV.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write every prediction as JSON if the file's name ends so, and otherwise as CSV."""
     rows = [_values(prediction) for prediction in predictions]
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -276,12 +272,7 @@ def _row(where: str, columns: Sequence[str], cells: Sequence[str]) -> Row:
 
 
 def _check_columns(path: Path, columns: Sequence[str], overrides: Sequence[str]) -> str:
-    """Check the names of the columns; return the measured quantity.
-
-    Raises:
-        ConfigError: a column is not known, there is not exactly one measured quantity, or nothing
-            gives the number of ranks.
-    """
+    """Check the names of the columns; return the measured quantity."""
     names = f"{path.name}, names of the columns"
     known = {name for name, _, _ in keys()} | groups().keys()
     known |= {RANKS, NAME, ROUNDING, ENGINE, *QUANTITIES}
@@ -356,11 +347,7 @@ def _alternatives(row: Row) -> Iterator[Row]:
 
 
 def _candidate(row: Row, overrides: Sequence[str]) -> Candidate:
-    """Resolve a row without alternatives.
-
-    Raises:
-        ConfigError: a value is wrong, or the configuration cannot run on these ranks.
-    """
+    """Resolve a row without alternatives."""
     choices = _choices()
     base = tuple(f"{key}={cell}" for key, cell in row.items() if key in choices)
     keys_of_row = [key for key in row if key not in {*choices, RANKS, NAME, ROUNDING, *QUANTITIES}]

@@ -24,11 +24,7 @@ _NOT_SAVED = ("planner", "launch", "run", "plan")
 
 
 def experiment_file(name: str) -> Path:
-    """Return the path to write to: a new file, or one that an earlier plan has written.
-
-    Raises:
-        ConfigError: the name cannot be used, or there is no folder to write to.
-    """
+    """Return the path to write to: a new file, or one that an earlier plan has written."""
     wants = "letters, digits, - and _: a new name, or that of a saved plan"
     return new_conf_file("experiment", name, "--save", "# A plan:", wants)
 

@@ -95,11 +95,7 @@ class Stages:
 def preprocess(
     config: DataConfig, workers: int | None, console: Console
 ) -> tuple[tuple[Path, ...], bool]:
-    """Prepare all corpora and show the progress; return their folders, and whether any is new.
-
-    Raises:
-        FrontierError: a source cannot be used.
-    """
+    """Prepare all corpora and show the progress; return their folders, and whether any is new."""
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TaskProgressColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     # without a thread that refreshes the bars, because this process forks its workers

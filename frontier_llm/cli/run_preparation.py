@@ -59,10 +59,6 @@ def announce_run(config: RunConfig, ranks: int) -> None:
     """Print the first line of a run: its directory, its ranks, and what is to do for its corpora.
 
     Numpy is imported here, so the number of threads must have been set.
-
-    Raises:
-        ConfigError: the tokenizer cannot be read.
-        DataError: a source is unusable, or a prepared corpus is damaged.
     """
     from frontier_llm.data.prepare import unprepared
 

@@ -64,11 +64,7 @@ _SILENT_LOGGERS = ("hydra._internal.core_plugins.basic_launcher", "alembic")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the trials of a command line; return the exit code.
-
-    Raises:
-        ConfigError: a key does not exist, a value has the wrong type, or a plugin is absent.
-    """
+    """Run the trials of a command line; return the exit code."""
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
@@ -142,11 +138,7 @@ def file_settings(overrides: Sequence[str]) -> list[str]:
 
 
 def first_configuration(arguments: Sequence[str]) -> RunConfig:
-    """Return the configuration with the first value of each axis (an override with several values).
-
-    Raises:
-        ConfigError: something is wrong in every trial, such as a key that does not exist.
-    """
+    """Return the configuration with the first value of each axis (an override with several values)."""
     overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
     axes = {key_of(override).partition(".")[0] for override in overrides if is_axis(override)}
     values = [_with_first_value(override) for override in overrides]

@@ -116,11 +116,7 @@ def read(sweep_dir: Path) -> list[Trial]:
 
 
 def read_with_folders(sweep_dir: Path) -> list[tuple[Path, Trial]]:
-    """Do the same as `read`; return each trial with its folder.
-
-    Raises:
-        DataError: the file of a trial is damaged.
-    """
+    """Do the same as `read`; return each trial with its folder."""
     settings: dict[frozenset[str], tuple[Path, Trial]] = {}
     for path in sorted(sweep_dir.rglob(TRIAL_FILE)):
         trial = Trial.read(path.parent)
@@ -129,11 +125,7 @@ def read_with_folders(sweep_dir: Path) -> list[tuple[Path, Trial]]:
 
 
 def read_in_order(sweep_dir: Path) -> list[Trial]:
-    """Read the trials in the folders `0`, `1`, ... of a sweep, in this order.
-
-    Raises:
-        DataError: the file of a trial is damaged.
-    """
+    """Read the trials in the folders `0`, `1`, ... of a sweep, in this order."""
     folders = [path.parent for path in sweep_dir.glob(f"*/{TRIAL_FILE}")]
     numbered = [folder for folder in folders if folder.name.isdigit()]
     return [Trial.read(folder) for folder in sorted(numbered, key=lambda path: int(path.name))]

@@ -215,9 +215,6 @@ def ranks_of(config: RunConfig, tasks: int | None) -> int:
     Args:
         tasks: number of processes that srun or torchrun has started; None: none. The last
             `recovery.spares` of them wait for a rank.
-
-    Raises:
-        ConfigError: no process is left for a rank, or none would outlive the death of another one.
     """
     if config.recovery.enabled:
         check_survival(os.environ)
@@ -245,11 +242,7 @@ def train_on_forked_members(config: RunConfig, corpora: str, options: LaunchOpti
 def train_as_agent(
     config: RunConfig, corpora: str, world: World, store: "Store", threads: int
 ) -> int:
-    """Be one of the tasks of srun, which forks the processes of a rank; return the exit code.
-
-    Raises:
-        ConfigError: torchrun has started this process.
-    """
+    """Be one of the tasks of srun, which forks the processes of a rank; return the exit code."""
     if world.launcher != "slurm":
         raise ConfigError(
             "recovery.enabled",

@@ -72,9 +72,6 @@ def repeated_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
     """Return the trial of the same sweep that had these settings; None if they are new.
 
     A trial that failed or took too long does not count, because it may succeed now.
-
-    Raises:
-        DataError: the file of a trial is damaged.
     """
     earlier = read_in_order(folder.parent)
     same = (trial for trial in earlier if set(trial.overrides) == set(overrides))

@@ -95,11 +95,7 @@ class JsonlSink:
             raise self._failure(error) from error
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append a step.
-
-        Raises:
-            TrainingError: the file cannot be written; the message names it.
-        """
+        """Append a step."""
         try:
             self._file.write(metrics.to_json() + "\n")
         except OSError as error:
@@ -108,11 +104,7 @@ class JsonlSink:
             raise self._failure(error) from error
 
     def close(self) -> None:
-        """Close the file. A second call does nothing.
-
-        Raises:
-            TrainingError: the last bytes cannot be written.
-        """
+        """Close the file. A second call does nothing."""
         try:
             self._file.close()
         except OSError as error:

@@ -4,14 +4,14 @@ trainer/callbacks/pipeline_timeline.py writes the file, and the report draws it.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from frontier_llm.geometry.pipeline_actions import Action, Kind
 from frontier_llm.geometry.pipeline_schedule import Schedule
 from frontier_llm.telemetry.pipeline_picture import Event
+from frontier_llm.telemetry.summary import Part, RunFile
 
 TIMELINE_FILE = "timeline.json"
 RECORDED_ACTIONS = 240
@@ -19,19 +19,11 @@ RECORDED_ACTIONS = 240
 step, they are the first ones."""
 
 
-class _Part(BaseModel):
-    """Base of the classes below. Unknown keys are ignored: files of other versions can be read."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-
 _Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 _Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 
 
-class TimedAction(_Part):
+class TimedAction(Part):
     """One action of one stage."""
 
     stage: _Number
@@ -52,7 +44,7 @@ class TimedAction(_Part):
         return Event(self.stage, action, self.start_seconds, self.end_seconds)
 
 
-class PassTimeline(_Part):
+class PassTimeline(Part):
     """The forward and backward passes of one step on all stages."""
 
     seconds: _Seconds
@@ -88,8 +80,10 @@ class PassTimeline(_Part):
         return cls(seconds=seconds, waiting_share=waiting_share, actions=actions)
 
 
-class StepTimeline(_Part):
+class StepTimeline(RunFile):
     """The passes of one step as they were planned and measured."""
+
+    file_name: ClassVar[str] = TIMELINE_FILE
 
     step: Annotated[int, Field(ge=0, le=10**15)]
     measured: PassTimeline
@@ -101,23 +95,3 @@ class StepTimeline(_Part):
     def stages(self) -> int:
         """Number of pipeline stages."""
         return 1 + max(action.stage for action in self.measured.actions)
-
-    def write(self, run_dir: Path) -> None:
-        """Write timeline.json, replacing an earlier file atomically.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        path = run_dir / TIMELINE_FILE
-        partial = path.with_suffix(".json.partial")
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-
-    @classmethod
-    def read(cls, run_dir: Path) -> "StepTimeline | None":
-        """Read the timeline of a run; return None if the file is absent or damaged."""
-        try:
-            path = run_dir / TIMELINE_FILE
-            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
-        except (OSError, ValidationError):
-            return None

@@ -6,9 +6,10 @@ are in metrics.jsonl.
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.jsonl import LARGEST
@@ -24,15 +25,42 @@ _Ranks = Annotated[int, Field(ge=1, le=1 << 24)]
 _Stages = Annotated[int, Field(ge=1, le=4096)]
 
 
-class _Part(BaseModel):
-    """Base of the classes below. Unknown keys are ignored: files of other versions can be read."""
+class Part(BaseModel):
+    """Base of the classes of JSON files. Unknown keys, of other versions, are ignored."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", use_attribute_docstrings=True, ser_json_inf_nan="null"
     )
 
 
-class Layout(_Part):
+class RunFile(Part):
+    """A JSON file of a run directory, which is replaced atomically."""
+
+    file_name: ClassVar[str]
+
+    def write(self, run_dir: Path) -> Path:
+        """Write the file; return its path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = run_dir / self.file_name
+        partial = path.with_suffix(".json.partial")
+        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)  # atomic: a reader sees the old file or the new one
+        return path
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Self | None:
+        """Read the file of a run; return None if it is absent or damaged."""
+        try:
+            path = run_dir / cls.file_name
+            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
+        except (OSError, ValidationError):
+            return None
+
+
+class Layout(Part):
     """How the model is divided over ranks."""
 
     tensor: _Ranks = 1
@@ -52,7 +80,7 @@ class Layout(_Part):
         return self.tensor * self.pipeline * self.data
 
 
-class RankSummary(_Part):
+class RankSummary(Part):
     """One rank: its coordinates in the layout, and its memory."""
 
     rank: _Count
@@ -71,7 +99,7 @@ class RankSummary(_Part):
     """Largest memory of the device's allocator, or on a CPU of the process (resident set)."""
 
 
-class PlanRow(_Part):
+class PlanRow(Part):
     """A quantity that the planner predicts and the run measures."""
 
     name: str
@@ -82,15 +110,17 @@ class PlanRow(_Part):
     """Value that rank 0 measured in the first steps."""
 
 
-class TextSample(_Part):
+class TextSample(Part):
     """Text that the trained model wrote."""
 
     prompt: str
     text: str
 
 
-class RunSummary(_Part):
+class RunSummary(RunFile):
     """Facts of a run as a whole. A fact that is not known yet is None."""
+
+    file_name: ClassVar[str] = SUMMARY_FILE
 
     model: str = ""
     parameters: _Count | None = None
@@ -124,25 +154,13 @@ class RunSummary(_Part):
     exit_reason: str | None = None
 
     def write(self, run_dir: Path) -> Path:
-        """Write summary.json, replacing an earlier file atomically.
+        """Write summary.json.
 
         Raises:
             TrainingError: the file cannot be written; the message names it.
         """
-        path = run_dir / SUMMARY_FILE
-        partial = path.with_suffix(".json.partial")
         try:
-            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)  # atomic: a reader sees the old file or the new one
+            return super().write(run_dir)
         except OSError as error:
-            raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
-        return path
-
-    @classmethod
-    def read(cls, run_dir: Path) -> "RunSummary | None":
-        """Read the summary of a run; return None if the file is absent or damaged."""
-        try:
             path = run_dir / SUMMARY_FILE
-            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
-        except (OSError, ValidationError):
-            return None
+            raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
