@@ -69,10 +69,6 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         Nested plain dictionaries with all interpolations resolved. Types are not checked here but
         by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
         to this machine's GPU, if that is the GPU of the cluster.
-
-    Raises:
-        ConfigError: an override is malformed, names a key or a choice that does not exist, or
-            chooses a file whose values the chosen experiment would replace silently.
     """
     overrides = [_quoted_path(current_names(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]

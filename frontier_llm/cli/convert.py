@@ -78,11 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Converted:
-    """The same model in both formats.
-
-    Attributes:
-        overrides: overrides that start a run with imported weights; empty for an export.
-    """
+    """The same model in both formats, and the overrides that start a run with imported weights."""
 
     config: RunConfig
     ours: Path
@@ -91,12 +87,7 @@ class Converted:
 
 
 def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
-    """Export: write a Hugging Face folder.
-
-    Raises:
-        DataError: our model belongs to no supported family.
-        CheckpointError: the weights are absent, damaged or of another model.
-    """
+    """Export the run directory `run`: write a Hugging Face folder into the empty folder `out`."""
     config = single_process_config(run)
     family = family_for(config.model, options.family)
     shapes = model_shapes(config.model, config.data.sequence_length)
@@ -125,13 +116,9 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
 
 
 def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
-    """Import: write a run directory.
+    """Import a Hugging Face folder: write a run directory into the empty folder `out`.
 
-    Args:
-        home: the final path of `out`, which is renamed when the conversion is complete.
-
-    Raises:
-        DataError: the folder contains no model that this project supports.
+    `home` is the final path of `out`, which is renamed when the conversion is complete.
     """
     settings = read_config(folder)
     family = family_of(settings)

@@ -92,10 +92,7 @@ def measure_network(config: RunConfig, world: World, store: "Store") -> None:
 
 
 def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool = False) -> None:
-    """Describe the machine on rank 0, then test the connections between the ranks.
-
-    Collective over all ranks.
-    """
+    """Describe the machine on rank 0, then test the connections. Collective over all ranks."""
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.health.preflight import check_groups
     from frontier_llm.numerics.compare import compare_on_all_ranks

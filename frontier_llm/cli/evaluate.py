@@ -137,11 +137,7 @@ def _run(
     model: Model,
     groups: Groups,
 ) -> list[dict[str, Any]]:
-    """Evaluate what the options name, and print it; return the scores for JSON.
-
-    Args:
-        corpora: the corpora of the run; None: texts are evaluated.
-    """
+    """Evaluate the corpora, or texts if there are none; print and return the scores."""
     if corpora is None:
         tokenizer = open_tokenizer_of(config)
         texts = evaluate_texts(config, tokenizer, model, groups, options.text, options.stride)
@@ -155,10 +151,7 @@ def _run(
 def evaluate(
     config: RunConfig, corpora: Corpora, model: Model, groups: Groups, samples: int | None
 ) -> tuple[Validation, list[Score]]:
-    """Evaluate on every corpus; return the result on all of them, and on each.
-
-    Args:
-        samples: number of samples per corpus; None means all.
+    """Evaluate `samples` (None: all) of every corpus; return the result on all, and on each.
 
     Raises:
         DataError: a validation split is shorter than one sample.
@@ -218,16 +211,10 @@ def run_harness(
     device: torch.device,
     samples: int,
 ) -> dict[str, Any]:
-    """Run tasks of lm-evaluation-harness in fp32, and print its table.
+    """Run tasks of lm-evaluation-harness in fp32, and print its table; return the results by task.
 
-    Args:
-        checkpoint: a checkpoint; None: the newest one of the run.
-        tasks: names of tasks; `*` stands for any characters.
-
-    Raises:
-        ConfigError: the harness is not installed, or has no such task.
-        DataError: the model belongs to no family that can be converted.
-        CheckpointError: there is no checkpoint, or it is damaged.
+    The harness evaluates a model of transformers, so the weights are converted to a temporary
+    folder. In names of tasks, `*` stands for any characters.
     """
     absent = [package for package in HARNESS_PACKAGES if find_spec(package) is None]
     if absent:
@@ -260,7 +247,6 @@ def run_harness(
 
 
 def _known(manager: Any, tasks: Sequence[str]) -> list[str]:
-    """Return the names of tasks that match."""
     found = []
     for task in tasks:
         matching = manager.match_tasks([task])

@@ -82,15 +82,10 @@ def evaluate_texts(
     files: Sequence[Path],
     stride: int | None = None,
 ) -> list[TextScore]:
-    """Return the perplexity of each file.
-
-    Args:
-        files: text files, which are one document each, or files in JSONL or Parquet.
-        stride: tokens between two windows; None: the length of a window.
+    """Return the perplexity of each file; `stride` None: the length of a window.
 
     Raises:
-        ConfigError: the model does not predict every token, or the stride is not 1 to the length of
-            a window.
+        ConfigError: the model does not predict every token, or the stride is too long.
         DataError: a file cannot be read, or holds no text.
     """
     window = config.data.sequence_length
@@ -116,10 +111,8 @@ def evaluate_texts(
 def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Window]:
     """Yield the windows of a text. Each token but the first is predicted once.
 
-    Args:
-        length: number of inputs of a window. The last window begins as early as this allows, so
-            that its predictions have as much context as possible.
-        stride: number of tokens between the ends of two windows.
+    A window has `length` inputs. The last one begins as early as this allows, so that its
+    predictions have as much context as possible. `stride` tokens are between the ends of two.
     """
     count, done = len(tokens) - 1, 0
     while done < count:
@@ -218,11 +211,7 @@ def _documents(file: Path, key: str) -> Iterator[str]:
 def _sums(
     pipeline: Pipeline, device: torch.device, windows: Iterable[Window], samples: int, end: int
 ) -> LossSums:
-    """Return the sums over all windows. Windows that have equal shapes share a batch.
-
-    Args:
-        samples: largest number of windows per batch.
-    """
+    """Return the sums over all windows; `samples` windows of equal shapes share a batch."""
     by_shape: dict[tuple[int, int], list[Window]] = {}
     total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
     for window in windows:

@@ -71,11 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableType]:
-    """Yield the output: a summary, and tables of shards, groups, bytes sent and memory.
-
-    Args:
-        bar: width of a bar in characters.
-    """
+    """Yield a summary, and tables of shards (with bars of `bar` characters), groups and bytes."""
     yield _summary(layout)
     yield _shards_table(layout, bar)
     yield _groups_table(layout)

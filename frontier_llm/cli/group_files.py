@@ -85,11 +85,7 @@ def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield pairs of dotted key and value, such as ("model.layers", 4).
-
-    Args:
-        values: nested values; an empty dictionary counts as a value.
-    """
+    """Yield dotted key and value, such as ("model.layers", 4); an empty dictionary is a value."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:

@@ -152,11 +152,7 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
 
 
 def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> int:
-    """Print statistics of the values of each state; return the exit code.
-
-    Args:
-        each: whether to print one row per tensor instead of one per kind of layer.
-    """
+    """Print statistics by kind of layer, or of `each` tensor; return the exit code."""
     row_of = str if each else _name_for_all_layers
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("reading", total=checkpoint.manifest.size)

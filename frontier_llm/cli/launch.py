@@ -279,11 +279,8 @@ def _with_variables(
     """Return options that also export the variables that the job needs, if any.
 
     The job script finds the files that it sources in `scripts` of the working folder, unless
-    SCRIPTS_VARIABLE names another folder.
-
-    Args:
-        option: beginning of the option that exports a list of variables; the last one counts.
-        without_option: the list if there is no such option.
+    SCRIPTS_VARIABLE names another folder. `option` is the beginning of the option that exports a
+    list of variables, of which the last one counts, and `without_option` the list without it.
     """
     variables = {}
     if Path("scripts").resolve() != SCRIPTS:

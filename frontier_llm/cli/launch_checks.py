@@ -71,16 +71,11 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
 def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, str]:
     """Check that a job may write to its run directory, and resume the run in it.
 
-    Args:
-        is_given: whether the command line names the directory. Otherwise the job script makes a new
-            one below `runs`.
+    Without a directory on the command line (`is_given`), the job script makes one below `runs`.
 
     Returns:
         The step from which the run resumes, or 0, and what is wrong and what to do if the
         checkpoints do not fit on the file system, or two empty texts.
-
-    Raises:
-        ConfigError: the directory cannot be written, or its run cannot be resumed like this.
     """
     config = candidate.config
     folder = Path(config.run.dir if is_given else "runs").absolute()
@@ -117,12 +112,10 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, st
 def forecast(
     candidate: Candidate, limit: TimeLimit | None, *, done: int, chain: int, stops: bool
 ) -> tuple[str, ConfigError | None]:
-    """Predict the speed of a job, and how many steps fit in its time limit.
+    """Predict the speed of a job, and how many steps fit in its time limit (None: not known).
 
-    Args:
-        limit: the time limit of each job; None: it is not known.
-        stops: whether the run saves a checkpoint and stops before the limit, as it does under
-            Slurm. Otherwise the steps after its last regular checkpoint are lost.
+    A run that `stops` saves a checkpoint before the limit, as it does under Slurm. Otherwise the
+    steps after its last regular checkpoint are lost.
 
     Returns:
         Lines for the user, and an error if the job would end before it saves anything.

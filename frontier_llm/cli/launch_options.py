@@ -86,11 +86,7 @@ def time_limit(
 
 
 def seconds_of(text: str, system: Literal["slurm", "pbs"]) -> float:
-    """Return a time limit in seconds; infinity for no limit.
-
-    Raises:
-        ConfigError: the text is in none of the formats of the manual pages of sbatch or qsub.
-    """
+    """Return a time limit in seconds, of any format of sbatch or qsub; infinity for no limit."""
     days, dash, clock = text.rpartition("-")
     numbers = [days, *clock.split(":")] if dash else clock.split(":")
     is_legal = all(number.isdecimal() for number in numbers) and len(numbers) <= 3 + bool(dash)

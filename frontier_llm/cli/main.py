@@ -47,11 +47,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code of the process.
-
-    Args:
-        arguments: the command's name and its arguments; None stands for those of this process.
-    """
+    """Run the command of this process or of `arguments`; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     return run_command(lambda: _dispatch(given))
 

@@ -48,9 +48,8 @@ def new_conf_file(group: str, name: str, option: str, mark: str, wants: str) -> 
         wants: names that are accepted.
 
     Raises:
-        ConfigError: the name is not a valid file name, or belongs to another file. Or the program
-            is installed and no `--conf-dir` is given. An upgrade would remove a file that was
-            written into the installation.
+        ConfigError: the name is not valid or belongs to another file. Or the program is installed
+            without `--conf-dir`: an upgrade would remove what was written into the installation.
     """
     if not re.fullmatch(r"\w[\w-]*", name):
         raise ConfigError(option, name, wants, "choose another name")

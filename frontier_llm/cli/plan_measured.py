@@ -212,14 +212,10 @@ Row = dict[str, str]
 def read_table(
     path: Path, overrides: Sequence[str] = (), progress: Callable[[str, float], None] | None = None
 ) -> list[MeasuredRun]:
-    """Read a table and resolve its rows.
-
-    Args:
-        overrides: overrides for all rows, such as `cluster=h100_8`; columns have precedence.
+    """Read a table and resolve its rows; columns have precedence over the overrides of all rows.
 
     Raises:
-        ConfigError: a column is not known, a cell is empty or wrong, or a row cannot be resolved.
-            The error names the row.
+        ConfigError: something in the table is wrong; the error names the row.
     """
     rows = _read(path)
     quantity = _check_columns(path, list(rows[0]), overrides)

@@ -30,11 +30,7 @@ def experiment_file(name: str) -> Path:
 
 
 def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
-    """Return the content of the experiment's file.
-
-    Args:
-        overrides: command line of the plan; the values of an experiment among them are included.
-    """
+    """Return the content of the experiment's file; `overrides` are the command line of the plan."""
     candidate = best.candidate
     nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
     composed = candidate.config.model_dump(mode="json")

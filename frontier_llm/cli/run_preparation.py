@@ -71,8 +71,7 @@ def announce_run(config: RunConfig, ranks: int) -> None:
 def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     """Announce the run, prepare its corpora, write config.yaml, clear old failures.
 
-    Returns:
-        The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
+    Returns the folders of the corpora, one per line, as text that rank 0 can broadcast.
     """
     announce_run(config, ranks)
     import rich
@@ -100,9 +99,8 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 def remove_unused_run_dir(*, ranks_ended: bool) -> None:
     """Remove the run directory if this process has made it and the run was refused before it began.
 
-    Args:
-        ranks_ended: whether no rank can be running. Then a refusal that ranks have written is
-            removed as well; its message is printed.
+    If no rank can be running (`ranks_ended`), a refusal that ranks have written is removed as
+    well; its message is printed.
     """
     if not _made:
         return
@@ -147,9 +145,7 @@ SHARES = (1, 4)
 def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Refuse a run that does not fit in memory.
 
-    Raises:
-        ConfigError: it does not fit. The message names changes, each with the memory of a run whose
-            command line has this change.
+    The message names changes, each with the memory of a run whose command line has this change.
     """
 
     def composed(change: str, ranks: int) -> RunConfig:

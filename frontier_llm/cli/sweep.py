@@ -138,7 +138,7 @@ def file_settings(overrides: Sequence[str]) -> list[str]:
 
 
 def first_configuration(arguments: Sequence[str]) -> RunConfig:
-    """Return the configuration with the first value of each axis (an override with several values)."""
+    """Return the configuration with the first value of each axis."""
     overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
     axes = {key_of(override).partition(".")[0] for override in overrides if is_axis(override)}
     values = [_with_first_value(override) for override in overrides]
@@ -170,10 +170,7 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     """Run one trial and return its value for a search, as `launch.trial_value` defines it.
 
     Hydra calls this once per trial. In a Slurm job every task calls it, each for its own rank. A
-    search may repeat a setting, which is not tried again.
-
-    Args:
-        axes: keys that differ between trials, which the line of the trial names.
+    search may repeat a setting, which is not tried again. The line of the trial names its `axes`.
     """
     of_hydra = HydraConfig.get()
     overrides = list(of_hydra.overrides.task)

@@ -32,11 +32,7 @@ def draw_pareto(trials: Sequence[Trial], path: Path) -> None:
 
 
 def draw_losses(runs: Mapping[str, Sequence[tuple[int, float]]], path: Path) -> None:
-    """Draw the training losses of trials over each other.
-
-    Args:
-        runs: (step, loss in nats per token) of each trial, by its settings, the best first.
-    """
+    """Draw (step, loss in nats per token) of trials over each other, the best first."""
     figure, axis = _figure()
     for number, (settings, points) in enumerate(runs.items()):
         label = settings if number < _LABELLED else None
@@ -85,19 +81,13 @@ def _memory_and_value(trials: Sequence[Trial]) -> tuple[list[float], list[float]
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[float]:
-    """Return the best value after each trial of a search, in the order of the trials.
-
-    The best is the highest speed, or the lowest loss if that is the goal.
-    """
+    """Return the best value (highest speed or lowest loss) after each trial of a search."""
     best = min if trials and trials[0].goal == "loss" else max
     return list(accumulate((trial.value for trial in trials), best))
 
 
 def spread(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float]]:
-    """Return the lowest, the median and the highest of several searches after each trial.
-
-    They end with the shortest search.
-    """
+    """Return the lowest, median and highest value after each trial of the shortest search."""
     columns = list(zip(*curves, strict=False))
     return [min(c) for c in columns], [median(c) for c in columns], [max(c) for c in columns]
 
@@ -105,9 +95,8 @@ def spread(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[floa
 def convergence_table(searches: Mapping[str, Sequence[Curve]]) -> list[str]:
     """Return the best values after some numbers of trials as lines of Markdown.
 
-    Args:
-        searches: the curves of each group of searches, by its name. A group of several searches is
-            written as its median, and in parentheses its lowest and highest value.
+    A group of several searches is written as its median, and in parentheses its lowest and
+    highest value.
     """
     longest = max(len(curve) for curves in searches.values() for curve in curves)
     lines = ["| trials | " + " | ".join(searches) + " |", "|" + "---|" * (len(searches) + 1)]

@@ -132,10 +132,9 @@ def read_in_order(sweep_dir: Path) -> list[Trial]:
 
 
 def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
-    """Return the keys that have more than one value in a sweep.
+    """Return the keys with several values in a sweep, each with its values in order of the trials.
 
-    Returns:
-        For each key its values in the order of the trials; `-` for a trial that does not set it.
+    A trial that does not set the key has the value `-`.
     """
     settings = [
         dict(override.lstrip("+").split("=", 1) for override in trial.overrides) for trial in trials

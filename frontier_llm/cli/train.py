@@ -111,10 +111,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
 
 
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:
-    """Train as one of the ranks of srun or torchrun; return the exit code.
-
-    Only rank 0 composes the configuration and sends it to the others.
-    """
+    """Train as one of the ranks of srun or torchrun, of which rank 0 composes the configuration."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     StopFlag.install()
     # srun does not end the tasks of such a job if one of them dies
@@ -166,17 +163,9 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
 def configure(
     overrides: Sequence[str], world_size: int | None = None, ranks_per_node: int | None = None
 ) -> str:
-    """Compose and check the configuration, and lock the run directory.
+    """Compose and check the configuration, and lock the run directory; return the YAML.
 
-    Args:
-        world_size: number of ranks that srun or torchrun has started; None: `launch.ranks`.
-        ranks_per_node: number of ranks that it has started per node; None: all ranks.
-
-    Returns:
-        The configuration as YAML, which is also the content of config.yaml.
-
-    Raises:
-        ConfigError: it is wrong or does not fit in memory, or the run directory has another run.
+    `world_size` and `ranks_per_node` are what srun or torchrun has started; None: they have not.
     """
     values = configured(overrides)
     config = decode(values)
@@ -210,12 +199,7 @@ if TYPE_CHECKING:
 
 
 def ranks_of(config: RunConfig, tasks: int | None) -> int:
-    """Return the number of ranks of a run.
-
-    Args:
-        tasks: number of processes that srun or torchrun has started; None: none. The last
-            `recovery.spares` of them wait for a rank.
-    """
+    """Return the number of ranks; of `tasks` of srun the last `recovery.spares` wait for a rank."""
     if config.recovery.enabled:
         check_survival(os.environ)
     if tasks is None or not config.recovery.enabled:
@@ -274,11 +258,7 @@ def train_as_agent(
 
 
 def replacing(config: RunConfig, ranks_per_node: int = 1) -> Replacing:
-    """Return how processes of a run are replaced.
-
-    Args:
-        ranks_per_node: number of ranks on each of several nodes; 1 if there is only one node.
-    """
+    """Return how processes of a run are replaced; `ranks_per_node` is 1 on a single node."""
     run_dir, recovery = Path(config.run.dir), config.recovery
 
     def fitting(ranks: int) -> int | None:

@@ -68,11 +68,7 @@ _STYLE: dict[str, Any] = {
 
 
 def loss_figure(history: History, initial_validation_loss: float | None) -> str:
-    """Draw training and validation loss over steps.
-
-    Args:
-        initial_validation_loss: validation loss before the first step; None = unknown.
-    """
+    """Draw training and validation loss over steps; None: the initial one is unknown."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(1, height=3.9)
         ax = axes[0]
@@ -142,9 +138,7 @@ def memory_figure(
 ) -> str:
     """Draw memory by category as stacked bars, and peak memory in a second chart.
 
-    Args:
-        by_category: for each category, the bytes of each bar.
-        peak_bytes: for each bar, the peak memory; NaN = unknown.
+    `by_category` has the bytes of each bar for each category. A peak of NaN is unknown.
     """
     with matplotlib.rc_context(_STYLE):
         figure, (left, right) = _panels(2, height=3.6)
@@ -175,11 +169,7 @@ def collective_name(name: str) -> str:
 
 
 def wire_figure(sent: Mapping[str, Sent]) -> str:
-    """Draw the bytes that each collective sends per step, by the level of links.
-
-    Args:
-        sent: by name of the collective, the bytes that all ranks together send per step.
-    """
+    """Draw the bytes that all ranks send per step in each collective, by the level of links."""
     names = sorted(sent, key=lambda name: sent[name].total)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
@@ -285,11 +275,7 @@ def _byte_unit(largest: float) -> tuple[float, str]:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Return a figure as an SVG element.
-
-    Args:
-        name: label for screen readers, and prefix that makes the element's ids unique on the page.
-    """
+    """Return a figure as an SVG element, whose ids begin with `name` to be unique on the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

@@ -62,11 +62,9 @@ class PassTimeline(Part):
         busy: Sequence[float],
         ends: Sequence[float],
     ) -> "PassTimeline":
-        """Make a timeline.
+        """Make a timeline from the start and end of each stage's actions.
 
-        Args:
-            times: for each stage, start and end of its actions; those after the first
-                `RECORDED_ACTIONS` are ignored and may be left out.
+        Those after the first `RECORDED_ACTIONS` are ignored and may be left out.
         """
         actions = [
             TimedAction(stage=stage, **action._asdict(), start_seconds=start, end_seconds=end)

@@ -23,7 +23,7 @@ _FINISH_SECONDS = 60.0
 class BestEffort:
     """A sink that contains another sink and is turned off, with a warning, when that sink fails.
 
-    A failure of a tracker therefore never stops a run.
+    `open_sink` may raise any exception. A failure of a tracker therefore never stops a run.
     """
 
     def __init__(self, name: str, open_sink: Callable[[], Sink]) -> None:
@@ -61,7 +61,8 @@ class BestEffort:
 class WandbSink:
     """Logs every step to a Weights & Biases run that is named after the run directory.
 
-    All methods may raise any exception of wandb. `BestEffort` handles them.
+    In mode `offline` files are written below the run directory; `online` uploads. All methods may
+    raise any exception of wandb. `BestEffort` handles them.
     """
 
     def __init__(
