@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.cli.compose import current_names
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.options import path, tool_parser
 from frontier_llm.cli.sweep import first_configuration, is_axis
-from frontier_llm.cli.sweep_trials import TRIAL_FILE, Trial, read
+from frontier_llm.cli.sweep_trials import TRIAL_FILE, Trial, markdown_table, read
+from frontier_llm.cli.sweep_trials import axes as axes_of
 from frontier_llm.cli.trial_runner import run_trial
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import counted
@@ -91,24 +93,22 @@ def best_settings(ranked: Sequence[Trial], axes: Sequence[str], count: int) -> l
 
 def settings_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides of a trial that give values to the axes."""
-    keys = {_key(axis) for axis in axes}
-    return tuple(sorted(override for override in trial.overrides if _key(override) in keys))
+    keys = {key_of(axis) for axis in axes}
+    return tuple(sorted(override for override in trial.overrides if key_of(override) in keys))
 
 
 def report(stages: Sequence[Stage], results: Sequence[Sequence[Trial]]) -> str:
     """Return the report in Markdown. The last stage comes first, because it decides."""
     lines = ["# Funnel", ""]
-    varied = _keys_that_differ(results[0])
+    varied = list(axes_of(results[0]))
     for stage, ranked in reversed(list(zip(stages, results, strict=True))):
-        lines += [f"## {' '.join(stage.overrides)}: {counted(len(ranked), 'trial')}", ""]
-        lines += ["| validation loss | " + " | ".join(varied) + " | result |"]
-        lines += ["|" + "---|" * (len(varied) + 2)]
+        rows = []
         for trial in ranked:
-            values = {_key(text): text.partition("=")[2] for text in trial.overrides}
+            values = {key_of(text): text.partition("=")[2] for text in trial.overrides}
             loss = "-" if trial.validation_loss is None else f"{trial.validation_loss:.4f}"
-            cells = [loss, *(values[key] for key in varied), trial.status]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+            rows.append([loss, *(values[key] for key in varied), trial.status])
+        lines += [f"## {' '.join(stage.overrides)}: {counted(len(ranked), 'trial')}", ""]
+        lines += [*markdown_table(["validation loss", *varied, "result"], rows), ""]
     return "\n".join(lines)
 
 
@@ -176,15 +176,3 @@ def _ranked(stage: Stage) -> list[Trial]:
 
 def _loss(trial: Trial) -> float:
     return math.inf if trial.validation_loss is None else trial.validation_loss
-
-
-def _keys_that_differ(trials: Sequence[Trial]) -> list[str]:
-    values: dict[str, set[str]] = {}
-    for trial in trials:
-        for override in trial.overrides:
-            values.setdefault(_key(override), set()).add(override)
-    return [key for key, found in values.items() if len(found) > 1]
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+")

@@ -28,6 +28,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)
-    _check_value(config)
-    _check_folder(settings)
+    _check(config, settings)
     sys.argv = [  # hydra reads its arguments from here
         "frontier-llm sweep",
         "--multirun",
@@ -204,13 +204,29 @@ def _result(overrides: Sequence[str], folder: Path, settings: Mapping[str, Any])
 
 def is_axis(argument: str) -> bool:
     """Return whether an override is an axis: it has several values."""
+    override = _parsed(argument)
+    return override is not None and override.is_sweep_override()
+
+
+def _parsed(argument: str) -> Override | None:
     try:
-        return OverridesParser.create().parse_override(argument).is_sweep_override()
+        return OverridesParser.create().parse_override(argument)
     except HydraException:
-        return False
+        return None  # compose explains what is wrong with it
 
 
-def _check_value(config: RunConfig) -> None:
+def _with_first_value(argument: str) -> str:
+    override = _parsed(argument)
+    if override is None or not override.is_sweep_override():
+        return argument
+    value = override.value()
+    is_interval = isinstance(value, IntervalSweep)
+    first = value.start if is_interval else next(iter(override.sweep_string_iterator()))
+    return f"{override.get_key_element()}={first}"
+
+
+def _check(config: RunConfig, settings: Sequence[str]) -> None:
+    """Refuse what no sweep can do."""
     if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
         raise ConfigError(
             "launch.trial_value",
@@ -218,52 +234,23 @@ def _check_value(config: RunConfig) -> None:
             "speed or speed_per_device: the planner does not predict losses",
             "set launch.trial_value=speed or launch.trial_runner=train",
         )
+    for key, _, got in (setting.partition("=") for setting in settings):
+        if key_of(key) == "run.dir":
+            wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
+            todo = f"set the folder of the sweep instead: hydra.sweep.dir={got}"
+            raise ConfigError("run.dir", got, wants, todo)
 
 
-def _check_folder(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        if key_of(argument) == "run.dir":
-            got = argument.partition("=")[2]
-            raise ConfigError(
-                "run.dir",
-                got,
-                "nothing in a sweep: each trial has a run directory in the folder of the sweep",
-                f"set the folder of the sweep instead: hydra.sweep.dir={got}",
-            )
-
-
-def _check_plugins(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        if argument.startswith("hydra/") and ("optuna" in argument or "submitit" in argument):
-            _check_plugin(argument)
-
-
-def _check_plugin(argument: str) -> None:
-    name = "hydra_optuna_sweeper" if "optuna" in argument else "hydra_submitit_launcher"
-    try:
-        __import__(f"hydra_plugins.{name}")
-    except ImportError:
-        key, _, value = argument.partition("=")
-        raise ConfigError(
-            key,
-            value,
-            f"the plugin {name.replace('_', '-')}",
-            "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'",
-        ) from None
-
-
-def _with_first_value(argument: str) -> str:
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return argument  # compose explains what is wrong with it
-    if not override.is_sweep_override():
-        return argument
-    return f"{override.get_key_element()}={_first_value(override)}"
-
-
-def _first_value(override: Override) -> str:
-    value = override.value()
-    if isinstance(value, IntervalSweep):
-        return str(value.start)
-    return next(iter(override.sweep_string_iterator()))
+def _check_plugins(settings: Sequence[str]) -> None:
+    """Refuse a launcher or a sweeper whose package is not installed."""
+    plugins = {"optuna": "hydra_optuna_sweeper", "submitit": "hydra_submitit_launcher"}
+    for key, _, value in (setting.partition("=") for setting in settings):
+        name = next((plugin for word, plugin in plugins.items() if word in value), None)
+        if name is None or not key.startswith("hydra/"):
+            continue
+        try:
+            import_module(f"hydra_plugins.{name}")
+        except ImportError:
+            wants = f"the plugin {name.replace('_', '-')}"
+            todo = "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'"
+            raise ConfigError(key, value, wants, todo) from None

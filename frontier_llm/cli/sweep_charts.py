@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from frontier_llm.cli.sweep_trials import Trial, done_trials, pareto, peak_memory
+from frontier_llm.cli.sweep_trials import Trial, done_trials, markdown_table, pareto, peak_memory
 from frontier_llm.units import GIB
 
 _LABELLED = 8
@@ -99,12 +99,12 @@ def convergence_table(searches: Mapping[str, Sequence[Curve]]) -> list[str]:
     highest value.
     """
     longest = max(len(curve) for curves in searches.values() for curve in curves)
-    lines = ["| trials | " + " | ".join(searches) + " |", "|" + "---|" * (len(searches) + 1)]
-    for count in _counts(longest):
-        cells = [_cell([c[count - 1] for c in curves if len(c) >= count]) for curves in
-                 searches.values()]  # fmt: skip
-        lines.append(f"| {count} | " + " | ".join(cells) + " |")
-    return lines
+    rows = [
+        [str(count), *(_cell([c[count - 1] for c in curves if len(c) >= count]) for curves in
+                       searches.values())]
+        for count in _counts(longest)
+    ]  # fmt: skip
+    return markdown_table(["trials", *searches], rows)
 
 
 def _counts(longest: int) -> list[int]:

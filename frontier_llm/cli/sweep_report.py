@@ -30,6 +30,7 @@ from frontier_llm.cli.sweep_trials import (
     axes,
     by_chance,
     done_trials,
+    markdown_table,
     pareto,
     peak_memory,
     read_in_order,
@@ -151,37 +152,33 @@ def table(trials: Sequence[Trial]) -> list[str]:
             values[name] = ["-" if loss is None else f"{loss:.4f}" for loss in losses]
     goal = trials[0].quantity
     values = {goal: values.pop(goal, speeds), **values}  # the value of the search comes first
-    head = [*values, "memory GiB", *columns, "duration", "result"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for index, trial in enumerate(trials):
         shown = [column[index] for column in values.values()]
-        cells = [
-            shown[0] + " *" if trial in front else shown[0],
-            *shown[1:],
-            f"{peak_memory(trial) / GIB:.2f}" if trial.peak_bytes else "-",
-            *(values[index] for values in columns.values()),
-            format_seconds(trial.seconds),
-            _outcome(trial),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(
+            [
+                shown[0] + " *" if trial in front else shown[0],
+                *shown[1:],
+                f"{peak_memory(trial) / GIB:.2f}" if trial.peak_bytes else "-",
+                *(column[index] for column in columns.values()),
+                format_seconds(trial.seconds),
+                _outcome(trial),
+            ]
+        )
+    return markdown_table([*values, "memory GiB", *columns, "duration", "result"], rows)
 
 
 def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
     """Return the table of the axes and their influence as lines of Markdown."""
     shares = sensitivity(trials)
-    rows = [f"| {key} | {share:.0%} |" for key, share in shares.items()]
-    rest = f"| combinations of values, and noise | {1 - sum(shares.values()):.0%} |"
+    shown = {**shares, "combinations of values, and noise": 1 - sum(shares.values())}
     _, influenced = _WORDS[trials[0].goal == "loss"]
-    head = [f"| axis | share of the variance of the {influenced} |", "|---|---|"]
-    chance = by_chance(trials)
-    if chance < NOISE:
-        return [*head, *rows, rest]
-    return [
-        *head, *rows, rest, "",
-        f"With so few trials ({len(trials)}), these shares are mostly noise: axes without any "
-        f"influence would have {chance:.0%} of the variance.",
-    ]  # fmt: skip
+    head = ["axis", f"share of the variance of the {influenced}"]
+    lines = markdown_table(head, [[name, f"{share:.0%}"] for name, share in shown.items()])
+    if (chance := by_chance(trials)) >= NOISE:
+        lines += ["", f"With so few trials ({len(trials)}), these shares are mostly noise: axes "
+                  f"without any influence would have {chance:.0%} of the variance."]  # fmt: skip
+    return lines
 
 
 def _outcome(trial: Trial) -> str:

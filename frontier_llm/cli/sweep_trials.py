@@ -4,7 +4,7 @@ An axis is a setting that differs between the trials of a sweep.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -104,6 +104,12 @@ class Trial:
         partial = folder / f"{TRIAL_FILE}.partial"
         partial.write_text(json.dumps(asdict(self), indent=1))
         partial.replace(folder / TRIAL_FILE)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table as lines of Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]
 
 
 def read(sweep_dir: Path) -> list[Trial]:

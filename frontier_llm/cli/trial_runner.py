@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -89,15 +88,8 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     run_dir = folder / RUN
     if is_first_task():
         shutil.rmtree(run_dir, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "frontier_llm",
-        "train",
-        *defaults,
-        *overrides,
-        f"run.dir={run_dir}",
-    ]
+    program = [sys.executable, "-m", "frontier_llm", "train"]
+    command = [*program, *defaults, *overrides, f"run.dir={run_dir}"]
     start = time.monotonic()
     exit_code, message = _run(command, limit_seconds)
     seconds = time.monotonic() - start
@@ -120,34 +112,27 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     )
 
 
-def planned_trial(overrides: Sequence[str]) -> Trial:
-    """Return the result that the planner predicts for a trial."""
+def planned_trial(overrides: Sequence[str], config: RunConfig | None = None) -> Trial:
+    """Return the result that the planner predicts for a trial, whose configuration may be given."""
     start = time.monotonic()
     try:
-        with _outside_of_hydra():
-            config = decode(compose(overrides))
+        if config is None:
+            with _outside_of_hydra():
+                config = decode(compose(overrides))
+        ranks, ranks_per_node = ranks_to_plan(config)
+        chosen = choose(with_micro_batches(config, ranks), ranks, ranks_per_node)
+        found = estimate(Candidate.of(chosen, ranks, ranks_per_node))
+        reason = f"got: {found.refused}" if found.refused else ""
     except ConfigError as error:
-        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
-    trial = predicted_trial(config, overrides)
-    return replace(trial, seconds=time.monotonic() - start)
-
-
-def predicted_trial(config: RunConfig, overrides: Sequence[str]) -> Trial:
-    """Return the result that the planner predicts for the configuration of a trial."""
-    start = time.monotonic()
-    ranks, ranks_per_node = ranks_to_plan(config)
-    try:
-        config = choose(with_micro_batches(config, ranks), ranks, ranks_per_node)
-        found = estimate(Candidate.of(config, ranks, ranks_per_node))
-    except ConfigError as error:
-        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
-    if found.refused:
-        return _not_done(overrides, "refused", f"got: {found.refused}", time.monotonic() - start)
+        reason = str(error)
+    seconds = time.monotonic() - start
+    if reason:
+        return _not_done(overrides, "refused", reason, seconds)
     return Trial(
         overrides=list(overrides),
         status="done",
         reason="",
-        seconds=time.monotonic() - start,
+        seconds=seconds,
         tokens_per_second=found.tokens_per_second,
         peak_bytes=found.peak.total,
         loss=None,
