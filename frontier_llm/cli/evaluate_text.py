@@ -8,8 +8,9 @@ the window these are the windows of lm-evaluation-harness (`loglikelihood_rollin
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -140,19 +141,12 @@ def show(scores: Sequence[TextScore]) -> None:
     wide_console().print(table)
 
 
-def to_dict(score: TextScore) -> dict[str, float | str | None]:
+def to_dict(score: TextScore) -> dict[str, Any]:
     """Return all values, for JSON."""
-    return {
-        "file": score.file,
-        "documents": score.documents,
-        "tokens": score.tokens,
-        "bytes": score.bytes,
-        "words": score.words,
-        "nats_per_token": score.nats_per_token,
-        "token_perplexity": score.token_perplexity,
-        "word_perplexity": score.word_perplexity,
-        "bits_per_byte": score.bits_per_byte,
-    }
+    names = ("nats_per_token", "token_perplexity", "word_perplexity")
+    values = asdict(score) | {name: getattr(score, name) for name in names}
+    del values["nats"]
+    return values
 
 
 def _score(

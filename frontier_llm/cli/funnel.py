@@ -100,7 +100,8 @@ def settings_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:
 def report(stages: Sequence[Stage], results: Sequence[Sequence[Trial]]) -> str:
     """Return the report in Markdown. The last stage comes first, because it decides."""
     lines = ["# Funnel", ""]
-    varied = list(axes_of(results[0]))
+    keys = dict.fromkeys(key_of(text) for trial in results[0] for text in trial.overrides)
+    varied = [key for key in keys if key in axes_of(results[0])]
     for stage, ranked in reversed(list(zip(stages, results, strict=True))):
         rows = []
         for trial in ranked:

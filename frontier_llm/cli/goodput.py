@@ -137,10 +137,13 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate, print the tables and write the files that options name; return the exit code."""
     options = _parse(arguments)
-    config = decode(configured(_with_cluster(options.overrides)))
+    groups = {word.partition("=")[0] for word in options.overrides}
+    # the kind of node of Llama 3, whose rate of failures is the default
+    default = [] if groups & {"cluster", "experiment"} else ["cluster=h100_8"]
+    config = decode(configured([*default, *options.overrides]))
     node_counts = options.nodes or NODES
     assumed: Assumed = {name: (default.value, "estimate") for name, default in DEFAULTS.items()}
-    if _names_model(options.overrides):
+    if groups & {"model", "experiment"}:
         planned, nodes = _planned(config)
         assumed |= planned
         node_counts = options.nodes or tuple(nodes * factor for factor in GROWTH)
@@ -220,16 +223,6 @@ def recoveries_of(values: Mapping[str, float]) -> tuple[Recovery, ...]:
     )  # fmt: skip
 
 
-def _with_cluster(overrides: Sequence[str]) -> list[str]:
-    """Choose the cluster of Llama 3's kind of node if the command line chooses none."""
-    chosen = any(word.startswith(("cluster=", "experiment=")) for word in overrides)
-    return [*overrides] if chosen else ["cluster=h100_8", *overrides]
-
-
-def _names_model(overrides: Sequence[str]) -> bool:
-    return any(word.startswith(("model=", "experiment=")) for word in overrides)
-
-
 def _planned(config: RunConfig) -> tuple[Assumed, int]:
     """Return step and stall as the planner predicts them, and the number of nodes.
 
@@ -256,7 +249,8 @@ def _planned(config: RunConfig) -> tuple[Assumed, int]:
 
 def _failures(options: argparse.Namespace, config: RunConfig) -> tuple[float, str]:
     if options.failures is not None:
-        return options.failures
+        rate: tuple[float, str] = options.failures
+        return rate
     if options.mtbf is not None:
         return 24 / options.mtbf, "--mtbf"
     operation = config.cluster.operation

@@ -108,7 +108,8 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
     config = _config_of(checkpoint)
     facts = Table(box=None, show_header=False, pad_edge=False)
     for name, value in _facts(checkpoint, config).items():
-        facts.add_row(name, Text(_printable(value)))
+        # a terminal would obey other characters
+        facts.add_row(name, Text("".join(c if c.isprintable() else "?" for c in value)))
     console.print(facts)
     columns = ("count", "shape", "boxes", "ranges", "size")
     table = table_of_numbers("tensor", columns, left=("shape",))
@@ -249,11 +250,6 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
     facts |= {name: value for name, value in meta.items() if name not in ("config", "start")}
     shown = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
     return {name: str(value) for name, value in shown.items() if value is not None}
-
-
-def _printable(text: str) -> str:
-    """Replace characters that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _rows(checkpoint: Checkpoint, config: RunConfig | None) -> dict[tuple[str, ...], list[int]]:

@@ -148,7 +148,11 @@ def forecast(
     if saved == 0:
         why = " (checkpoint=off)" if not saves else "" if stops else " (checkpoint.every_steps)"
         work = counted(interval, "step") + why
-        return speed, _too_short(limit, START_SECONDS + stop + interval * seconds, work)
+        needed = math.ceil((START_SECONDS + stop + interval * seconds) / 60)
+        name, _, value = limit.text.partition("=")
+        time = f"{name}={needed // 60:02d}:{needed % 60:02d}:00"
+        wants = f"at least {time}, for the start, {work} and the end: otherwise nothing is saved"
+        return speed, ConfigError(name, value, wants, f"request more time, for example {time}")
     jobs = -(-left // saved)
     text = f"{steps}: all take {jobs} jobs, because {limit.text} has time for {saved}"
     return speed + text + (f" (--chain={jobs})" if stops and chain < jobs else ""), None
@@ -172,11 +176,3 @@ def _speed(found: Estimate) -> str:
 def _about(seconds: float) -> str:
     """Return a predicted time, with two significant digits up to an hour."""
     return format_seconds(float(format_figure(seconds)) if seconds < 3600 else seconds)
-
-
-def _too_short(limit: TimeLimit, needed: float, work: str) -> ConfigError:
-    hours, minutes = divmod(math.ceil(needed / 60), 60)
-    name, _, value = limit.text.partition("=")
-    time = f"{name}={hours:02d}:{minutes:02d}:00"
-    wants = f"at least {time}, for the start, {work} and the end: otherwise nothing is saved"
-    return ConfigError(name, value, wants, f"request more time, for example {time}")

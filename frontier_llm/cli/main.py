@@ -4,8 +4,8 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
+from typing import NamedTuple
 
 from frontier_llm import __version__
 from frontier_llm.cli.options import THE_LINE, path, refuse_search, run_command
@@ -14,14 +14,11 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.launch.user_folders import redirect_libraries
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of the program."""
+class Command(NamedTuple):
+    """A module of frontier_llm/cli whose `main(arguments)` returns the exit code, and its help."""
 
     module: str
-    """Name of the module of frontier_llm/cli whose `main(arguments)` returns the exit code."""
     summary: str
-    """The line of `frontier-llm --help`."""
 
 
 COMMANDS = {
@@ -63,7 +60,9 @@ def _dispatch(given: Sequence[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        raise _unknown(name)
+        similar = difflib.get_close_matches(name, COMMANDS, n=1)
+        todo = f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help"
+        raise ConfigError(THE_LINE, name, "a command: " + ", ".join(COMMANDS), todo)
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
     redirect_libraries(os.environ)
@@ -92,14 +91,10 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
 
 
 def _check_conf_dir(source: str, folder: str) -> None:
-    """Refuse a folder that does not exist; `source` is the option or variable that names it."""
     if not folder or not path(folder).is_dir():
-        raise ConfigError(
-            source,
-            folder or "nothing",
-            "a directory with groups as in conf/, such as DIR/experiment/mine.yaml",
-            f"give {CONF_DIR_OPTION} a directory that exists",
-        )
+        wants = "a directory with groups as in conf/, such as DIR/experiment/mine.yaml"
+        todo = f"give {CONF_DIR_OPTION} a directory that exists"
+        raise ConfigError(source, folder or "nothing", wants, todo)
 
 
 def _help() -> str:
@@ -121,14 +116,4 @@ def _help() -> str:
             "                  files of the program that have the same name",
             "  --version       print the version",
         ]
-    )
-
-
-def _unknown(name: str) -> ConfigError:
-    similar = difflib.get_close_matches(name, COMMANDS, n=1)
-    return ConfigError(
-        THE_LINE,
-        name,
-        "a command: " + ", ".join(COMMANDS),
-        f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help",
     )

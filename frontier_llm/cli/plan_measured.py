@@ -1,12 +1,17 @@
-"""Compare predictions with a table of measured runs: `frontier-llm plan --table FILE.csv`."""
+"""Compare predictions with a table of measured runs: `frontier-llm plan --table FILE.csv`.
+
+The first line of the CSV file that does not begin with `#` names the columns. A column is a key
+(`model.hidden`), a group (`cluster`, `model`, `planner.engine`), `ranks`, or one of the measured
+quantities of planner/measured.py. `rounding` is the largest rounding error of the measured value,
+and `name` labels a row. A cell `1|2|4` stands for values of which the fastest is taken.
+"""
 
 import argparse
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,7 @@ from rich.table import Table
 
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
-from frontier_llm.config import RunConfig, decode
+from frontier_llm.config import decode
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.decode import keys, nearest
 from frontier_llm.errors import ConfigError
@@ -234,37 +239,25 @@ def _read(path: Path) -> list[Row]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
         cells = list(csv.reader(line for line in lines if line.strip() and line[0] != "#"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(
-            "--table", path, f"a CSV file that can be read ({error})", "name another file"
-        ) from None
+        wants = f"a CSV file that can be read ({error})"
+        raise ConfigError("--table", path, wants, "name another file") from None
     if len(cells) < 2:
         wants = "a line that names the columns, and a line per run"
         raise ConfigError("--table", path, wants, "add them")
-    columns = [column.strip() for column in cells[0]]
-    return [
-        _row(f"{path.name}, row {number}", columns, row)
-        for number, row in enumerate(cells[1:], start=1)
-    ]
-
-
-def _row(where: str, columns: Sequence[str], cells: Sequence[str]) -> Row:
-    if len(cells) != len(columns):
-        raise ConfigError(
-            where,
-            f"{len(cells)} cells",
-            f"{len(columns)} cells, one per column",
-            "add or remove cells; quote a cell that contains commas",
-        )
-    row = {column: cell.strip() for column, cell in zip(columns, cells, strict=True)}
-    for column, cell in row.items():
-        if not cell:
-            raise ConfigError(
-                f"{where}, {column}",
-                "an empty cell",
-                "a value in every cell",
-                "fill it in; null stands for no value",
-            )
-    return row
+    columns, rows = [column.strip() for column in cells[0]], []
+    for number, row in enumerate(cells[1:], start=1):
+        where = f"{path.name}, row {number}"
+        if len(row) != len(columns):
+            wants = f"{len(columns)} cells, one per column"
+            todo = "add or remove cells; quote a cell that contains commas"
+            raise ConfigError(where, f"{len(row)} cells", wants, todo)
+        rows.append({column: cell.strip() for column, cell in zip(columns, row, strict=True)})
+        for column, cell in rows[-1].items():
+            if not cell:
+                todo = "fill it in; null stands for no value"
+                key, wants = f"{where}, {column}", "a value in every cell"
+                raise ConfigError(key, "an empty cell", wants, todo)
+    return rows
 
 
 def _check_columns(path: Path, columns: Sequence[str], overrides: Sequence[str]) -> str:
@@ -275,29 +268,18 @@ def _check_columns(path: Path, columns: Sequence[str], overrides: Sequence[str])
     for column in columns:
         if column not in known:
             similar = OTHER_NAMES.get(column) or nearest(column)
-            raise ConfigError(
-                names,
-                repr(column),
-                f"keys of the configuration, {RANKS}, {NAME}, {ROUNDING} or "
-                + ", ".join(QUANTITIES),
-                f"did you mean {similar}?" if similar else "correct or remove the column",
-            )
+            wants = f"keys of the configuration, {RANKS}, {NAME}, {ROUNDING} or "
+            todo = f"did you mean {similar}?" if similar else "correct or remove the column"
+            raise ConfigError(names, repr(column), wants + ", ".join(QUANTITIES), todo)
     measured = [column for column in columns if column in QUANTITIES]
     if len(measured) != 1:
-        raise ConfigError(
-            names,
-            ", ".join(measured) or "no measured quantity",
-            "exactly one of " + ", ".join(QUANTITIES),
-            "keep or add one column with measured values",
-        )
+        got, wants = ", ".join(measured) or "no measured quantity", ", ".join(QUANTITIES)
+        todo = "keep or add one column with measured values"
+        raise ConfigError(names, got, f"exactly one of {wants}", todo)
     given = {*columns, *(override.partition("=")[0] for override in overrides)}
     if not given & {*GIVE_RANKS, "experiment"}:
-        raise ConfigError(
-            names,
-            "no number of ranks",
-            "one of the columns " + ", ".join(GIVE_RANKS),
-            f"add a column {RANKS}",
-        )
+        wants = "one of the columns " + ", ".join(GIVE_RANKS)
+        raise ConfigError(names, "no number of ranks", wants, f"add a column {RANKS}")
     return measured[0]
 
 
@@ -305,23 +287,16 @@ def _run(where: str, number: int, row: Row, quantity: str, overrides: Sequence[s
     measured = _number(f"{where}, {quantity}", row[quantity])
     rounding = _number(f"{where}, {ROUNDING}", row.get(ROUNDING, "0"), least=0.0)
     candidates, refused = [], None
-    for cells in _alternatives(row):
+    for cells in product(*(cell.split(ALTERNATIVES) for cell in row.values())):
         try:
-            candidates.append(_candidate(cells, overrides))
+            candidates.append(_candidate(dict(zip(row, cells, strict=True)), overrides))
         except ConfigError as error:
             refused = error
     if not candidates:
         assert refused is not None
         raise ConfigError(f"{where}, {refused.key}", refused.got, refused.wants, refused.todo)
-    hidden = (quantity, ROUNDING)
-    return MeasuredRun(
-        row=number,
-        label=row.get(NAME) or " ".join(v for k, v in row.items() if k not in hidden),
-        quantity=quantity,
-        measured=measured,
-        rounding=rounding,
-        candidates=tuple(candidates),
-    )
+    label = row.get(NAME) or " ".join(v for k, v in row.items() if k not in (quantity, ROUNDING))
+    return MeasuredRun(number, label, quantity, measured, rounding, tuple(candidates))
 
 
 def _number(where: str, cell: str, least: float = 1e-12) -> float:
@@ -335,71 +310,45 @@ def _number(where: str, cell: str, least: float = 1e-12) -> float:
     return value
 
 
-def _alternatives(row: Row) -> Iterator[Row]:
-    """Yield the row with each combination of the alternatives in its cells."""
-    choices = [cell.split(ALTERNATIVES) for cell in row.values()]
-    for cells in product(*choices):
-        yield dict(zip(row, cells, strict=True))
-
-
 def _candidate(row: Row, overrides: Sequence[str]) -> Candidate:
     """Resolve a row without alternatives."""
-    choices = _choices()
+    choices = row.keys() & {*groups(), ENGINE}
     base = tuple(f"{key}={cell}" for key, cell in row.items() if key in choices)
-    keys_of_row = [key for key in row if key not in {*choices, RANKS, NAME, ROUNDING, *QUANTITIES}]
-    values = tuple((key, row[key]) for key in keys_of_row)
-    config = _with_values((*overrides, *base), values)
+    others = {*choices, RANKS, NAME, ROUNDING, *QUANTITIES}
+    cells = {key: cell for key, cell in row.items() if key not in others}
+    config = decode(_composed((*overrides, *base), cells))
     if RANKS in row:
-        launch = config.launch.model_copy(update={"ranks": _ranks(row[RANKS])})
+        ranks = row[RANKS]
+        if not ranks.isdigit() or int(ranks) < 1:
+            raise ConfigError(RANKS, repr(ranks), "a number of ranks", "correct the cell")
+        launch = config.launch.model_copy(update={"ranks": int(ranks), "nodes": None})
         planner = config.planner.model_copy(update={"nodes": None})
-        launch = launch.model_copy(update={"nodes": None})
         config = config.model_copy(update={"launch": launch, "planner": planner})
-    ranks, ranks_per_node = ranks_to_plan(config)
-    return Candidate.of(choose(config, ranks, ranks_per_node), ranks, ranks_per_node)
+    size, ranks_per_node = ranks_to_plan(config)
+    return Candidate.of(choose(config, size, ranks_per_node), size, ranks_per_node)
 
 
-def _ranks(cell: str) -> int:
-    if not cell.strip().isdigit() or int(cell) < 1:
-        raise ConfigError(RANKS, repr(cell), "a number of ranks", "correct the cell")
-    return int(cell)
+_OF_CHOICES: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, Any]] = {}
+"""Composed values by choices and by the keys of cells, because composing takes a second."""
 
 
-@cache
-def _choices() -> frozenset[str]:
-    """Return the columns that choose a file."""
-    return frozenset({*groups(), ENGINE})
+def _composed(choices: tuple[str, ...], cells: Mapping[str, str]) -> dict[str, Any]:
+    """Compose choices with the cells of a row.
 
-
-def _with_values(choices: tuple[str, ...], cells: tuple[tuple[str, str], ...]) -> RunConfig:
-    """Return the configuration of some choices with other values of some keys."""
-    values = deepcopy(_composed(choices, tuple(key for key, _ in cells), _Cells(cells)))
-    for key, cell in cells:
+    Hydra composes the first row with these choices. Later rows replace the values of its cells.
+    """
+    known = (choices, tuple(cells))
+    if known not in _OF_CHOICES:
+        _OF_CHOICES[known] = compose([*choices, *(f"{key}={cell}" for key, cell in cells.items())])
+    values = deepcopy(_OF_CHOICES[known])
+    for key, cell in cells.items():
         *path, last = key.split(".")
         section = values
         for part in path:
             section = section[part]
-        section[last] = _value(key, cell)
-    return decode(values)
-
-
-def _value(key: str, cell: str) -> Any:
-    try:
-        return yaml.safe_load(cell)
-    except yaml.YAMLError:
-        raise ConfigError(key, repr(cell), "a value that can be read", "correct the cell") from None
-
-
-class _Cells(tuple[tuple[str, str], ...]):
-    """Pairs of key and cell. All are equal, so that a cache ignores the cells."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Cells)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@cache
-def _composed(choices: tuple[str, ...], _: tuple[str, ...], cells: _Cells) -> dict[str, Any]:
-    """Compose some choices. Cells of any row fill the keys that have no value without them."""
-    return compose([*choices, *(f"{key}={cell}" for key, cell in cells)])
+        try:
+            section[last] = yaml.safe_load(cell)
+        except yaml.YAMLError:
+            wants = "a value that can be read"
+            raise ConfigError(key, repr(cell), wants, "correct the cell") from None
+    return values

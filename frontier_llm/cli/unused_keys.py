@@ -35,7 +35,8 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
     given = {key_of(current_override(word)): word for word in overrides}
     idle: dict[str, Need] = {}
     for key, need in unused(config):
-        if not set(map(_section, [key, *need.setting.split()])) & set(searched):
+        words = [key, *need.setting.split()]
+        if not {key_of(word).partition(".")[0] for word in words} & set(searched):
             idle.setdefault(key, need)
     for key, need in idle.items():
         if _value(values, key) is None:  # null turns off what a preset sets
@@ -82,10 +83,6 @@ def _usual(overrides: Sequence[str], key: str) -> Any:
         return _value(compose(rest), key)
     except (ConfigError, KeyError):
         return None
-
-
-def _section(text: str) -> str:
-    return text.partition("=")[0].partition(".")[0]
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:
