@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep import file_settings, is_axis
-from frontier_llm.cli.sweep_charts import Curve, best_so_far, convergence_table
+from frontier_llm.cli.sweep_report import Curve, best_so_far, convergence_table
 from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import planned_trial
 from frontier_llm.config import decode

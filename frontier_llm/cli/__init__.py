@@ -7,6 +7,6 @@ Only this package imports hydra, the library that composes configuration files.
 - `package_files` locates `conf/`, `group_files` reads one file, `experiments` its header.
 - `options`, `help` and `console` are shared by commands.
 - Every other file is one command with a function `main(arguments)` that returns the exit code, or
-  a part of one command: `plan_tables` and `planned_experiment` of `plan`; `launch_options` of
+  a part of one command: `plan_measured` and `planned_experiment` of `plan`; `launch_options` of
   `launch`; `trial_runner`, `slurm_trials` and `sweep_*` of the sweeps.
 """

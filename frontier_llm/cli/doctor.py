@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.cli.unused_keys import configured
+from frontier_llm.cli.compose import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError

@@ -17,9 +17,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import new_file, tool_parser
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import (
     at_least,
@@ -31,7 +32,6 @@ from frontier_llm.cli.options import (
     tool_parser,
     write_json,
 )
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose, fitted, groups
+from frontier_llm.cli.compose import compose, configured, fitted, groups
 from frontier_llm.cli.group_files import file_choices, key_of
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
@@ -45,7 +45,6 @@ from frontier_llm.cli.launch_options import (
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.run_preparation import check_run
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate

@@ -26,9 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources

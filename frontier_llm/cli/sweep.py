@@ -39,7 +39,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from frontier_llm.cli.compose import compose, current_names, groups
+from frontier_llm.cli.compose import compose, configured, current_names, groups
 from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.options import MULTIRUN
@@ -53,7 +53,6 @@ from frontier_llm.cli.trial_runner import (
     repeated_trial,
     run_trial,
 )
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError

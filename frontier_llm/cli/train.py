@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.cli.compose import compose, fitted, with_choices
+from frontier_llm.cli.compose import compose, configured, fitted, with_choices
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.machine_defaults import check_devices
 from frontier_llm.cli.options import MULTIRUN, run_command
@@ -28,7 +28,6 @@ from frontier_llm.cli.run_preparation import (
     remove_unused_run_dir,
     warn_of_crowding,
 )
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, StopRequested
 from frontier_llm.geometry.elastic import fitting_ranks

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from frontier_llm.cli.sweep_charts import best_so_far, convergence_table, spread
+from frontier_llm.cli.sweep_report import best_so_far, convergence_table, spread
 from frontier_llm.cli.sweep_trials import WORST_LOSS, Trial, read_in_order
 
 FAILED = Trial(["a=1"], "failed", "", 1.0, 0.0, None, None, None)
