@@ -21,7 +21,7 @@ from frontier_llm.calibration.cluster_values import measured
 from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
 from frontier_llm.calibration.ranks import Figures, measure
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.cli.package_files import new_conf_file
 from frontier_llm.config import RunConfig, decode
@@ -91,9 +91,8 @@ def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:
 
 
 def _products(figures: Figures) -> Table:
-    table = Table(title=f"Matrix products on {figures.device.name}", title_justify="left")
-    for column in ("format", "m", "k", "n", "TFLOP/s", "fitted", "error"):
-        table.add_column(column)
+    columns = ("format", "m", "k", "n", "TFLOP/s", "fitted", "error")
+    table = plain_table(f"Matrix products on {figures.device.name}", columns)
     for of_format in figures.products:
         for sample in of_format.samples:
             fitted_tflops = of_format.curve(sample.rows, sample.inner, sample.columns)
@@ -109,9 +108,7 @@ def _products(figures: Figures) -> Table:
 
 def _others(figures: Figures, values: dict[str, Any]) -> Table:
     """Return the table of all other measurements; `values` are those of the new cluster file."""
-    table = Table(title="Other measurements", title_justify="left")
-    table.add_column("quantity")
-    table.add_column("measured")
+    table = plain_table("Other measurements", ("quantity", "measured"))
     device = figures.device
     table.add_row("memory bandwidth", f"{device.memory_bytes_per_second / 1e9:.1f} GB/s")
     for of_format in device.kernels:

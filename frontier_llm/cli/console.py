@@ -27,8 +27,11 @@ def wide_console(*, stderr: bool = False, highlight: bool = True) -> Console:
     return Console(stderr=stderr, highlight=highlight, width=WIDTH)
 
 
-def plain_table(title: str, columns: Sequence[str]) -> Table:
-    """Return a table without rows, with left-aligned title and caption and few lines."""
+def plain_table(title: str, columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
+    """Return a table without rows, with left-aligned title and caption and few lines.
+
+    The columns in `right` are right-aligned.
+    """
     table = Table(
         title=title,
         title_justify="left",
@@ -39,7 +42,7 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
         collapse_padding=True,
     )
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, justify="right" if column in right else "left")
     return table
 
 

@@ -37,7 +37,7 @@ from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
-from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.geometry.inventory import count_parameters, model_shapes
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.single_process_model import single_process_config
 from frontier_llm.units import GIB, format_count
@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{out}: {format_count(_elements(converted.config))} parameters")
+    config = converted.config
+    count = count_parameters(config.model, config.data.sequence_length)
+    print(f"{out}: {format_count(count)} parameters")
     if converted.overrides:
         words = [f"run.init_from={out.absolute()}", *converted.overrides]
         print(f"start a run with these weights:\n  frontier-llm train {shlex.join(words)}")
@@ -190,11 +192,6 @@ def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
             f"shape {list(shape)}"
         )
     return ours
-
-
-def _elements(config: RunConfig) -> int:
-    shapes = model_shapes(config.model, config.data.sequence_length)
-    return sum(prod(shape) for shape in shapes.values())
 
 
 def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:

@@ -30,12 +30,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
-from rich.box import HORIZONTALS
-from rich.table import Table
 
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import convert, evaluate_text
-from frontier_llm.cli.console import DelayedProgress, tracked, wide_console
+from frontier_llm.cli.console import DelayedProgress, plain_table, tracked, wide_console
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import (
     at_least,
@@ -188,10 +186,9 @@ def spread(count: int, wanted: int) -> list[int]:
 def show(mean: Validation, scores: Sequence[Score]) -> None:
     """Print the table of scores."""
     has_bits = any(score.bits_per_byte is not None for score in scores)
-    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE if has_bits else None)
-    table.add_column("corpus")
-    for heading in ("weight", "samples", "nats per token", "bits per byte"):
-        table.add_column(heading, justify="right")
+    numbers = ("weight", "samples", "nats per token", "bits per byte")
+    table = plain_table("", ("corpus", *numbers), right=numbers)
+    table.caption = BITS_PER_BYTE if has_bits else None
     rows = list(scores)
     if len(scores) > 1:
         rows.append(Score("weighted mean", 1.0, mean.samples, mean.loss, mean.bits_per_byte))

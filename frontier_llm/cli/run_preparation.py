@@ -1,4 +1,6 @@
-"""What `frontier-llm train` does on one process before the ranks start: the run directory, corpora.
+"""What `frontier-llm train` does on one process before the ranks start.
+
+It checks memory and names smaller runs that fit, and prepares the run directory and the corpora.
 
 Torch is imported only after the first line is printed.
 """
@@ -13,7 +15,7 @@ from typing import Any
 
 from frontier_llm.cli.compose import compose, fitted, groups
 from frontier_llm.cli.console import DelayedProgress, print_line
-from frontier_llm.cli.group_files import file_values
+from frontier_llm.cli.group_files import file_values, key_of
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.reading import check_files
 from frontier_llm.errors import ConfigError
@@ -26,6 +28,10 @@ from frontier_llm.planner.fit_check import Changes, check_fits
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
 from frontier_llm.units import counted, format_bytes
 
+RECOMPUTE = ("none", "selective", "full")
+"""Values of `recompute`, in the order of the work that they add."""
+SHARES = (1, 4)
+"""For each of these numbers, the largest model with at most 1/number of the parameters is named."""
 _made: list[Path] = []
 """The run directory and the folders above it that this process has made, the innermost first."""
 
@@ -136,12 +142,6 @@ def warn_of_crowding(threads: int, ranks: int) -> None:
         print(warning, file=sys.stderr)
 
 
-RECOMPUTE = ("none", "selective", "full")
-"""Values of `recompute`, in the order of the work that they add."""
-SHARES = (1, 4)
-"""For each of these numbers, the largest model with at most 1/number of the parameters is named."""
-
-
 def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Refuse a run that does not fit in memory.
 
@@ -149,8 +149,8 @@ def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequen
     """
 
     def composed(change: str, ranks: int) -> RunConfig:
-        keys = {word.partition("=")[0] for word in change.split()}
-        kept = [word for word in overrides if word.lstrip("+").partition("=")[0] not in keys]
+        keys = set(map(key_of, change.split()))
+        kept = [word for word in overrides if key_of(word) not in keys]
         with redirect_stderr(io.StringIO()):  # what is chosen for a run that is not started
             changed = fitted(compose([*kept, *change.split()]), ranks)
         return choose(decode(changed), ranks, candidate.grid.ranks_per_node)
@@ -165,7 +165,7 @@ def smaller_runs(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterato
     models of the same design, the largest first. There are none for an experiment, nor of a
     section of which the command line sets keys: these keys may not suit another file.
     """
-    given = [override.lstrip("+").partition("=")[0] for override in overrides]
+    given = list(map(key_of, overrides))
     sections = {key.partition(".")[0] for key in given if "." in key}
     if "experiment" in given:
         return
@@ -187,20 +187,19 @@ def _other_optimizer(values: Mapping[str, Any], config: RunConfig, name: str) ->
 
 def _smaller_models(values: Mapping[str, Any], config: RunConfig, share: int) -> Changes:
     """Yield the smaller models with the same positions, norms and activations."""
+
+    def size(config: RunConfig) -> int:
+        return count_parameters(config.model, config.data.sequence_length)
+
+    def design(config: RunConfig) -> tuple[str, ...]:
+        model = config.model
+        return model.kind, model.positions, model.norm, model.activation
+
     found = {name: _changed(values, "model", name) for name in groups()["model"]}
-    sizes = {name: (_size(changed), changed) for name, changed in found.items() if changed}
-    for name, (size, changed) in sorted(sizes.items(), key=lambda item: -item[1][0]):
-        if size < _size(config) / share and _design(changed) == _design(config):
+    same = {name: c for name, c in found.items() if c and design(c) == design(config)}
+    for name, changed in sorted(same.items(), key=lambda item: -size(item[1])):
+        if size(changed) < size(config) / share:
             yield f"model={name}", changed
-
-
-def _size(config: RunConfig) -> int:
-    return count_parameters(config.model, config.data.sequence_length)
-
-
-def _design(config: RunConfig) -> tuple[str, ...]:
-    model = config.model
-    return model.kind, model.positions, model.norm, model.activation
 
 
 def _changed(values: Mapping[str, Any], group: str, name: str, **others: str) -> RunConfig | None:

@@ -45,6 +45,9 @@ from frontier_llm.planner.choice import choose
 from frontier_llm.trainer import restart, run_directory
 from frontier_llm.trainer.restart import recorded_steps
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
 MEETING_TIMEOUT = timedelta(minutes=5)
@@ -116,9 +119,8 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     # srun does not end the tasks of such a job if one of them dies
     quiet = QUIET if "recovery.enabled=true" in overrides else None
     store = make_store(world, MEETING_TIMEOUT, quiet=quiet)
-    text = broadcast_from_rank_zero(
-        world,
-        store,
+    from_rank_zero = partial(broadcast_from_rank_zero, world, store)
+    text = from_rank_zero(
         "configuration",
         lambda: configure(overrides, world.size, world.ranks_per_node),
         MEETING_TIMEOUT,
@@ -126,10 +128,8 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     config = decode(run_directory.from_yaml(text))
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
-    corpora = broadcast_from_rank_zero(
-        world, store, "corpus", lambda: prepare_run(config, text, world.size), CORPUS_TIMEOUT
-    )
-
+    prepare = partial(prepare_run, config, text, world.size)
+    corpora = from_rank_zero("corpus", prepare, CORPUS_TIMEOUT)
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:
         warn_of_crowding(threads, world.ranks_per_node)
@@ -191,10 +191,6 @@ def run_dry(config: RunConfig) -> int:
 
     print_stages(Candidate.of(config, *ranks_to_plan(config)))
     return 0
-
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 
 def ranks_of(config: RunConfig, tasks: int | None) -> int:

@@ -9,9 +9,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
 
 import matplotlib
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -39,37 +40,13 @@ _MAX_POINTS = 600
 """Largest number of points per line. More points cannot be distinguished and enlarge the page."""
 _WIDTH_INCHES = 10.8
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-_STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.titlecolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e2e8f0",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-}
+_STYLE = Path(__file__).with_name("charts.mplstyle")
 """Settings of matplotlib for all charts."""
 
 
 def loss_figure(history: History, initial_validation_loss: float | None) -> str:
     """Draw training and validation loss over steps; None: the initial one is unknown."""
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, axes = _panels(1, height=3.9)
         ax = axes[0]
         train = history.points("loss")
@@ -95,7 +72,7 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
 
 def speed_figure(history: History) -> str:
     """Draw tokens/s of the job and TFLOP/s per device over steps."""
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, (left, right) = _panels(2)
         _line(left, history.points("tokens_per_second"), BLUE)
         _format_step_chart(left, "Throughput of the job", "tokens/s")
@@ -113,7 +90,7 @@ def speed_figure(history: History) -> str:
 
 def optimizer_figure(history: History) -> str:
     """Draw gradient norm and learning rate over steps."""
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, (left, right) = _panels(2)
         norms = history.points("grad_norm")
         _line(left, norms, BLUE)
@@ -140,7 +117,7 @@ def memory_figure(
 
     `by_category` has the bytes of each bar for each category. A peak of NaN is unknown.
     """
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, (left, right) = _panels(2, height=3.6)
         positions = range(len(labels))
         bottoms = [0.0] * len(labels)
@@ -171,7 +148,7 @@ def collective_name(name: str) -> str:
 def wire_figure(sent: Mapping[str, Sent]) -> str:
     """Draw the bytes that all ranks send per step in each collective, by the level of links."""
     names = sorted(sent, key=lambda name: sent[name].total)
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
         ax = axes[0]
         unit, unit_name = _byte_unit(max(sent[name].total for name in names))
