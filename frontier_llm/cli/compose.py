@@ -187,35 +187,23 @@ def _parse(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):
         similar = nearest(key.lstrip("-+"))
-        raise ConfigError(
-            key,
-            f"{text!r}, without a value",
-            "key=value",
-            f"write {similar or 'key'}=VALUE; options are --help and --cfg job",
-        )
+        wants = "key=value"
+        todo = f"write {similar or 'key'}=VALUE; options are --help and --cfg job"
+        raise ConfigError(key, f"{text!r}, without a value", wants, todo)
     if not key or key.lstrip("+~").startswith("hydra"):
-        raise ConfigError(
-            key or text,
-            value,
-            "a key of the configuration: settings of hydra itself have no effect here",
-            "see `frontier-llm train --help` for all keys; the run directory is run.dir",
-        )
+        wants = "a key of the configuration: settings of hydra itself have no effect here"
+        todo = "see `frontier-llm train --help` for all keys; the run directory is run.dir"
+        raise ConfigError(key or text, value, wants, todo)
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(
-            key,
-            value or text,
-            f"a value that can be read ({str(error).splitlines()[0]})",
-            f"quote the value, and the whole for the shell: '{key}=\"...\"'; lists are [a,b]",
-        ) from None
+        wants = f"a value that can be read ({str(error).splitlines()[0]})"
+        todo = f"quote the value, and the whole for the shell: '{key}=\"...\"'; lists are [a,b]"
+        raise ConfigError(key, value or text, wants, todo) from None
     if override.is_sweep_override():
-        raise ConfigError(
-            key,
-            value,
-            "one value: a run is one configuration",
-            "quote the value if it contains a comma; start two runs, or a sweep with -m",
-        )
+        wants = "one value: a run is one configuration"
+        todo = "quote the value if it contains a comma; start two runs, or a sweep with -m"
+        raise ConfigError(key, value, wants, todo)
     return override
 
 
@@ -298,12 +286,9 @@ def _unresolved(error: OmegaConfBaseException) -> ConfigError:
     """Build the error for a reference `${...}` that cannot be resolved."""
     message = str(error).splitlines()[0]
     renamed = [f"{old} is now {new}" for old, new in RENAMED_KEYS.items() if f"'{old}'" in message]
-    return ConfigError(
-        str(error.full_key or "?"),
-        message,
-        "a reference ${...} to a key that exists, or ${now:%Y%m%d}",
-        "; ".join(["correct the reference, or write the value itself", *renamed]),
-    )
+    wants = "a reference ${...} to a key that exists, or ${now:%Y%m%d}"
+    todo = "; ".join(["correct the reference, or write the value itself", *renamed])
+    return ConfigError(str(error.full_key or "?"), message, wants, todo)
 
 
 def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:

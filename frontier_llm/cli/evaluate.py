@@ -215,12 +215,10 @@ def run_harness(
     """
     absent = [package for package in HARNESS_PACKAGES if find_spec(package) is None]
     if absent:
-        raise ConfigError(
-            "--harness",
-            f"tasks, but {' and '.join(absent)} cannot be imported",
-            "lm-evaluation-harness",
-            "pip install lm-eval accelerate; --text measures perplexities without it",
-        )
+        got = f"tasks, but {' and '.join(absent)} cannot be imported"
+        wants = "lm-evaluation-harness"
+        todo = "pip install lm-eval accelerate; --text measures perplexities without it"
+        raise ConfigError("--harness", got, wants, todo)
     harness, utils = import_module("lm_eval"), import_module("lm_eval.utils")
     manager = import_module("lm_eval.tasks").TaskManager(include_path=folder and str(folder))
     known = _known(manager, tasks)
@@ -248,11 +246,8 @@ def _known(manager: Any, tasks: Sequence[str]) -> list[str]:
     for task in tasks:
         matching = manager.match_tasks([task])
         if not matching:
-            raise ConfigError(
-                "--harness",
-                task,
-                "the name of a task of lm-evaluation-harness",
-                "lm_eval ls tasks lists them; --harness-tasks FOLDER adds your own",
-            )
+            wants = "the name of a task of lm-evaluation-harness"
+            todo = "lm_eval ls tasks lists them; --harness-tasks FOLDER adds your own"
+            raise ConfigError("--harness", task, wants, todo)
         found += matching
     return found

@@ -92,12 +92,9 @@ def evaluate_texts(
     window = config.data.sequence_length
     stride = stride or window
     if config.data.objective != "causal":
-        raise ConfigError(
-            "--text",
-            "a model that fills spans",
-            "a GPT, because only the probabilities of all tokens give a perplexity",
-            "leave out --text: the loss on the validation split is printed",
-        )
+        wants = "a GPT, because only the probabilities of all tokens give a perplexity"
+        todo = "leave out --text: the loss on the validation split is printed"
+        raise ConfigError("--text", "a model that fills spans", wants, todo)
     if stride > window:
         raise ConfigError(
             "--stride", stride, f"1 to {window} (data.sequence_length)", "choose a smaller stride"

@@ -68,12 +68,9 @@ def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
     axes = [override for override in overrides if is_axis(override)]
     common = [override for override in overrides if not is_axis(override)]
     if not axes:
-        raise ConfigError(
-            "--stage",
-            " ".join(overrides),
-            "an axis to search, in addition to the stages",
-            "add one: 'optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))'",
-        )
+        wants = "an axis to search, in addition to the stages"
+        todo = "add one: 'optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))'"
+        raise ConfigError("--stage", " ".join(overrides), wants, todo)
     for stage in stages:
         first_configuration([*common, *stage.overrides, *axes])
     _search(stages[0], [*common, *axes])

@@ -55,12 +55,9 @@ def new_conf_file(group: str, name: str, option: str, mark: str, wants: str) -> 
         raise ConfigError(option, name, wants, "choose another name")
     folder = conf_folders()[0]
     if folder.is_relative_to(_PACKAGE):
-        raise ConfigError(
-            option,
-            f"{name}, without {CONF_DIR_OPTION}",
-            "a configuration directory of yours: this program is installed, not a checkout",
-            f"write frontier-llm {CONF_DIR_OPTION} DIR ..., where DIR is an existing directory",
-        )
+        wants = "a configuration directory of yours: this program is installed, not a checkout"
+        todo = f"write frontier-llm {CONF_DIR_OPTION} DIR ..., where DIR is an existing directory"
+        raise ConfigError(option, f"{name}, without {CONF_DIR_OPTION}", wants, todo)
     (folder / group).mkdir(exist_ok=True)
     path = folder / group / f"{name}.yaml"
     if path.exists() and mark not in path.read_text():

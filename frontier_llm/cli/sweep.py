@@ -227,12 +227,9 @@ def _with_first_value(argument: str) -> str:
 def _check(config: RunConfig, settings: Sequence[str]) -> None:
     """Refuse what no sweep can do."""
     if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
-        raise ConfigError(
-            "launch.trial_value",
-            "loss with launch.trial_runner=plan",
-            "speed or speed_per_device: the planner does not predict losses",
-            "set launch.trial_value=speed or launch.trial_runner=train",
-        )
+        wants = "speed or speed_per_device: the planner does not predict losses"
+        todo = "set launch.trial_value=speed or launch.trial_runner=train"
+        raise ConfigError("launch.trial_value", "loss with launch.trial_runner=plan", wants, todo)
     for key, _, got in (setting.partition("=") for setting in settings):
         if key_of(key) == "run.dir":
             wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"

@@ -200,12 +200,10 @@ def ranks_of(config: RunConfig, tasks: int | None) -> int:
     if tasks is None or not config.recovery.enabled:
         return tasks or config.launch.ranks
     if config.recovery.spares >= tasks:
-        raise ConfigError(
-            "recovery.spares",
-            f"{config.recovery.spares} of {tasks} tasks",
-            "fewer than the tasks of srun",
-            "start more nodes (sbatch -N), or lower recovery.spares",
-        )
+        got = f"{config.recovery.spares} of {tasks} tasks"
+        wants = "fewer than the tasks of srun"
+        todo = "start more nodes (sbatch -N), or lower recovery.spares"
+        raise ConfigError("recovery.spares", got, wants, todo)
     return tasks - config.recovery.spares
 
 
@@ -223,12 +221,9 @@ def train_as_agent(
 ) -> int:
     """Be one of the tasks of srun, which forks the processes of a rank; return the exit code."""
     if world.launcher != "slurm":
-        raise ConfigError(
-            "recovery.enabled",
-            "true under torchrun",
-            "a start by frontier-llm train on one machine, or by srun",
-            "set recovery.enabled=false, and let torchrun restart the ranks (--max-restarts)",
-        )
+        wants = "a start by frontier-llm train on one machine, or by srun"
+        todo = "set recovery.enabled=false, and let torchrun restart the ranks (--max-restarts)"
+        raise ConfigError("recovery.enabled", "true under torchrun", wants, todo)
     import torch
 
     torch.set_num_threads(1)  # this process forks, and must not have a thread pool

@@ -58,12 +58,10 @@ def finished_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
         return None
     earlier = Trial.read(folder)
     if [current_override(text) for text in earlier.overrides] != list(overrides):
-        raise ConfigError(
-            "hydra.sweep.dir",
-            f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}",
-            "the folder of the same sweep, or a new one",
-            f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}",
-        )
+        got = f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}"
+        wants = "the folder of the same sweep, or a new one"
+        todo = f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}"
+        raise ConfigError("hydra.sweep.dir", got, wants, todo)
     return earlier if earlier.status == "done" else None
 
 
