@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in (_products(figures), _others(figures, values)):
         console.print(table)
     if path:
-        _write(path, values)
+        text = f"# Measured by frontier-llm calibrate, based on cluster={values['name']}.\n"
+        path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))
         console.print(f"written: {path}; use it with cluster={path.stem}")
     return 0
 
@@ -133,8 +134,3 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
             microseconds = f"{times[name + '_us']:.0f} us"
             table.add_row(f"CPU, {precision}, per {name.replace('_', '-')}", microseconds)
     return table
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    text = f"# Measured by frontier-llm calibrate, based on cluster={values['name']}.\n"
-    path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))

@@ -61,7 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             converted = from_theirs(options.source, partial, out)
         if options.check:
-            _check(converted)
+            from frontier_llm.convert.compare_logits import compare
+
+            comparison = compare(converted.config, converted.ours, converted.theirs)
+            if not comparison.passes:
+                reason = f"the converted model differs: {comparison}; nothing was written"
+                raise FrontierError(reason)
+            print(comparison)
             if options.to:
                 check_theirs(converted.theirs)
         partial.rename(out)
@@ -166,16 +172,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.to:
         run_folder(str(options.source))
     return options
-
-
-def _check(converted: Converted) -> None:
-    """Run both models on the same tokens, and refuse the conversion if they differ."""
-    from frontier_llm.convert.compare_logits import compare
-
-    comparison = compare(converted.config, converted.ours, converted.theirs)
-    if not comparison.passes:
-        raise FrontierError(f"the converted model differs: {comparison}; nothing was written")
-    print(comparison)
 
 
 def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:

@@ -96,16 +96,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = single_process_config(options.run)
     device = Accelerator.of_rank(0).device
     if options.harness:
-        tasks, more = options.harness.split(","), options.harness_tasks
-        samples = config.data.micro_batch
-        found = run_harness(options.run, options.checkpoint, tasks, more, device, samples)
+        found = run_harness(options, device, config.data.micro_batch)
         if options.json:
             options.json.write_text(json.dumps(found, indent=1, default=str))
         return 0
     weights = options.checkpoint or options.run
     corpora = None if options.text else _open_corpora(config, weights)
     with single_process_model(config, weights, device) as built:
-        rows = _run(options, config, corpora, *built)
+        if corpora is None:
+            stride, tokenizer = options.stride, open_tokenizer_of(config)
+            texts = evaluate_texts(config, tokenizer, *built, options.text, stride)
+            evaluate_text.show(texts)
+            rows = [evaluate_text.to_dict(text) for text in texts]
+        else:
+            mean, scores = evaluate(config, corpora, *built, options.samples)
+            show(mean, scores)
+            rows = [asdict(score) for score in scores]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0
@@ -126,24 +132,6 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     print(f"step {checkpoint.step} on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
         return open_all(config.data, prepare_all(config.data, progress))
-
-
-def _run(
-    options: argparse.Namespace,
-    config: RunConfig,
-    corpora: Corpora | None,
-    model: Model,
-    groups: Groups,
-) -> list[dict[str, Any]]:
-    """Evaluate the corpora, or texts if there are none; print and return the scores."""
-    if corpora is None:
-        tokenizer = open_tokenizer_of(config)
-        texts = evaluate_texts(config, tokenizer, model, groups, options.text, options.stride)
-        evaluate_text.show(texts)
-        return [evaluate_text.to_dict(text) for text in texts]
-    mean, scores = evaluate(config, corpora, model, groups, options.samples)
-    show(mean, scores)
-    return [asdict(score) for score in scores]
 
 
 def evaluate(
@@ -200,18 +188,11 @@ def show(mean: Validation, scores: Sequence[Score]) -> None:
     wide_console().print(table)
 
 
-def run_harness(
-    run: Path,
-    checkpoint: Path | None,
-    tasks: Sequence[str],
-    folder: Path | None,
-    device: torch.device,
-    samples: int,
-) -> dict[str, Any]:
+def run_harness(options: argparse.Namespace, device: torch.device, samples: int) -> dict[str, Any]:
     """Run tasks of lm-evaluation-harness in fp32, and print its table; return the results by task.
 
     The harness evaluates a model of transformers, so the weights are converted to a temporary
-    folder. In names of tasks, `*` stands for any characters.
+    folder. In names of tasks, `*` stands for any characters. A batch has `samples`.
     """
     absent = [package for package in HARNESS_PACKAGES if find_spec(package) is None]
     if absent:
@@ -219,13 +200,21 @@ def run_harness(
         wants = "lm-evaluation-harness"
         todo = "pip install lm-eval accelerate; --text measures perplexities without it"
         raise ConfigError("--harness", got, wants, todo)
+    more = options.harness_tasks
     harness, utils = import_module("lm_eval"), import_module("lm_eval.utils")
-    manager = import_module("lm_eval.tasks").TaskManager(include_path=folder and str(folder))
-    known = _known(manager, tasks)
+    manager = import_module("lm_eval.tasks").TaskManager(include_path=more and str(more))
+    known: list[str] = []
+    for task in options.harness.split(","):
+        matching = manager.match_tasks([task])
+        if not matching:
+            wants = "the name of a task of lm-evaluation-harness"
+            todo = "lm_eval ls tasks lists them; --harness-tasks FOLDER adds your own"
+            raise ConfigError("--harness", task, wants, todo)
+        known += matching
     with tempfile.TemporaryDirectory(prefix="frontier_llm_harness_") as name:
         model = Path(name) / "model"
-        chosen = () if checkpoint is None else ("--checkpoint", str(checkpoint))
-        convert.main(["--to", "hf", "--no-check", *chosen, str(run), str(model)])
+        checkpoint = ("--checkpoint", str(options.checkpoint)) if options.checkpoint else ()
+        convert.main(["--to", "hf", "--no-check", *checkpoint, str(options.run), str(model)])
         results = harness.simple_evaluate(
             model="hf",
             model_args=f"pretrained={model},dtype=float32",
@@ -238,16 +227,4 @@ def run_harness(
     if results.get("groups"):
         print(utils.make_table(results, "groups"))
     found: dict[str, Any] = results["results"]
-    return found
-
-
-def _known(manager: Any, tasks: Sequence[str]) -> list[str]:
-    found = []
-    for task in tasks:
-        matching = manager.match_tasks([task])
-        if not matching:
-            wants = "the name of a task of lm-evaluation-harness"
-            todo = "lm_eval ls tasks lists them; --harness-tasks FOLDER adds your own"
-            raise ConfigError("--harness", task, wants, todo)
-        found += matching
     return found

@@ -77,23 +77,22 @@ def json_file(text: str) -> str:
     return text if text == "-" else str(new_file(text))
 
 
-def write_json(target: str, values: Any) -> None:
-    """Write values to the file of `--json`, or to standard output for `-`."""
+def write_json(target: str, values: Any, option: str = "FILE") -> None:
+    """Write values to the file of an option, or to standard output for `-`."""
     text = json.dumps(values, indent=1) + "\n"
     if target == "-":
         sys.stdout.write(text)
     else:
-        write_text(Path(target), text)
+        write_text(Path(target), text, option)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write the file that an option names."""
+def write_text(path: Path, text: str, option: str = "FILE") -> None:
+    """Write the file of an option; refuse one that cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            "FILE", path, f"a file that can be written ({error.strerror})", "name another file"
-        ) from None
+        wants = f"a file that can be written ({error.strerror})"
+        raise ConfigError(option, path, wants, "name another file") from None
 
 
 def folder(text: str) -> Path:

@@ -8,7 +8,7 @@ and `name` labels a row. A cell `1|2|4` stands for values of which the fastest i
 
 import argparse
 import csv
-import json
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -22,6 +22,7 @@ from rich.table import Table
 
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
+from frontier_llm.cli.options import write_json, write_text
 from frontier_llm.config import decode
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.decode import keys, nearest
@@ -33,7 +34,6 @@ from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.measured import QUANTITIES, MeasuredRun, Prediction, errors, predict
 from frontier_llm.planner.measured_fit import Fitted, fit_cluster
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.search import Progress
 
 PRINTED = 40
 """Largest number of rows that are printed; the output file has all of them."""
@@ -47,7 +47,14 @@ def compare(options: argparse.Namespace, console: Console) -> int:
     out = options.out or path.with_name(f"{path.stem}.predicted.csv")
     with DelayedProgress(console) as progress:
         runs = read_table(path, options.overrides, progress)
-        predictions = _predict(runs, progress)
+        predictions = []
+        for index, run in enumerate(runs):
+            progress("predictions", index / len(runs))
+            try:
+                predictions.append(predict(run))
+            except ConfigError as error:
+                key = f"row {run.row}, {error.key}"
+                raise ConfigError(key, error.got, error.wants, error.todo) from None
     _print(predictions, console)
     write(out, predictions)
     console.print(f"written: {out}")
@@ -61,30 +68,14 @@ def compare(options: argparse.Namespace, console: Console) -> int:
 def write(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write every prediction as JSON if the file's name ends so, and otherwise as CSV."""
     rows = [_values(prediction) for prediction in predictions]
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".json":
-                file.write(json.dumps(rows, indent=1) + "\n")
-            else:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
-    except OSError as error:
-        raise ConfigError(
-            "--out", path, f"a file that can be written ({error.strerror})", "name another file"
-        ) from None
-
-
-def _predict(runs: Sequence[MeasuredRun], progress: Progress) -> list[Prediction]:
-    predictions = []
-    for index, run in enumerate(runs):
-        progress("predictions", index / len(runs))
-        try:
-            predictions.append(predict(run))
-        except ConfigError as error:
-            key = f"row {run.row}, {error.key}"
-            raise ConfigError(key, error.got, error.wants, error.todo) from None
-    return predictions
+    if path.suffix == ".json":
+        write_json(str(path), rows, "--out")
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue(), "--out")
 
 
 def _values(prediction: Prediction) -> dict[str, Any]:

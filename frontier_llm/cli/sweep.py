@@ -219,8 +219,9 @@ def _with_first_value(argument: str) -> str:
     if override is None or not override.is_sweep_override():
         return argument
     value = override.value()
-    is_interval = isinstance(value, IntervalSweep)
-    first = value.start if is_interval else next(iter(override.sweep_string_iterator()))
+    if isinstance(value, IntervalSweep):
+        return f"{override.get_key_element()}={value.start}"
+    first = next(iter(override.sweep_string_iterator()))
     return f"{override.get_key_element()}={first}"
 
 

@@ -136,7 +136,7 @@ def planned_trial(overrides: Sequence[str], config: RunConfig | None = None) -> 
         loss=None,
         validation_loss=None,
         ranks=ranks,
-        goal=config.launch.trial_value,
+        goal=chosen.launch.trial_value,
     )
 
 

@@ -77,6 +77,10 @@ class WandbSink:
         if mode == "online" and not wandb.api.api_key:
             # wandb would ask on the terminal, and all ranks would wait for the answer
             raise RuntimeError("no API key: run `wandb login`, or set WANDB_API_KEY")
+        # silence wandb, and limit how long it may block
+        settings = {"silent": True, "console": "off", "init_timeout": _INIT_SECONDS}
+        if "finish_timeout" in getattr(wandb.Settings, "model_fields", {}):
+            settings["finish_timeout"] = _FINISH_SECONDS
         self._run = wandb.init(
             project=project,
             dir=str(run_dir),
@@ -85,7 +89,7 @@ class WandbSink:
             name=run_dir.resolve().name,
             config=dict(run_config),
             resume={"offline": None, "online": "allow"}[mode],
-            settings=wandb.Settings(**_settings(wandb)),
+            settings=wandb.Settings(**settings),
         )
         written = Path(self._run.settings.sync_dir)
         if run_dir.resolve() not in written.resolve().parents:
@@ -130,11 +134,3 @@ def run_id(run_dir: Path) -> str:
     path = run_dir.resolve()
     name = re.sub(r"[^A-Za-z0-9_-]", "-", path.name)[:64]
     return f"{name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
-def _settings(wandb: Any) -> dict[str, Any]:
-    """Return settings that silence wandb and limit how long it may block."""
-    settings = {"silent": True, "console": "off", "init_timeout": _INIT_SECONDS}
-    if "finish_timeout" in getattr(wandb.Settings, "model_fields", {}):
-        settings["finish_timeout"] = _FINISH_SECONDS
-    return settings
