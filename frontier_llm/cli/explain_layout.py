@@ -80,7 +80,11 @@ def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableTy
 
 
 def _summary(layout: StateLayout) -> Text:
-    grid, factors = layout.grid, layout.factors
+    grid, factors, parallel = layout.grid, layout.factors, layout.config.parallel
+    schedule = (
+        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
+        f"parallel.waiting_weights={parallel.waiting_weights}."
+    )
     return Text.assemble(
         (f"{layout.config.model.name} on {counted(grid.size, 'rank')}", "bold"),
         f": tensor {grid.tensor} x data {grid.data} x pipeline {grid.pipeline}, ",
@@ -93,17 +97,7 @@ def _summary(layout: StateLayout) -> Text:
         ", ",
         (f"optimizer states {factors.optimizer}", STATES[2][1]),
         f" of {factors.data} data ranks.",
-        _schedule(layout),
-    )
-
-
-def _schedule(layout: StateLayout) -> str:
-    parallel = layout.config.parallel
-    if parallel.pipeline == 1:
-        return ""
-    return (
-        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
-        f"parallel.waiting_weights={parallel.waiting_weights}."
+        schedule if parallel.pipeline > 1 else "",
     )
 
 

@@ -304,7 +304,14 @@ def compare(
     outcomes: list[Outcome] = []
     for nodes in node_counts:
         mtbf = job_mtbf(failures_per_node_day, nodes)
-        _check_recoveries_end(recoveries, nodes, mtbf)
+        longest = max(max(way.seconds, way.fallback_seconds) for way in recoveries)
+        if longest > LONGEST_RECOVERY * mtbf:
+            raise ConfigError(
+                "nodes", f"{nodes}, on which a failure comes every {mtbf:.3g} s",
+                f"at least {longest / LONGEST_RECOVERY:.3g} s between failures: recoveries take up "
+                f"to {longest:g} s, and the next failure would interrupt nearly all of them",
+                "choose fewer nodes, a lower rate of failures, or faster recoveries",
+            )  # fmt: skip
         for recovery in recoveries:
             if interval is None:
                 found = curve(recovery, mtbf, step, seed)
@@ -316,17 +323,6 @@ def compare(
             share = daly_share(recovery, mtbf, taken)
             outcomes.append(Outcome(recovery, nodes, mtbf, taken, *formulas, shares, share))
     return outcomes
-
-
-def _check_recoveries_end(recoveries: Sequence[Recovery], nodes: int, mtbf: float) -> None:
-    longest = max(max(way.seconds, way.fallback_seconds) for way in recoveries)
-    if longest > LONGEST_RECOVERY * mtbf:
-        raise ConfigError(
-            "nodes", f"{nodes}, on which a failure comes every {mtbf:.3g} s",
-            f"at least {longest / LONGEST_RECOVERY:.3g} s between failures: recoveries take up to "
-            f"{longest:g} s, and the next failure would interrupt nearly all of them",
-            "choose fewer nodes, a lower rate of failures, or faster recoveries",
-        )  # fmt: skip
 
 
 def _assumptions_table(assumed: Assumed) -> Table:

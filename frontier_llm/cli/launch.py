@@ -38,7 +38,6 @@ from frontier_llm.cli.launch_options import (
     check_sbatch_options,
     check_words,
     is_override,
-    length_of_chain,
     time_limit,
     with_joined_values,
 )
@@ -165,14 +164,16 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
     rest = [argument for argument in arguments if argument not in ("--submit", *chains, *curves)]
     overrides = [argument for argument in rest if is_override(argument)]
     options = [argument for argument in rest if not is_override(argument)]
-    length = length_of_chain(chains)
+    length = chains[-1].removeprefix("--chain=") if chains else "1"
+    if not length.isdecimal() or int(length) < 1:
+        raise ConfigError("--chain", length, "a number of jobs", "write --chain=8 for eight jobs")
     points = _points(curves[-1].removeprefix("--scaling="), overrides) if curves else [[]]
     submit = "--submit" in arguments
     jobs = []
     for point in points:
         replaced = set(map(key_of, point))
         words = [*(word for word in overrides if key_of(word) not in replaced), *point]
-        jobs.append(_checked_job(length, options, words, submit=submit))
+        jobs.append(_checked_job(int(length), options, words, submit=submit))
     return jobs, submit
 
 

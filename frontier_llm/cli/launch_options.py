@@ -105,14 +105,6 @@ def seconds_of(text: str, system: Literal["slurm", "pbs"]) -> float:
     return seconds or math.inf
 
 
-def length_of_chain(chains: Sequence[str]) -> int:
-    """Return the number of jobs of the last `--chain=N`; 1 without one."""
-    text = chains[-1].removeprefix("--chain=") if chains else "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError("--chain", text, "a number of jobs", "write --chain=8 for eight jobs")
-    return int(text)
-
-
 def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spares: int) -> None:
     """Refuse options that contradict `resources`, those of the configuration, or make an array.
 

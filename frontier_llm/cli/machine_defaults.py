@@ -45,7 +45,10 @@ def cluster_of_this_machine() -> str:
     devices = visible_devices()
     if devices is None:
         return WITHOUT_GPU
-    sections = {name: file_values("cluster", name) for name in _names()}
+    # the user's files come first
+    files = [file for folder in conf_folders() for file in sorted(folder.glob("cluster/*.yaml"))]
+    names = [name for name in dict.fromkeys(f.stem for f in files) if name not in OF_THIS_MACHINE]
+    sections = {name: file_values("cluster", name) for name in names}
     fitting = [name for name, values in sections.items() if _describes(values["device"], devices)]
     per_node = max(devices.count, world.ranks_per_node if (world := _world()) else 0)
     site = os.environ.get("SLURM_CLUSTER_NAME", "").lower()
@@ -68,12 +71,6 @@ def cluster_of_this_machine() -> str:
         )
     print(f"{'cluster':<11}{text}", file=sys.stderr)
     return fitting[0] if fitting else UNKNOWN_GPU
-
-
-def _names() -> list[str]:
-    """Return the names of the cluster files that describe one machine, the user's first."""
-    files = [file for folder in conf_folders() for file in sorted(folder.glob("cluster/*.yaml"))]
-    return [name for name in dict.fromkeys(f.stem for f in files) if name not in OF_THIS_MACHINE]
 
 
 def _describes(device: dict[str, Any], visible: VisibleDevices) -> bool:

@@ -99,8 +99,9 @@ def folder(text: str) -> Path:
     """Parse the value of an option: a folder that exists."""
     found = path(text)
     if not found.is_dir():
-        similar = [] if found.exists() else _similar(found)
-        todo = f"did you mean {similar[0]}?" if similar else "correct the path"
+        similar = difflib.get_close_matches(found.name, _names(found.parent), n=1)
+        is_absent = similar and not found.exists()
+        todo = f"did you mean {found.parent / similar[0]}?" if is_absent else "correct the path"
         if text.startswith("run.dir="):
             todo = f"drop run.dir=, write {text.partition('=')[2]}"
         raise ConfigError(THE_LINE, text, "a folder that exists", todo)
@@ -145,11 +146,6 @@ def folder_of_one(text: str) -> Path:
             THE_LINE, text, f"one run, not a folder of {len(runs)} runs", f"name {names}"
         )
     return found
-
-
-def _similar(path: Path) -> list[Path]:
-    names = difflib.get_close_matches(path.name, _names(path.parent), n=1)
-    return [path.parent / name for name in names]
 
 
 def _names(folder: Path) -> list[str]:

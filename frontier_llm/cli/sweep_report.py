@@ -64,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(
                 f"{each} contains no {TRIAL_FILE}: give the folder of a sweep that has run"
             )
-    losses = _losses(found)
+    points = [History.read(folder / RUN).points("loss") for folder, _ in found]
+    losses = {
+        name: of_run for name, of_run in zip(_settings(trials), points, strict=True) if of_run
+    }
     if losses:
         draw_losses(losses, path / LOSSES)
     text = write(trials, _convergence(path, options.beside, trials[0]), has_losses=bool(losses))
@@ -116,12 +119,6 @@ def _convergence(
     if searches:
         draw_convergence(searches, any_trial.quantity, path / "convergence.svg")
     return searches
-
-
-def _losses(found: Sequence[tuple[Path, Trial]]) -> dict[str, list[tuple[int, float]]]:
-    settings = _settings([trial for _, trial in found])
-    points = [History.read(folder / RUN).points("loss") for folder, _ in found]
-    return {name: losses for name, losses in zip(settings, points, strict=True) if losses}
 
 
 def _settings(trials: Sequence[Trial]) -> list[str]:

@@ -64,7 +64,11 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
             )  # fmt: skip
         _format_step_chart(ax, "Loss", "nats per token")
         if history.skipped:
-            _mark_skipped(ax, history.skipped)
+            steps = history.skipped[:: -(-len(history.skipped) // _MAX_POINTS)]
+            ax.plot(  # marks along the lower edge
+                steps, [0.015] * len(steps), "|", color=INK, markersize=8,
+                transform=ax.get_xaxis_transform(), label="update skipped",
+            )  # fmt: skip
         if train or validation or history.skipped:
             ax.legend(loc="upper right")
         return _svg(figure, "loss")
@@ -177,15 +181,6 @@ def _panels(count: int, height: float = 3.0) -> tuple[Figure, list[Axes]]:
 def _line(ax: Axes, points: Sequence[tuple[int, float]], color: str, label: str = "") -> None:
     marker = "o" if len(points) < 3 else ""  # a line of one point would be invisible
     ax.plot(*_thinned(points), marker=marker, color=color, linewidth=1.4, label=label)
-
-
-def _mark_skipped(ax: Axes, steps: Sequence[int]) -> None:
-    """Mark the steps with a skipped update along the lower edge of a chart."""
-    steps = steps[:: -(-len(steps) // _MAX_POINTS)]
-    ax.plot(
-        steps, [0.015] * len(steps), "|", color=INK, markersize=8,
-        transform=ax.get_xaxis_transform(), label="update skipped",
-    )  # fmt: skip
 
 
 def _format_step_chart(ax: Axes, title: str, unit: str) -> None:
