@@ -160,19 +160,12 @@ class Parser(argparse.ArgumentParser):
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         self._refuse(ConfigError(THE_LINE, message, usage, f"see {self.prog} --help"))
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse the arguments as the base class does."""
-        try:
-            return super().parse_known_args(args, namespace)
-        except ConfigError as error:  # of the parser of a value
-            self._refuse(error)
-
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
             return super()._get_value(action, arg_string)
         except ConfigError as error:  # of a parser of values, which does not know its option
             name = next(iter(action.option_strings), action.metavar or action.dest)
-            raise ConfigError(str(name), error.got, error.wants, error.todo) from None
+            self._refuse(ConfigError(str(name), error.got, error.wants, error.todo))
 
     def _refuse(self, error: ConfigError) -> NoReturn:
         self.exit(error.exit_code, f"{error}\n")
