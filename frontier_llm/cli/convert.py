@@ -191,7 +191,7 @@ def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
 
 
 def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:
-    """Write the config.yaml of a run directory with imported weights; return the configuration."""
+    """Write the config.yaml of a run directory with imported weights."""
     composed = compose(["parallel.pipeline=1", "launch.ranks=1", *overrides])
     run_directory.write_config(out, run_directory.to_yaml(composed))
     config = decode(composed)

@@ -212,7 +212,6 @@ def _memory_table(layout: StateLayout) -> Table:
 
 
 def _names(created: Sequence[Communicator]) -> str:
-    """Name the process groups of communicators, with their numbers if there are several."""
     counts = Counter(communicator.name for communicator in created)
     named = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     return f"{len(created)}: {', '.join(named)}" if created else "0"

@@ -131,7 +131,6 @@ def _sections(section: type[Section] = RunConfig, prefix: str = "") -> dict[str,
 
 
 def _groups(known: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each section of keys and for the groups without a section."""
     yield "groups: --help GROUP describes the keys; GROUP=FILE takes the values of a file of conf/"
     for name, text in _sections().items():
         if "." not in name:

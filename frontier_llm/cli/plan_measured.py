@@ -79,7 +79,6 @@ def write(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _values(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction as plain values, with the seconds of the parts of a step."""
     run, time = prediction.run, prediction.estimate.time
     return {
         "row": run.row,

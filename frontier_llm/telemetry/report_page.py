@@ -98,7 +98,6 @@ def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
 
 
 def _subtitle(summary: RunSummary, run_dir: Path) -> str:
-    """Return the name of the run, its number of ranks, its precision and its device."""
     layout = summary.layout
     facts = [run_dir.resolve().name if summary.model else ""]
     if layout is not None:
@@ -108,7 +107,6 @@ def _subtitle(summary: RunSummary, run_dir: Path) -> str:
 
 
 def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
-    """Yield the key numbers of the run."""
     yield _training_tile(history, summary)
     bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte)
     note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
@@ -191,7 +189,6 @@ def _describe_loss(history: History, summary: RunSummary) -> str:
 
 
 def _wire(history: History) -> Iterator[str]:
-    """Yield the section on the bytes that collectives send."""
     sent = history.sent_bytes_per_step()
     if not len(history):
         return

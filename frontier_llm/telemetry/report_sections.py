@@ -54,7 +54,6 @@ def layout_section(summary: RunSummary) -> Iterator[str]:
 
 
 def _stage_table(layout: Layout, ranks: Sequence[RankSummary]) -> str:
-    """Return a table with one row per pipeline stage."""
     grid, per_stage = grid_of(layout), layout.tensor * layout.data
     rows = []
     for stage, members in _by_stage(layout, ranks).items():
@@ -73,7 +72,6 @@ def _stage_table(layout: Layout, ranks: Sequence[RankSummary]) -> str:
 
 
 def _by_stage(layout: Layout, ranks: Sequence[RankSummary]) -> dict[int, list[RankSummary]]:
-    """Group ranks by pipeline stage."""
     stages: dict[int, list[RankSummary]] = {stage: [] for stage in range(layout.pipeline)}
     for rank in ranks:
         if rank.pipeline in stages:
@@ -154,7 +152,6 @@ def plan_section(summary: RunSummary) -> Iterator[str]:
 
 
 def _plan_row(row: PlanRow) -> list[str]:
-    """Return the cells of a table row: name, prediction, measurement, relative difference."""
     format_value = format_bytes if row.unit == "bytes" else format_seconds
     if row.predicted is None:
         return [row.name, UNKNOWN, format_value(row.measured), ""]

@@ -78,7 +78,8 @@ class WandbSink:
             # wandb would ask on the terminal, and all ranks would wait for the answer
             raise RuntimeError("no API key: run `wandb login`, or set WANDB_API_KEY")
         # silence wandb, and limit how long it may block
-        settings = {"silent": True, "console": "off", "init_timeout": _INIT_SECONDS}
+        settings: dict[str, Any] = {"silent": True, "console": "off"}
+        settings["init_timeout"] = _INIT_SECONDS
         if "finish_timeout" in getattr(wandb.Settings, "model_fields", {}):
             settings["finish_timeout"] = _FINISH_SECONDS
         self._run = wandb.init(
