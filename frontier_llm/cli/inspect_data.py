@@ -76,7 +76,7 @@ class View:
         if not train:
             return
         # the lengths that the samples of the run have had
-        segments = lengths_of(run) or [LengthSegment(0, window_tokens(config), keeps_all=True)]
+        segments = lengths_of(run) or [LengthSegment(0, window_tokens(config.data), keeps_all=True)]
         if self._schedule:
             by_name = dict(zip(corpora.names, self._samples, strict=True))
             set_lengths(by_name, self._schedule, segments)
