@@ -39,8 +39,7 @@ READERS = {
     " trainer.spike_window trainer.rewinds_allowed",
     "trainer/callbacks/run_report.py": "trainer.sample_tokens run.dir",
     "trainer/sample.py": "trainer.sample_prompts",
-    "cli/train.py": "launch.ranks launch.port launch.restarts launch.threads recovery.enabled plan"
-    " recovery.spares recovery.tries recovery.timeout_seconds",
+    "cli/train.py": "launch.ranks launch.port launch.restarts launch.threads recovery.enabled plan",
     "cli/launch.py": "launch.nodes",
     "health/preflight.py": "launch.meeting_seconds",
     "launch/stop.py": "launch.stop_minutes",
@@ -48,6 +47,7 @@ READERS = {
     "cli/sweep.py": "launch.trial_value launch.trial_runner",
     "cli/trial_runner.py": "launch.trial_micro_batches",
     "cli/compose.py": "launch.elastic",
+    "cli/replaceable.py": "recovery.spares recovery.tries recovery.timeout_seconds",
     "config/partner_copies.py": "recovery.copies_path recovery.partner_copies",
     "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds",
     "health/limits.py": "watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"

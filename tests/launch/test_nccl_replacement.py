@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.cli import train
-from frontier_llm.cli.train import ranks_of
+from frontier_llm.cli.replaceable import ranks_of
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.health.preflight import check_groups, collective_trial

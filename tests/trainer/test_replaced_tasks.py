@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from frontier_llm.cli.main import main
-from frontier_llm.cli.train import ranks_of
+from frontier_llm.cli.replaceable import ranks_of
 from frontier_llm.config import decode
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
