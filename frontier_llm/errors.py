@@ -4,6 +4,9 @@ Each message says what is wrong and what to do, so that the user needs no traceb
 error determines the exit code of the process.
 """
 
+import sys
+from contextlib import suppress
+
 
 def printable(text: str) -> str:
     """Escape all characters that a terminal does not print, except line breaks and tabs."""
@@ -64,3 +67,10 @@ class StopRequested(FrontierError):
     """The run was asked to stop; it saved its state and stopped."""
 
     exit_code = 3
+
+
+def print_error(text: str) -> None:
+    """Print a line to stderr at once; a terminal that is gone is no error."""
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

@@ -8,6 +8,7 @@ import gc
 import getpass
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -175,3 +176,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if code:
         pytest.fail(text or f"ended with {code}", pytrace=False)
     return True
+
+
+def mount(folder: Path, options: str) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 240 KiB, with room for two checkpoints but not for three."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, "size=240k")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

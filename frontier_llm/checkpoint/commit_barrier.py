@@ -30,6 +30,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.coordination import read_all
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -118,7 +119,7 @@ class CommitBarrier:
         """
         keys = [self._key(f"rank/{rank}") for rank in ranks]
         try:
-            return [record.decode() for record in self._store.multi_get(keys)]
+            return [record.decode() for record in read_all(self._store, keys)]
         except RuntimeError as error:
             raise UnknownOutcomeError(_describe_lost_store(error)) from None
 

@@ -7,6 +7,7 @@ which a newer one is ready, so that the copies do not fall behind and the disks 
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -36,6 +37,9 @@ class Mover:
     Attributes:
         is_redundant: whether the copies are of use only if a node is lost, so that a failure is a
             warning, which `poll` does not raise.
+        patience_seconds: `poll` raises also failures of redundant copies if none has succeeded for
+            so long; None = it never does.
+        newest: step of the newest copy that this object has made; None before the first one.
         outcomes: how the copies of the last steps ended, by step, as far as this rank knows.
     """
 
@@ -68,6 +72,9 @@ class Mover:
         self._timeout, self._copy = timeout, copy
         self._is_permanent = is_permanent
         self.is_redundant = False
+        self.patience_seconds: float | None = None
+        self.newest: int | None = None
+        self._succeeded = math.inf  # monotonic time of the newest copy, or of the first try
         self._writer = JobThread(name)
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps that are not copied yet, in order
@@ -122,10 +129,16 @@ class Mover:
             self._changed.notify_all()
 
     def spared(self) -> Collection[int]:
-        """Return steps that must stay on the nodes' disks: those that may be copied next."""
+        """Return steps that must stay on the nodes' disks: those that may be copied next.
+
+        Rank 0 skips a step if it knows that a newer one is committed. If this rank knows that two
+        newer ones are, rank 0 knows of the first, because it commits one after the other.
+        """
         with self._changed:
-            permanent = [step for step in self._queue if self._is_permanent(step)]
-            return {*self._queue[:1], *self._queue[-2:], *permanent}
+            committed = [step for step in self._queue if self._saved.get(step) == "committed"]
+            oldest = min(committed[-2:], default=0) if len(committed) > 1 else 0
+            wanted = (s for s in self._queue if s >= oldest or self._is_permanent(s))
+            return {*self._queue[:1], *wanted}
 
     def active(self) -> Collection[int]:
         """Return the step that is being copied, if any."""
@@ -152,6 +165,7 @@ class Mover:
     def _move(self, number: int, step: int, meta: dict[str, Any]) -> None:
         outcome: Outcome = "failed"
         begin = time.monotonic()
+        self._succeeded = min(self._succeeded, begin)
         prefix = f"checkpoint/{self._name}/{number}"
         try:
             if self._is_chosen(prefix, step):
@@ -159,9 +173,10 @@ class Mover:
                 self._barriers.append(barrier)
                 self._copy(step, meta, barrier)
                 outcome = "committed"
+                self._succeeded, self.newest = time.monotonic(), step
                 if self._rank == 0:
-                    seconds = format_seconds(time.monotonic() - begin)
-                    _log.info("step %d is copied to %s: %s", step, self._target, seconds)
+                    duration = format_seconds(time.monotonic() - begin)
+                    _log.info("step %d is copied to %s: %s", step, self._target, duration)
                     while len(self._barriers) > 1:  # no rank reads the keys of earlier copies
                         self._barriers.pop(0).delete_keys()
             else:
@@ -169,14 +184,16 @@ class Mover:
         except Exception as error:
             text = f"step {step} is not copied to {self._target}: {error}"
             if self.is_redundant:
-                with self._changed:  # the main thread may enqueue a step meanwhile
-                    copied = [s for s, outcome in self.outcomes.items() if outcome == "committed"]
-                newest = (
-                    f"the newest copy is of step {max(copied)}" if copied else "there is no copy"
-                )
-                text += f". Training goes on, and the next step is tried; {newest}"
-            else:
+                step_text = f"the newest copy is of step {self.newest}"
+                text += f"; {'there is no copy' if self.newest is None else step_text}"
+            seconds = time.monotonic() - self._succeeded
+            if not self.is_redundant:
                 self._error = self._error or CheckpointError(text)
+            elif self.patience_seconds is not None and seconds > self.patience_seconds:
+                text += f", from {format_seconds(seconds)} ago (checkpoint.protection_minutes)"
+                self._error = self._error or CheckpointError(text)
+            else:
+                text += ". Training goes on, and the next step is tried"
             if self._rank == 0 or isinstance(error, NodeCommitError):
                 _log.warning("%s", text)
         with self._changed:

@@ -7,6 +7,7 @@ folder is never mistaken for a checkpoint.
 
 import logging
 import shutil
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
+_pruning = threading.Lock()
+"""Held while checkpoints are deleted: two threads of a rank may write to one folder."""
 
 
 def prune(
@@ -39,18 +42,29 @@ def prune(
         spared: steps that another thread reads or writes, and which are kept for now.
     """
     try:
-        _remove_leftovers(folder, committed_step, spared)
-        undamaged = 0
-        for step, path in committed(folder):
-            if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
-                continue  # kept without a check: a long run has many of them
-            if step != committed_step and not _is_undamaged(path):
-                continue
-            undamaged += 1
-            if undamaged > keep and step != committed_step and step not in spared:
-                _delete(path)
+        with _pruning:
+            _prune(folder, committed_step, keep, keep_every_steps, spared)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
+
+
+def _prune(
+    folder: Path,
+    committed_step: int,
+    keep: int,
+    keep_every_steps: int | None,
+    spared: Collection[int],
+) -> None:
+    _remove_leftovers(folder, committed_step, spared)
+    undamaged = 0
+    for step, path in committed(folder):
+        if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
+            continue  # kept without a check: a long run has many of them
+        if step != committed_step and not _is_undamaged(path):
+            continue
+        undamaged += 1
+        if undamaged > keep and step != committed_step and step not in spared:
+            _delete(path)
 
 
 def void_later(folder: Path, step: int) -> None:

@@ -128,8 +128,9 @@ def describe(
     from frontier_llm.device import identity
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.device.kernels import resolve
-    from frontier_llm.health.rank_report import free_bytes, tiers
+    from frontier_llm.health.rank_report import free_bytes
     from frontier_llm.model.transformer import DTYPES
+    from frontier_llm.trainer.checkpoint_places import local_root
 
     may_share = config.collectives.backend == "gloo"
     accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
@@ -148,8 +149,10 @@ def describe(
     yield "variables", ", ".join(f"{k}={value}" for k, value in variables.items()) or "none set"
     yield "interfaces", ", ".join(identity.interfaces()) or "only the loopback"
     yield "cores", identity.cores()
-    for tier, folder in tiers(config).items():
-        yield f"{tier} tier", f"{folder}: {format_bytes(free_bytes(folder))} free"
+    folders = {"shared": Path(config.run.dir).absolute(), "local": local_root(config)}
+    for tier, folder in folders.items():
+        if folder is not None:
+            yield f"{tier} tier", f"{folder}: {format_bytes(free_bytes(folder))} free"
     yield "ranks", f"{world.size}, {world.ranks_per_node} per node, started by {world.launcher}"
 
 

@@ -13,6 +13,7 @@ from frontier_llm.geometry.elastic import fitting_ranks
 from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.cores import check_survival
 from frontier_llm.launch.launcher import LaunchOptions
+from frontier_llm.launch.rendezvous import connections_of
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.restart import recorded_steps
 
@@ -61,6 +62,7 @@ def train_as_agent(
         ranks=ranks_of(config, world.size),
         failure_dir=failure_folder(config),
         threads=threads,
+        connections=connections_of(config),
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
     world = world.with_ranks_per_node(config.launch.ranks_per_node)

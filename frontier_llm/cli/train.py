@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import compose, configured, fitted, with_choices
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
@@ -34,13 +35,16 @@ from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_w
 from frontier_llm.launch.cores import prepare_environment, share
 from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
-from frontier_llm.launch.rendezvous import make_store
+from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, connections_of, make_store
 from frontier_llm.launch.restarts import Target, launch_with_restarts
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.trainer import restart, run_directory
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 PRINT_CONFIG = {"--cfg", "--cfg=job"}
 """Options that print the composed configuration and stop; hydra's own programs have the same."""
@@ -93,6 +97,7 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
         threads=threads,
+        connections=connections_of(config),
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
 
@@ -110,20 +115,12 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     """Train as one of the ranks of srun or torchrun, of which rank 0 composes the configuration."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     StopFlag.install()
-    # srun does not end the tasks of such a job if one of them dies
-    quiet = QUIET if "recovery.enabled=true" in overrides else None
-    store = make_store(world, MEETING_TIMEOUT, quiet=quiet)
-    from_rank_zero = partial(broadcast_from_rank_zero, world, store)
-    text = from_rank_zero(
-        "configuration",
-        lambda: configure(overrides, world.size, world.ranks_per_node),
-        MEETING_TIMEOUT,
-    )
+    store, text = _meet(world, overrides)
     config = decode(run_directory.from_yaml(text))
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
     prepare = partial(prepare_run, config, text, world.size)
-    corpora = from_rank_zero("corpus", prepare, CORPUS_TIMEOUT)
+    corpora = broadcast_from_rank_zero(world, store, "corpus", prepare, CORPUS_TIMEOUT)
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:
         warn_of_crowding(threads, world.ranks_per_node)
@@ -151,6 +148,32 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         wait_for_slurm(StopFlag.install())
     StopFlag.ignore_signals()
     return exit_code
+
+
+def _meet(world: World, overrides: Sequence[str]) -> tuple["Store", str]:
+    """Compose the configuration on rank 0, connect all ranks, and return store and configuration.
+
+    Rank 0 composes first, because the configuration says how it waits and how many files it opens.
+    If it fails, all ranks connect nevertheless, to be told.
+    """
+    text, failed, quiet, connections = "", None, None, MIN_CONNECTIONS
+    if world.rank == 0:
+        try:
+            text = configure(overrides, world.size, world.ranks_per_node)
+            config = decode(run_directory.from_yaml(text))
+            connections = connections_of(config)
+            # srun does not end the tasks of a job with recovery if one of them dies
+            quiet = QUIET if config.recovery.enabled else None
+        except Exception as error:
+            failed = error
+
+    def composed() -> str:
+        if failed is not None:
+            raise failed
+        return text
+
+    store = make_store(world, MEETING_TIMEOUT, quiet=quiet, connections=connections)
+    return store, broadcast_from_rank_zero(world, store, "configuration", composed, MEETING_TIMEOUT)
 
 
 def configure(

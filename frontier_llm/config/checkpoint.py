@@ -78,6 +78,10 @@ class CheckpointConfig(Section):
     partner: bool = False
     """Whether each node's local checkpoints are also copied to the disk of the next node, so that
     they survive the loss of a node."""
+    protection_minutes: float | None = Field(None, gt=0)
+    """Minutes after which a run ends if no copy to the next node has succeeded meanwhile. A failed
+    copy is only a warning until then, and the metric steps_since_copy counts the steps that a lost
+    node would cost. null = the run never ends for this reason."""
     moments: Literal["fp32", "bf16", "int8"] = "fp32"
     """Format of Adam's moments in local checkpoints that are not copied to the run directory.
     `bf16` and `int8` round them, so that fewer bytes are written (8 and 6.03 instead of 12 per

@@ -200,7 +200,8 @@ NEEDS: tuple[Need, ...] = (
     Need("watchdog", "replace_stragglers", "recovery.enabled=true", "no rank is replaced",
          lambda c: c.recovery.enabled and c.watchdog.stragglers_every_steps is not None),
     Need("checkpoint", "every_steps keep keep_every_steps files timeout_seconds pool_bytes on_error"
-         " when_busy partner moments drain_mb_per_second end_seconds tiers.local.path"
+         " when_busy partner protection_minutes moments drain_mb_per_second end_seconds"
+         " tiers.local.path"
          " tiers.local.keep tiers.local.every_steps tiers.archive.command tiers.archive.every_steps"
          " tiers.archive.tries tiers.archive.pause_seconds", "checkpoint=lazy",
          "no checkpoint is written", lambda c: c.checkpoint.mode != "off"),
@@ -209,6 +210,9 @@ NEEDS: tuple[Need, ...] = (
     Need("checkpoint", "partner moments drain_mb_per_second tiers.local.keep"
          " tiers.local.every_steps", "checkpoint.tiers.local.path=DIRECTORY",
          "there are no node-local checkpoints", _saves_locally),
+    Need("checkpoint", "protection_minutes", "checkpoint.partner=true",
+         "no checkpoint is copied to the next node",
+         lambda c: c.checkpoint.has_partner or c.recovery.partner_copies),
     Need("checkpoint.tiers.local", "keep every_steps", "recovery.partner_copies=false",
          "copies in memory are made after every step",
          lambda c: not c.recovery.partner_copies),

@@ -36,6 +36,15 @@ def expanded(text: str) -> str:
     return at_home(path)
 
 
+def on_this_node(path: str) -> Path:
+    """Return a `NodePathName` with its variables replaced, among them $UID, which no shell exports.
+
+    Variables that are not set stay as they are.
+    """
+    text = re.sub(r"\$(UID\b|\{UID\})", str(os.getuid()), path)
+    return Path(os.path.expandvars(text)).absolute()
+
+
 PathName = Annotated[str, AfterValidator(expanded)]
 """A path that is the same on all nodes; a relative one begins where the program was started."""
 NodePathName = Annotated[str, AfterValidator(at_home)]

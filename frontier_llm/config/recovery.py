@@ -26,8 +26,9 @@ class RecoveryConfig(Section):
     node, in the background. A dead rank's states come from there if no other rank holds them, and
     all ranks go back to the newest step that is complete: usually one or two steps. On a single
     node they are copied to its own memory only, and survive the death of ranks."""
-    copies_path: NodePathName = "/dev/shm/frontier_llm"
-    """With partner_copies, a directory on a file system in memory (tmpfs) of each node."""
+    copies_path: NodePathName = "/dev/shm/frontier_llm-$UID"
+    """With partner_copies, a directory on a file system in memory (tmpfs) of each node. The copies
+    are in folders that only the user can open."""
     timeout_seconds: float = Field(3.0, gt=0)
     """With gloo, time limit of a collective. In one of a hundred deaths a rank notices the death
     only by this limit. A limit that is too short costs a new connection of all ranks, and no step;

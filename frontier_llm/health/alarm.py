@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from frontier_llm.health.diagnosis import RankState
+from frontier_llm.launch.coordination import read_all
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -36,6 +37,11 @@ def close(store: "Store", rank: int) -> None:
     store.set(_alarm(rank), _CLOSED.decode())
 
 
+def withdraw(store: "Store", rank: int) -> None:
+    """Take back the alarm on a rank."""
+    store.delete_key(_alarm(rank))
+
+
 def wait_for_alarm(store: "Store", rank: int) -> None:
     """Wait until the alarm is raised on a rank, or the rank has ended its watch.
 
@@ -53,7 +59,7 @@ def wait_for_alarm(store: "Store", rank: int) -> None:
 
 def closed_ranks(store: "Store", size: int) -> set[int]:
     """Return the ranks that have ended their watch, after the alarm was raised."""
-    values = store.multi_get([_alarm(rank) for rank in range(size)])
+    values = read_all(store, [_alarm(rank) for rank in range(size)])
     return {rank for rank, value in enumerate(values) if value == _CLOSED}
 
 
@@ -62,7 +68,7 @@ def only_first_is_left(store: "Store", size: int) -> bool:
     others = [_alarm(rank) for rank in range(1, size)]
     if not others:
         return True
-    return store.check(others) and all(value == _CLOSED for value in store.multi_get(others))
+    return store.check(others) and all(value == _CLOSED for value in read_all(store, others))
 
 
 def read_states(store: "Store", size: int) -> dict[int, RankState]:

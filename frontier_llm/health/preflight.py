@@ -44,7 +44,7 @@ def check_all_ranks(
     world: World,
     store: "Store",
     accelerator: Accelerator,
-    copies: Path | None = None,
+    local: Path | None = None,
 ) -> RankReport:
     """Report this rank to rank 0, which checks the reports of all ranks.
 
@@ -56,7 +56,7 @@ def check_all_ranks(
         world: rank of this process, number of ranks, and host.
         store: the store of all ranks.
         accelerator: the device of this rank.
-        copies: folder of this run's copies in memory on this node; None without.
+        local: folder of this run's checkpoints on this node; None without.
 
     Returns:
         This rank's report.
@@ -66,7 +66,7 @@ def check_all_ranks(
         RankFailure: rank 0 has raised a LaunchError. Raised on the other ranks, without a message.
     """
     timeout = timedelta(seconds=config.launch.meeting_seconds)
-    own_report = RankReport.of(config, world, accelerator, copies)
+    own_report = RankReport.of(config, world, accelerator, local)
 
     def check() -> str:
         reports = exchange(own_report, world, store, timeout)

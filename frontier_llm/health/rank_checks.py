@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from frontier_llm.config.partner_copies import KEPT
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.health.rank_report import RankReport, tiers
+from frontier_llm.health.rank_report import RankReport
 from frontier_llm.launch.world import World
 from frontier_llm.units import format_bytes, format_seconds
 
 STATE_BYTES = 12
 """Bytes per parameter in a checkpoint: an fp32 master weight and two moments."""
+_NAMED_HOSTS = 4
+"""Hosts with wrong clocks that warnings name."""
 CLOCK_SKEW_SECONDS = 2.0
 """A larger difference between two hosts makes the order of two failures uncertain."""
 
@@ -51,7 +53,7 @@ def check_reports(
         (errors if saves_locally else warnings).extend(_moves(world, reports, saves_locally))
     elif not nodes_are_simulated:
         errors += _placement(world, reports)
-    space = list(_space(config, nodes_per_copy, reports))
+    space = [*_space(config, nodes_per_copy, reports), *_strangers(config, reports)]
     if world.launcher == "slurm":
         warnings += _cores(reports)
     return Findings((*errors, *space), tuple(warnings))
@@ -163,23 +165,33 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
     if config.checkpoint.mode == "off":
         return
     total = STATE_BYTES * count_parameters(config.model, config.data.sequence_length)
-    for tier, folder in tiers(config).items():
-        copies = 2 if config.checkpoint.partner else 1  # one of them of another node
-        what = "a checkpoint takes"
-        if tier == "local" and config.recovery.partner_copies:
-            copies, what = copies * (KEPT + 1), "the copies in memory take up to"
-        needed = total if tier == "shared" else copies * total // nodes_per_copy
-        for report in reports:
-            free = report.free_bytes.get(str(folder))
-            if free is not None and free < needed:
-                key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
-                todo = f"free some space, or set {key} to another file system"
-                if tier == "local" and config.recovery.partner_copies:
-                    todo = "use more nodes, or set recovery.partner_copies=false"
+    for report in reports:
+        for tier, free in report.free_bytes.items():
+            copies = 2 if config.checkpoint.partner else 1  # one of them of another node
+            what = "a checkpoint takes"
+            key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
+            todo = f"free some space, or set {key} to another file system"
+            if tier == "local" and config.recovery.partner_copies:
+                copies, what = copies * (KEPT + 1), "the copies in memory take up to"
+                todo = "use more nodes, or set recovery.partner_copies=false"
+            needed = total if tier == "shared" else copies * total // nodes_per_copy
+            if free < needed:
                 yield (
-                    f"{folder} on {report.host} has {format_bytes(free)} free, {what} "
-                    f"{format_bytes(needed)}: {todo}"
+                    f"{report.folders[tier]} on {report.host} has {format_bytes(free)} free, "
+                    f"{what} {format_bytes(needed)}: {todo}"
                 )
+
+
+def _strangers(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Check that no other user can read or exchange the checkpoints on a node."""
+    copies = config.recovery.partner_copies
+    key = "recovery.copies_path" if copies else "checkpoint.tiers.local.path"
+    for report in reports:
+        if report.stranger:
+            yield (
+                f"{report.stranger} on {report.host}, so that another user may read this run's "
+                f"states or exchange them: remove it, or set {key} to a folder of your own"
+            )
 
 
 def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -201,16 +213,20 @@ def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[s
 
 
 def _clocks(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Compare the clock of each rank with the median."""
-    clocks = sorted(report.clock_seconds for report in reports)
-    median = clocks[len(clocks) // 2]
-    for report in reports:
-        skew = report.clock_seconds - median
-        if abs(skew) > CLOCK_SKEW_SECONDS:
-            yield (
-                f"the clock of {report.host} (rank {report.rank}) is {format_seconds(abs(skew))} "
-                f"{'ahead' if skew > 0 else 'behind'}: timestamps in logs will not match"
-            )
+    """Compare the clock of each host, which the first of its ranks has read, with the median."""
+    clocks = {report.host: report.clock_seconds for report in reversed(reports)}
+    median = sorted(clocks.values())[(len(clocks) - 1) // 2]
+    skews = {host: clock - median for host, clock in clocks.items()}
+    wrong = sorted(skews, key=lambda host: -abs(skews[host]))
+    wrong = [host for host in wrong if abs(skews[host]) > CLOCK_SKEW_SECONDS]
+    for host in wrong[:_NAMED_HOSTS]:
+        direction = "ahead" if skews[host] > 0 else "behind"
+        yield (
+            f"the clock of {host} is {format_seconds(abs(skews[host]))} {direction}: timestamps in "
+            "logs will not match"
+        )
+    if len(wrong) > _NAMED_HOSTS:
+        yield f"the clocks of {len(wrong) - _NAMED_HOSTS} more hosts are wrong by less"
 
 
 def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:

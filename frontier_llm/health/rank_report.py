@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -19,7 +18,9 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device import identity
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
+from frontier_llm.launch.coordination import read_all
 from frontier_llm.launch.rendezvous import RankZeroLostError
+from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
@@ -54,10 +55,13 @@ class RankReport:
     """Versions of Python and of libraries."""
     environment: dict[str, str]
     """Environment variables that control communication."""
+    folders: dict[str, str]
+    """Output folders by tier: `shared` for all nodes, `local` for this node. Only rank 0 reports
+    the shared folder, and only the first rank of each node reports a node-local folder."""
     free_bytes: dict[str, int]
-    """Free bytes of each output folder, and what copies in memory that this run replaces already
-    take there. Only rank 0 reports the shared folder, and only the first rank of each node reports
-    a node-local folder."""
+    """Free bytes by tier, and what copies in memory that this run replaces already take there."""
+    stranger: str = ""
+    """Why other users could read or exchange node-local checkpoints; empty if they cannot."""
     clock_seconds: float = 0.0
     """Time of the host in seconds since 1970, read at nearly the same moment on all ranks."""
 
@@ -67,7 +71,7 @@ class RankReport:
         config: RunConfig,
         world: World,
         accelerator: Accelerator,
-        copies: Path | None = None,
+        local: Path | None = None,
     ) -> "RankReport":
         """Describe this rank.
 
@@ -75,12 +79,18 @@ class RankReport:
             config: configuration of the run.
             world: rank and host of this process.
             accelerator: the device of this rank.
-            copies: folder of this run's copies in memory, which new copies replace; None without.
+            local: folder of this run's checkpoints on this node, made if it does not exist; None
+                without node-local checkpoints.
         """
-        free = {str(path): free_bytes(path) for path in _folders(config, world)}
-        local = str(tiers(config).get("local"))
-        if copies is not None and local in free:
-            free[local] += used_bytes(copies)
+        folders, stranger = {}, ""
+        if world.rank == 0:
+            folders["shared"] = Path(config.run.dir).absolute()
+        if local is not None and world.rank % world.ranks_per_node == 0:
+            folders["local"] = local
+            stranger = find_stranger(local)
+        free = {tier: free_bytes(folder) for tier, folder in folders.items()}
+        if local is not None and "local" in folders and config.recovery.partner_copies:
+            free["local"] += used_bytes(local)
         return cls(
             rank=world.rank,
             host=world.host,
@@ -92,7 +102,9 @@ class RankReport:
             digest=hashlib.sha256(config.model_dump_json().encode()).hexdigest(),
             versions=identity.versions(),
             environment=identity.variables(os.environ, config.cluster.environment),
+            folders={tier: str(folder) for tier, folder in folders.items()},
             free_bytes=free,
+            stranger=stranger,
         )
 
 
@@ -138,8 +150,8 @@ def exchange(
 
 def _collect(size: int, store: "Store") -> list[RankReport]:
     """Read the reports and clocks of all ranks from the store."""
-    texts = store.multi_get([f"{_KEY}/{rank}" for rank in range(size)])
-    clocks = store.multi_get([f"{_KEY}/clock/{rank}" for rank in range(size)])
+    texts = read_all(store, [f"{_KEY}/{rank}" for rank in range(size)])
+    clocks = read_all(store, [f"{_KEY}/clock/{rank}" for rank in range(size)])
     return [
         replace(_read(text), clock_seconds=float(clock))
         for text, clock in zip(texts, clocks, strict=True)
@@ -173,24 +185,6 @@ def used_bytes(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 total += (Path(parent) / name).lstat().st_blocks * _BLOCK_BYTES
     return total
-
-
-def tiers(config: RunConfig) -> Mapping[str, Path]:
-    """Return the folders of checkpoints: `shared` for all nodes and, if configured, `local`."""
-    folders = {"shared": Path(config.run.dir).absolute()}
-    local = config.checkpoint.tiers.local.path
-    if local is not None:
-        folders["local"] = Path(os.path.expandvars(local)).absolute()
-    return folders
-
-
-def _folders(config: RunConfig, world: World) -> list[Path]:
-    """Return the output folders whose free space this rank reports."""
-    folders = tiers(config)
-    reported = [folders["shared"]] if world.rank == 0 else []
-    if "local" in folders and world.rank % world.ranks_per_node == 0:
-        reported.append(folders["local"])
-    return reported
 
 
 def _read(text: bytes | str) -> RankReport:

@@ -15,6 +15,7 @@ The main thread may hang anywhere, so the process ends by `os._exit`. Without an
 accesses the store only twice per run: once to wait for an alarm, and once to end this wait.
 """
 
+import logging
 import os
 import re
 import sys
@@ -58,6 +59,7 @@ DIAGNOSIS_SECONDS = 20.0
 """A rank that waits longer for the diagnosis concludes that rank 0 and its store are lost."""
 ACKNOWLEDGE_SECONDS = 3.0
 """How long rank 0 keeps its store alive for ranks that have not read the diagnosis yet."""
+_LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 """Interval at which the monitor compares the phase with its limit."""
 _LISTENER_END_SECONDS = 10.0
@@ -213,6 +215,14 @@ class Watchdog:
         try:
             store: Store = self._store.clone()  # type: ignore[attr-defined]
             alarm.wait_for_alarm(store, self._world.rank)
+            while not self._closed.is_set() and not store.add(alarm.key("alarmed"), 0):
+                # a rank counts itself before it raises the alarm, so no rank has raised this one
+                alarm.withdraw(store, self._world.rank)
+                _LOG.warning(
+                    "an alarm that no rank has raised is ignored: another program writes to the "
+                    "key-value store of this run"
+                )
+                alarm.wait_for_alarm(store, self._world.rank)
         except RuntimeError:
             return  # rank 0 is gone: the next collective fails, or the phase exceeds its limit
         if not self._closed.is_set():

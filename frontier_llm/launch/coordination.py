@@ -1,7 +1,7 @@
 """Coordination of all ranks through the store: broadcast from rank 0, and a common exit."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,20 @@ if TYPE_CHECKING:
 _ACKNOWLEDGE_TIMEOUT = timedelta(seconds=10)
 """How long rank 0, if it failed, waits until the other ranks have read that it failed. Without a
 limit it would wait forever for a rank that has ended."""
+_KEYS_PER_REQUEST = 64
+"""Values in one answer of the store's server."""
 _EXIT_TIMEOUT = timedelta(seconds=120)
 """How long ranks wait for each other at the end; rank 0 may still be writing its report."""
+
+
+def read_all(store: "Store", keys: Sequence[str]) -> list[bytes]:
+    """Return the values of many keys, one per rank, that are set or will be.
+
+    The server's time for an answer grows with the square of its size (2.4 s for 9,600 values of
+    10 kB, against 0.04 s in parts), and during it the server hears no other rank.
+    """
+    parts = [keys[i : i + _KEYS_PER_REQUEST] for i in range(0, len(keys), _KEYS_PER_REQUEST)]
+    return [value for part in parts for value in store.multi_get(list(part))]
 
 
 def broadcast_from_rank_zero(

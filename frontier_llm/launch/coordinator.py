@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.launcher import Ended, LaunchOptions, print_error, report_cause
+from frontier_llm.launch.launcher import Ended, LaunchOptions, report_cause
 from frontier_llm.launch.members import Members
 from frontier_llm.launch.roster import Roster
 from frontier_llm.launch.roster_store import RosterStore

@@ -28,6 +28,9 @@ _REPORTER_FILE = "reporter"
 _PRIORITY = {
     "user": 0, "watchdog": 1, "error": 2, "died": 2, "timeout": 3, "lost_contact": 4, "stopped": 5,
 }  # fmt: skip
+_memory: int | None = None
+"""Descriptor of a file in memory for failures that no folder takes, for example because its file
+system is full. The launcher makes it, and the ranks that it forks inherit it."""
 _NETWORK_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError")
 _NETWORK_WORDS = (
     "connection reset by peer", "connection closed by peer", "connection refused",
@@ -127,8 +130,21 @@ def write(failure: Failure, folder: Path) -> None:
 
     If another thread of the rank has written a primary failure, a failure that is not primary is a
     consequence of it and is not written. In all other cases the later failure replaces the earlier.
-    A primary failure is also written to `cause.json`, unless a more likely cause is there.
+    A primary failure is also written to `cause.json`, unless a more likely cause is there. If the
+    folder cannot be written, the launcher of this machine gets the failure through memory.
+
+    Raises:
+        OSError: the folder cannot be written, and no launcher of this machine started the rank.
     """
+    try:
+        _write_to_folder(failure, folder)
+    except OSError:
+        if _memory is None:
+            raise
+        os.write(_memory, json.dumps(asdict(failure)).encode() + b"\n")  # ranks share its offset
+
+
+def _write_to_folder(failure: Failure, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     earlier = read_rank(failure.rank, folder)
     if earlier is not None and earlier.is_primary and not failure.is_primary:
@@ -142,7 +158,8 @@ def write(failure: Failure, folder: Path) -> None:
 
 def read_rank(rank: int, folder: Path) -> Failure | None:
     """Read the failure of one rank; return None if it has written none."""
-    return _read(_rank_file(rank, folder))
+    in_memory = (failure for failure in _read_memory() if failure.rank == rank)
+    return _read(_rank_file(rank, folder)) or next(in_memory, None)
 
 
 def read_cause(folder: Path) -> Failure | None:
@@ -153,7 +170,15 @@ def read_cause(folder: Path) -> Failure | None:
 def read_all(folder: Path) -> list[Failure]:
     """Read the failures of all ranks, by ascending rank; the folder may be absent."""
     failures = [_read(path) for path in folder.glob("rank_*.json")]
+    failures += _read_memory()
     return sorted((failure for failure in failures if failure), key=lambda failure: failure.rank)
+
+
+def _read_memory() -> list[Failure]:
+    if _memory is None:
+        return []
+    lines = os.pread(_memory, os.fstat(_memory).st_size, 0).splitlines()
+    return [Failure(**json.loads(line)) for line in lines]
 
 
 def _rank_file(rank: int, folder: Path) -> Path:
@@ -174,7 +199,13 @@ def _read(path: Path) -> Failure | None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the failures of an earlier attempt."""
+    """Remove the failures of an earlier attempt. The launcher does so before it forks ranks."""
+    global _memory
+    if _memory is None:
+        _memory = os.memfd_create("failures") if hasattr(os, "memfd_create") else None
+    else:
+        os.ftruncate(_memory, 0)
+        os.lseek(_memory, 0, os.SEEK_SET)
     for path in folder.glob("rank_*.json"):
         path.unlink()
     for name in (_CAUSE_FILE, _REPORTER_FILE):

@@ -11,7 +11,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.rank import run_rank
-from frontier_llm.launch.rendezvous import listen, make_store
+from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, listen, make_store
 from frontier_llm.launch.stop import STOP_SIGNALS, ParentSignals, StopFlag
 from frontier_llm.launch.world import World
 
@@ -54,6 +53,8 @@ class LaunchOptions:
     """TCP port of the store; None = any free port."""
     threads: int = 1
     """CPU threads per rank."""
+    connections: int = MIN_CONNECTIONS
+    """Connections of each rank to the store, at most."""
     store_timeout: timedelta = timedelta(seconds=60)
     """How long a rank waits for the store, and for a key in it."""
 
@@ -171,7 +172,12 @@ def _connect_and_run(
     descriptor = server.detach()
     if world.rank:
         os.close(descriptor)
-    store = make_store(world, options.store_timeout, None if world.rank else descriptor)
+    store = make_store(
+        world,
+        options.store_timeout,
+        None if world.rank else descriptor,
+        connections=options.connections,
+    )
     run_and_wait_for_all(target, world, store)
 
 
@@ -229,9 +235,3 @@ def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) ->
     cause = failure.cause(failures.values())
     print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
     return Ended(cause.exit_code, cause)
-
-
-def print_error(text: str) -> None:
-    """Print a line to stderr at once."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
 
 _PATIENCE_SECONDS = 2.0
@@ -32,9 +33,7 @@ def run_rank(work: Callable[[], None], rank: int | Callable[[], int], folder: Pa
         try:
             failure.write(failed, folder)
         except OSError as write_error:  # the rank may have failed because the disk is full
-            sys.stderr.write(
-                f"[rank {rank}] {failed.message}\n(not written to {folder}: {write_error})\n"
-            )
+            print_error(f"[rank {rank}] {failed.message}\n(not written to {folder}: {write_error})")
         return failed.exit_code
     return 0
 
@@ -58,14 +57,14 @@ def report_failure(rank: int, size: int, folder: Path, code: int) -> int:
         return code  # the failure could not be written, and run_rank has printed it
     if own.kind == "stopped":
         if rank == 0:
-            _print_error(own.message)
+            print_error(own.message)
         return own.exit_code
     cause = own if own.is_primary else _wait_for_cause(folder)
     if cause is not None and cause.rank != rank:
         _print_line(rank, f"rank {rank} stopped because rank {cause.rank} failed")
         return cause.exit_code
     if failure.claim_report(rank, folder):
-        _print_error(failure.explain(own, failure.read_all(folder), size, folder))
+        print_error(failure.explain(own, failure.read_all(folder), size, folder))
     else:
         _print_line(rank, f"rank {rank} failed too: see {folder}")
     return own.exit_code
@@ -80,12 +79,7 @@ def _wait_for_cause(folder: Path) -> failure.Failure | None:
 
 def _print_line(rank: int, text: str) -> None:
     if rank < _PRINTING_RANKS:
-        _print_error(text)
-
-
-def _print_error(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+        print_error(text)
 
 
 def exit_without_handlers(code: int) -> NoReturn:

@@ -14,16 +14,16 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import LaunchError, RankFailure
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_CONNECTIONS_PER_RANK = 12
-"""Largest number of a rank's connections to the store: one for its main thread, two for its
-watchdog, one for each of two checkpoint tiers, two for copies of checkpoints; if ranks can be
-replaced, three of the process and one of its agent, and one to spare."""
+MIN_CONNECTIONS = 5
+"""A rank's connections to the store: one for its main thread, two for its watchdog, one for the
+heartbeat of NCCL, and one for a test of groups, a diagnosis or the end."""
 _LOOK_SECONDS = 0.1
 """Time between two looks at how many ranks have connected."""
 _OTHER_FILES = 256
@@ -39,6 +39,7 @@ def make_store(
     timeout: timedelta,
     listen_fd: int | None = None,
     quiet: timedelta | None = None,
+    connections: int = MIN_CONNECTIONS,
 ) -> "Store":
     """Connect to the key-value store that rank 0 holds, and wait for all ranks.
 
@@ -48,6 +49,7 @@ def make_store(
         listen_fd: rank 0 only: descriptor of a listening socket, which the store uses and closes.
         quiet: rank 0 only: how long to wait for the next rank, if some have connected; None: as
             long as `timeout` allows.
+        connections: rank 0 only: connections of each rank to the store, at most.
 
     Raises:
         LaunchError: the port is in use; rank 0 may not open enough files; rank 0 did not answer, or
@@ -64,9 +66,9 @@ def make_store(
             store = next(iter(rendezvous(url, timeout=timeout)))[0]
         else:
             if world.rank == 0:
-                raise_file_limit(world.size)
+                raise_file_limit(world.size, connections)
             if world.rank == 0 and listen_fd is None:
-                listen_fd = listen("", world.master_port).detach()
+                listen_fd = listen(_only_address(world), world.master_port).detach()
             store = TCPStore(
                 world.master_address,
                 world.master_port,
@@ -130,13 +132,48 @@ def listen(address: str, port: int) -> socket.socket:
         raise _port_error(port, error) from None
 
 
-def raise_file_limit(size: int) -> None:
+def _only_address(world: World) -> str:
+    """Return the one address under which other ranks find rank 0; empty if it is not certain.
+
+    A host may resolve its own name to the loopback interface, to several addresses, or to that of a
+    gateway.
+    """
+    try:
+        found = socket.getaddrinfo(world.master_address, None, type=socket.SOCK_STREAM)
+        addresses = {str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET}
+        if len(addresses) != 1 or any(entry[0] != socket.AF_INET for entry in found):
+            return ""
+        (address,) = addresses
+        if address.startswith("127.") and world.size > world.ranks_per_node:
+            return ""
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return ""
+    return address
+
+
+def connections_of(config: RunConfig) -> int:
+    """Return how many connections a rank of a run has to the store at the same time, at most."""
+    checkpoint = config.checkpoint
+    count = MIN_CONNECTIONS
+    if checkpoint.mode != "off":
+        count += 1  # the run directory
+        if checkpoint.tiers.local.path is not None or config.recovery.partner_copies:
+            has_partner = checkpoint.partner or config.recovery.partner_copies
+            count += 2 + checkpoint.has_reduced_moments + has_partner  # its disk, and the drain
+    if config.recovery.enabled:
+        count += 5  # four of the member, one of its agent
+    return count
+
+
+def raise_file_limit(size: int, connections: int) -> None:
     """Raise the limit of open files, so that all ranks can connect to this process's store.
 
     Raises:
         LaunchError: the hard limit is too low.
     """
-    needed = _OTHER_FILES + _CONNECTIONS_PER_RANK * size
+    needed = _OTHER_FILES + connections * size
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= needed:
@@ -144,7 +181,7 @@ def raise_file_limit(size: int) -> None:
     if hard != unlimited and hard < needed:
         raise LaunchError(
             f"rank 0 may open {hard} files on {platform.node()} and needs {needed}: each of {size} "
-            f"ranks holds up to {_CONNECTIONS_PER_RANK} connections to it. Raise the hard limit "
+            f"ranks holds up to {connections} connections to it. Raise the hard limit "
             "(`ulimit -Hn`; for jobs: /etc/security/limits.conf, or LimitNOFILE of slurmd)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

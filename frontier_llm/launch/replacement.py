@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
@@ -23,7 +23,6 @@ from frontier_llm.launch.launcher import (
     LaunchOptions,
     fork_rank,
     local_world,
-    print_error,
     report_cause,
 )
 from frontier_llm.launch.membership import Membership
@@ -62,7 +61,7 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
         LaunchError: the port is in use, a process cannot be started, the store may not open enough
             files, or the process that holds the store ended.
     """
-    raise_file_limit(options.ranks + replacing.spares)
+    raise_file_limit(options.ranks + replacing.spares, options.connections)
     failure.clear(options.failure_dir)
     server = listen("127.0.0.1", options.port or 0)
     port = server.getsockname()[1]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from frontier_llm.launch.launcher import print_error
+from frontier_llm.errors import print_error
 from frontier_llm.launch.slurm import hosts
 from frontier_llm.launch.stop import StopFlag
 

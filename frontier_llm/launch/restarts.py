@@ -7,10 +7,10 @@ ends after a number of tries.
 """
 
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from frontier_llm.errors import print_error
 from frontier_llm.launch.launcher import Ended, LaunchOptions, launch
 from frontier_llm.launch.slurm import STARTED_AGAIN
 from frontier_llm.launch.world import World
@@ -50,11 +50,11 @@ def launch_with_restarts(
         if tries >= restarts:
             if restarts:
                 times = f"{tries + 1} time(s) without a new step"
-                _print(f"the run failed {times}: it is not started again")
+                print_error(f"the run failed {times}: it is not started again")
             return ended.exit_code
         start, tries = start + 1, tries + 1
         os.environ[STARTED_AGAIN] = "1"
-        _print(
+        print_error(
             f"the run is started again, from its newest checkpoint (try {tries} of {restarts} "
             f"without a new step; launch.restarts)"
         )
@@ -63,8 +63,3 @@ def launch_with_restarts(
 def may_have_passed(ended: Ended) -> bool:
     """Whether a job failed for a reason that may be gone when it is started again."""
     return ended.cause is not None and ended.cause.kind not in ("user", "stopped")
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -6,6 +6,7 @@ rank, all others keep theirs. The coordinator publishes a roster for each genera
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 
@@ -25,12 +26,30 @@ class Roster:
     ranks before; else 0."""
 
     def to_json(self) -> str:
-        """Return the roster as text, for the store."""
-        return json.dumps(asdict(self))
+        """Return the roster as text, for the store.
+
+        Neighbouring ranks usually have neighbouring members, so the text has one entry per run of
+        these, and grows with the number of replacements and not of ranks.
+        """
+        runs = None if self.members is None else _runs(self.members)
+        return json.dumps({**asdict(self), "members": runs})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Roster":
         """Read the output of `to_json`."""
         values = json.loads(text)
-        members = values["members"]
-        return cls(**{**values, "members": None if members is None else tuple(members)})
+        runs = values["members"]
+        if runs is not None:
+            runs = tuple(number for first, count in runs for number in range(first, first + count))
+        return cls(**{**values, "members": runs})
+
+
+def _runs(members: Iterable[int]) -> list[list[int]]:
+    """Return (first member, number of members) of each run of consecutive members."""
+    runs: list[list[int]] = []
+    for number in members:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs

@@ -4,6 +4,7 @@
 the work of one srun command.
 """
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from datetime import datetime
 from frontier_llm.errors import LaunchError
 
 _RANK_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+SECRET = "FRONTIER_LLM_SECRET"
+"""Environment variable with random text that the job script has drawn (scripts/common_env.sh), so
+that other users cannot compute the port and the keys of a job's store."""
 STARTED_AGAIN = "FRONTIER_LLM_STARTED_AGAIN"
 """Environment variable that is 1 if the ranks were started again after a failure."""
 _FIRST_RESERVED_STEP = 0xFFFFFFFA  # shells of salloc and sbatch have this step id or a larger one
@@ -43,9 +47,9 @@ class SlurmTask:
     hosts: tuple[str, ...]
     """Nodes of the step, in the order of the tasks."""
     port: int
-    """TCP port of rank 0's store, derived from the numbers of the job and step."""
+    """TCP port of rank 0's store, derived from `job`."""
     job: str
-    """Numbers of the job and step: `4711.0`."""
+    """Numbers of the job and step, `4711.0`, and the job's secret if it has one."""
 
 
 def is_srun_task(environ: Mapping[str, str]) -> bool:
@@ -102,14 +106,15 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
         )
     job = environ.get("SLURM_JOB_ID", environ.get("SLURM_JOBID", "0"))
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "0"))
+    secret = environ.get(SECRET, "")
     return SlurmTask(
         rank,
         size,
         local_rank,
         per_node,
         hosts(nodes or ""),
-        job_port(job, step),
-        f"{job}.{step}",
+        job_port(job, step, secret),
+        f"{job}.{step}.{secret}" if secret else f"{job}.{step}",
     )
 
 
@@ -156,9 +161,11 @@ def _unequal_tasks(description: str) -> EnvironmentMismatchError:
     )
 
 
-def job_port(job: str, step: str) -> int:
+def job_port(job: str, step: str, secret: str = "") -> int:
     """Derive the TCP port of rank 0's store from the job: equal on all tasks of a step."""
     number = int(re.sub(r"\D", "", job) or 0) * 97 + int(re.sub(r"\D", "", step) or 0)
+    if secret:
+        number += int.from_bytes(hashlib.sha256(secret.encode()).digest()[:8], "big")
     return _FIRST_PORT + number % _NUMBER_OF_PORTS
 
 

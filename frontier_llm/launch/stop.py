@@ -3,8 +3,10 @@
 The training loop asks `StopRequest` once per step; launcher.py uses `ParentSignals`.
 """
 
+import errno
 import os
 import signal
+import termios
 import time
 from pathlib import Path
 from types import FrameType
@@ -16,8 +18,9 @@ from frontier_llm.launch.world import World
 
 STOP_FILE = "STOP"
 """A file of this name in the run directory makes the run save and stop."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Signals that ask a run to save and stop."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a run to save and stop. Those that this process ignores already, such as SIGHUP
+under nohup, stay ignored."""
 GRACE_SECONDS = 120.0
 """How long a rank waits at most for Slurm to kill it; Slurm usually kills it much earlier."""
 _SAME_KEY_SECONDS = 0.2
@@ -28,8 +31,8 @@ class StopFlag:
     """Records whether this process received a stop signal, and which one.
 
     The object is the handler of SIGTERM (sent by scancel and by the launcher), of SIGUSR1 (sent by
-    Slurm with sbatch --signal=USR1@120) and, unless it is ignored already, of SIGINT. The training
-    loop polls it between steps.
+    Slurm with sbatch --signal=USR1@120), of SIGINT and of SIGHUP (sent when the terminal is
+    closed). The training loop polls it between steps.
     """
 
     def __init__(self) -> None:
@@ -46,9 +49,8 @@ class StopFlag:
         if isinstance(installed, cls):
             return installed
         flag = cls()
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, flag)
+        for number in _heeded():
+            signal.signal(number, flag)
         return flag
 
     @property
@@ -62,7 +64,11 @@ class StopFlag:
 
         The ranks of one machine ignore Ctrl-C, and the launcher then sends them SIGTERM.
         """
-        names: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "Ctrl-C or SIGTERM"}
+        names: dict[int, str] = {
+            signal.SIGINT: "Ctrl-C",
+            signal.SIGTERM: "Ctrl-C or SIGTERM",
+            signal.SIGHUP: "the terminal was closed: SIGHUP",
+        }
         return next((names.get(n, signal.Signals(n).name) for n in self._signals), "")
 
     @property
@@ -82,6 +88,7 @@ class StopFlag:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Record the signal; called by Python as its handler."""
         self._signals.append(number)
+        _leave_closed_terminal()
 
 
 class StopRequest:
@@ -187,7 +194,7 @@ class ParentSignals:
 
     def __enter__(self) -> "ParentSignals":
         self._previous_handlers = {
-            number: signal.signal(number, self._record) for number in STOP_SIGNALS
+            number: signal.signal(number, self._record) for number in _heeded()
         }
         return self
 
@@ -197,6 +204,7 @@ class ParentSignals:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self._stop = True
+        _leave_closed_terminal()
         if number == signal.SIGINT:
             self._interrupts.append(time.monotonic())
 
@@ -210,6 +218,23 @@ class ParentSignals:
         """Whether Ctrl-C was pressed twice."""
         times = self._interrupts
         return len(times) > 1 and times[-1] - times[0] > _SAME_KEY_SECONDS
+
+
+def _heeded() -> list[signal.Signals]:
+    """Return the stop signals that this process does not ignore."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _leave_closed_terminal() -> None:
+    """Discard output to a terminal that is gone: it would fail with EIO before states are saved."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 def wait_for_slurm(flag: StopFlag) -> None:

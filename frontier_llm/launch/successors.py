@@ -6,8 +6,8 @@ If the ranks of a node write files together on its disk or in its memory, they o
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.launcher import print_error
 from frontier_llm.launch.members import Members
 
 

@@ -1,6 +1,7 @@
 """Folders of the user for files that later runs can use again, also if $HOME cannot be written."""
 
 import os
+import stat
 import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -28,11 +29,65 @@ def cache_folder() -> Path:
     if _make(folder):
         return folder
     folder = Path(tempfile.gettempdir(), f"frontier_llm-{os.getuid()}")
-    if _make(folder) and not folder.is_symlink():
-        status = folder.stat()
-        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
-            return folder
+    if not make_private(folder):
+        return folder
     return Path(tempfile.mkdtemp(prefix="frontier_llm-"))  # another user has made the folder
+
+
+def make_private(folder: Path) -> str:
+    """Make a folder for this user alone (mode 0700) if it does not exist.
+
+    A folder of this user that others can read or write is closed to them.
+
+    Returns:
+        Why other users could read or exchange what is written to it; empty if they cannot.
+    """
+    parent = folder.parent
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = parent.stat()
+        if not status.st_mode & stat.S_ISVTX:  # in a sticky folder, users own what they have made
+            if status.st_uid not in (0, os.getuid()):
+                return f"{parent} belongs to the user {status.st_uid}"
+            if status.st_mode & stat.S_IWOTH:
+                return f"every user may write to {parent}, which is not sticky"
+        if not os.path.lexists(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{folder} is {'a link' if folder.is_symlink() else 'no folder'}"
+        if status.st_uid != os.getuid():
+            return f"{folder} belongs to the user {status.st_uid}"
+        if status.st_mode & stat.S_IWOTH:
+            return f"every user may have written to {folder}"
+        if status.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        return f"{error.filename} cannot be used: {error.strerror}"
+    return ""
+
+
+def find_stranger(folder: Path) -> str:
+    """Make a run's folder on a node, for its user alone; return who else could change it."""
+    try:
+        problem = make_private(folder)
+        if not problem and (links := _links(folder)):
+            problem = f"{links[0]} is a link to {links[0].readlink()}"
+    except OSError as error:
+        problem = f"{error.filename} cannot be read: {error.strerror}"
+    return problem
+
+
+def _links(folder: Path) -> list[Path]:
+    """Return the symbolic links in a folder and in the folders in it, and not those below."""
+    entries = list(folder.iterdir())
+    inner = [
+        path
+        for entry in entries
+        if not entry.is_symlink() and entry.is_dir()
+        for path in entry.iterdir()
+    ]
+    return [path for path in (*entries, *inner) if path.is_symlink()]
 
 
 def redirect_libraries(environ: MutableMapping[str, str]) -> None:

@@ -4,22 +4,30 @@ Reports and benchmarks read the file through history.py.
 """
 
 import contextlib
+import errno
 import io
 import json
+import logging
 import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.metrics import StepMetrics
-from frontier_llm.units import MIB
+from frontier_llm.units import MIB, counted
 
+_LOG = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 LARGEST = 1e100
 """Larger finite numbers are damage. A chart could not show them."""
 _LINE_BYTES = 4 * MIB
 """Largest length of a line."""
+_WAITING_LINES = 100_000
+"""Lines in memory while a file cannot be written, about 50 MB. The oldest are lost beyond it."""
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
@@ -57,8 +65,7 @@ def read_rows(run_dir: Path) -> tuple[list[dict[str, Any]], list[int]]:
 def cut(run_dir: Path, step: int) -> None:
     """Shorten the file to the steps up to `step`, as a run does that resumes at this step.
 
-    Everything from the first later step or the first damaged line on is removed. A `JsonlSink` that
-    has the file open continues at the new end.
+    Everything from the first later step or the first damaged line on is removed.
 
     Raises:
         TrainingError: the file cannot be written; the message names it.
@@ -79,37 +86,110 @@ def cut(run_dir: Path, step: int) -> None:
         raise TrainingError(f"{path} cannot be written: {error.strerror}") from None
 
 
-class JsonlSink:
-    """Appends one line per step. When `write` returns, the operating system has the line.
+class AppendedLines:
+    """The lines that a run appends to a file.
 
-    If the file cannot be written, the run ends, because a run without a record cannot be evaluated.
+    A line that cannot be written, for example because the file system is full, does not end the
+    run: it and the later ones stay in memory until the file can be written again. When `append`
+    returns, the operating system or this object has the line.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / METRICS_FILE
-        try:
-            self._file = self._path.open("a", buffering=1, encoding="utf-8")
-        except OSError as error:
-            raise self._failure(error) from error
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[bytes] = deque(maxlen=_WAITING_LINES)
+        self._is_late = False
 
-    def write(self, metrics: StepMetrics) -> None:
-        """Append a step."""
+    @property
+    def waiting(self) -> Sequence[bytes]:
+        """The lines that could not be written yet, the oldest first."""
+        return tuple(self._waiting)
+
+    def append(self, line: str) -> None:
+        """Append a line, which has no newline yet.
+
+        Raises:
+            TrainingError: the folder is gone.
+        """
+        self._waiting.append(line.encode() + b"\n")
         try:
-            self._file.write(metrics.to_json() + "\n")
+            _append(self._path, b"".join(self._waiting))
+        except FileNotFoundError as error:
+            raise TrainingError(f"{self._path} cannot be written: {error.strerror}") from None
         except OSError as error:
-            with contextlib.suppress(OSError):  # `close` tries to write the same line again
-                self._file.close()
-            raise self._failure(error) from error
+            if not self._is_late:
+                _LOG.warning(
+                    "%s cannot be written: %s. Training goes on, and the lines wait in memory: "
+                    "free space there",
+                    self._path,
+                    error.strerror,
+                )
+            self._is_late = True
+        else:
+            if self._is_late:
+                _LOG.warning("%s is written again, and no line is missing", self._path)
+            self._is_late = False
+            self._waiting.clear()
+
+    def keep(self, is_wanted: Callable[[bytes], bool]) -> None:
+        """Drop lines that could not be written and are not wanted any more."""
+        wanted = list(filter(is_wanted, self._waiting))
+        self._waiting.clear()
+        self._waiting.extend(wanted)
 
     def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        try:
-            self._file.close()
-        except OSError as error:
-            raise self._failure(error) from error
+        """Log how many lines are lost."""
+        if self._waiting:
+            _LOG.error("%s lacks its last %s", self._path, counted(len(self._waiting), "line"))
+            self._waiting.clear()
 
-    def _failure(self, error: OSError) -> TrainingError:
-        return TrainingError(
-            f"{self._path} cannot be written: {error.strerror}. "
-            "Free space there, or set run.dir to another file system."
-        )
+
+def _append(path: Path, content: bytes) -> None:
+    """Append content to a file as a whole, after a newline if a kill has left half a line."""
+    with path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+            content = b"\n" + content if file.read(1) != b"\n" else content
+        try:
+            if file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
+
+
+class JsonlSink:
+    """Appends one line per step. If a line cannot be written, it waits (`AppendedLines`)."""
+
+    def __init__(self, run_dir: Path) -> None:
+        path = run_dir / METRICS_FILE
+        self._run_dir, self._lines = run_dir, AppendedLines(path)
+        try:
+            path.touch()
+        except OSError as error:
+            raise TrainingError(
+                f"{path} cannot be written: {error.strerror}. "
+                "Free space there, or set run.dir to another file system."
+            ) from error
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append a step.
+
+        Raises:
+            TrainingError: the run directory is gone.
+        """
+        self._lines.append(metrics.to_json())
+
+    def cut(self, step: int) -> None:
+        """Remove the lines after a step, as `cut` does, and those that wait.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
+        cut(self._run_dir, step)
+        self._lines.keep(lambda line: json.loads(line)["step"] <= step)
+
+    def close(self) -> None:
+        """Log how many lines could not be written. A second call does nothing."""
+        self._lines.close()

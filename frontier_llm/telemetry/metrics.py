@@ -63,6 +63,9 @@ class StepMetrics:
     archive_failures: int = 0
     """How many times the archive command (`checkpoint.tiers.archive.command`) has failed since the
     previous line."""
+    steps_since_copy: int | None = None
+    """Steps since the newest checkpoint of which the next node has a copy (`checkpoint.partner`,
+    `recovery.partner_copies`): what the loss of a node costs. None before the first copy."""
     z_loss: float | None = None
     """Mean z-loss over the samples of the step, which training adds to the loss; None without
     z-loss."""

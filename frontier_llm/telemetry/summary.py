@@ -5,6 +5,7 @@ are in metrics.jsonl.
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -46,8 +47,13 @@ class RunFile(Part):
         """
         path = run_dir / self.file_name
         partial = path.with_suffix(".json.partial")
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)  # atomic: a reader sees the old file or the new one
+        try:
+            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)  # atomic: a reader sees the old file or the new one
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
         return path
 
     @classmethod

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from frontier_llm.launch.coordination import read_all
 from frontier_llm.trainer.step_result import StepSums
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def agree(
     if rank == 0:
         keys = [f"report/{other}" for other in range(size)]
         store.wait(keys, timeout)
-        decision = decide_all([Report.from_json(text) for text in store.multi_get(keys)])
+        decision = decide_all([Report.from_json(text) for text in read_all(store, keys)])
         store.set("decision", decision.to_json())
         return decision
     store.wait(["decision"], timeout)

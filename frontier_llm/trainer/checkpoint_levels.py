@@ -109,6 +109,8 @@ class Levels:
             if settings.partner and self._has_next_node():
                 self.partner = self._make_mover("partner", "the next node", self._copy_to_partner)
                 self.partner.is_redundant = True
+                if settings.protection_minutes is not None:
+                    self.partner.patience_seconds = 60 * settings.protection_minutes
             self.local = self._make_local()
             if settings.moments != "fp32":
                 self.reduced = self._make_reduced(settings.moments)

@@ -18,7 +18,10 @@ from frontier_llm.checkpoint.folders import (
     NODE,
     parse_folder,
 )
+from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.launch.user_folders import find_stranger
 
 
 def shared_folder(config: RunConfig) -> Path:
@@ -51,11 +54,16 @@ def local_root(config: RunConfig) -> Path | None:
         return None
     run = Path(config.run.dir).resolve()
     digest = hashlib.sha256(str(run).encode()).hexdigest()[:8]
-    return Path(os.path.expandvars(path)) / f"{run.name}-{digest}"
+    return on_this_node(path) / f"{run.name}-{digest}"
 
 
 def newest_folder(config: RunConfig) -> Path | None:
-    """Return the newest checkpoint in the run directory or on rank 0's node; None without one."""
+    """Return the newest checkpoint in the run directory or on rank 0's node; None without one.
+
+    Raises:
+        ConfigError: another user could have written the checkpoints on the node.
+    """
+    _refuse_strangers(config)
     found: list[tuple[int, Path]] = []
     for parent in (shared_folder(config), local_folder(config, 0, 1)):
         for path in parent.iterdir() if parent is not None and parent.is_dir() else ():
@@ -63,6 +71,19 @@ def newest_folder(config: RunConfig) -> Path | None:
             if parsed is not None and parsed[1] in COMMITTED:
                 found.append((parsed[0], path))
     return max(found)[1] if found else None
+
+
+def _refuse_strangers(config: RunConfig) -> None:
+    """Refuse a folder on this node in which another user could have written checkpoints."""
+    root = local_root(config)
+    if root is not None and os.path.lexists(root) and (problem := find_stranger(root)):
+        raise ConfigError(
+            "checkpoint.tiers.local.path",
+            problem,
+            "a folder that only this user can write, because the states in it are trained on",
+            "remove it, or set checkpoint.tiers.local.path (or recovery.copies_path) to a folder "
+            "of your own",
+        )
 
 
 def saved_config(folder: Path) -> dict[str, Any] | None:

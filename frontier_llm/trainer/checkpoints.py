@@ -68,6 +68,7 @@ class Checkpoints:
             archive: what archives checkpoints, if it outlives this object; None = a new one.
         """
         self._run_config, self._config = config, config.checkpoint
+        self._stops = {"stop": True, "continue": False}[config.checkpoint.on_error]
         self._world, self.meta = world, meta
         self._levels = Levels(config, world, store, states, groups, archive)
         self._store = store
@@ -82,10 +83,8 @@ class Checkpoints:
     @property
     def failed(self) -> bool:
         """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
-        levels, stops = self._levels, {"stop": True, "continue": False}[self._config.on_error]
-        # without its copy on the next node a checkpoint is still as safe as the disk of the node
-        movers = [mover for mover in levels.movers if stops or mover is levels.drain]
-        return any(m.failed for m in levels.managers) or any(m.failed for m in movers)
+        levels = self._levels
+        return any(m.failed for m in levels.managers) or any(m.failed for m in levels.movers)
 
     @property
     def saving(self) -> Saving:
@@ -120,6 +119,11 @@ class Checkpoints:
     def take_archive_failures(self) -> int:
         """Return how many times the archive command has failed since the last call, on rank 0."""
         return self._levels.archive.take_failures()
+
+    def steps_since_copy(self, step: int) -> int | None:
+        """Return how many steps are lost with a node now; None before the first copy."""
+        partner = self._levels.partner
+        return None if partner is None or partner.newest is None else step - partner.newest
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
@@ -241,9 +245,12 @@ class Checkpoints:
         cause.
 
         Raises:
-            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`.
+            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`; or no copy
+                has reached the next node for `checkpoint.protection_minutes`.
         """
-        if self._config.on_error == "stop":
+        if self._levels.partner is not None:
+            self._levels.partner.poll()
+        if self._stops:
             self.finish()
         for manager in self._levels.managers:
             with self._reporting_failure():
@@ -339,7 +346,7 @@ class Checkpoints:
         try:
             yield
         except CheckpointError as error:
-            if self._config.on_error == "stop":
+            if self._stops:
                 raise
             if self._world.rank == 0 or isinstance(error.__cause__, NodeCommitError):
                 _LOG.error("%s. The run continues (checkpoint.on_error=continue)", error)

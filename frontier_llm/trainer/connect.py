@@ -77,8 +77,8 @@ def connect(
         LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
             ranks.
     """
-    copies = local_root(config) if config.recovery.partner_copies else None
-    check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, copies)
+    local = local_root(config) if config.checkpoint.mode != "off" else None
+    check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, local)
     backend = choose_backend(config, accelerator)
     timeout = _collective_timeout(config, backend)
     init_process_group(world, store, backend, timeout)

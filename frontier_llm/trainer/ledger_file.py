@@ -14,16 +14,15 @@ not depend on the layout, so two runs with equal digests have read the same data
 """
 
 import json
-import os
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
 from frontier_llm.data.sample_order import LengthSegment
-from frontier_llm.errors import TrainingError
+from frontier_llm.telemetry.jsonl import AppendedLines
 
 LEDGER = "ledger.jsonl"
 """Name of the file in the run directory."""
@@ -82,17 +81,17 @@ def _segments_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
 
 
 class LedgerFile:
-    """Appends lines to the ledger of a run. Only rank 0 makes one."""
+    """Appends lines to the ledger of a run, which wait in memory while it cannot be written.
+
+    Only rank 0 makes one.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LEDGER
+        self._lines = AppendedLines(self._path)
 
     def step(self, step: int, first_sample: int, samples: int, digest: int) -> None:
-        """Record the samples of a step.
-
-        Raises:
-            TrainingError: the file cannot be written.
-        """
+        """Record the samples of a step; raise TrainingError if the run directory is gone."""
         self._append(
             {"step": step, "first_sample": first_sample, "samples": samples,
              "digest": f"{digest:x}"}
@@ -105,9 +104,6 @@ class LedgerFile:
             name: `resume`, `replacement`, `blend`, `lengths`, `skip` or `rewind`.
             step: number of the last step that has ended.
             facts: further keys of the line and their values, as plain JSON.
-
-        Raises:
-            TrainingError: the file cannot be written.
         """
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._append({"event": name, "step": step, "time": now, **facts})
@@ -117,26 +113,16 @@ class LedgerFile:
         try:
             lines = self._path.read_bytes().splitlines() if self._path.is_file() else []
         except OSError:
-            return None
-        for line in reversed(lines):
+            lines = []
+        for line in reversed([*lines, *self._lines.waiting]):
             with suppress(*_DAMAGE):
                 if "digest" in (entry := json.loads(line)):
                     return int(entry["step"])
         return None
 
+    def close(self) -> None:
+        """Log how many lines could not be written."""
+        self._lines.close()
+
     def _append(self, entry: dict[str, Any]) -> None:
-        try:
-            with self._path.open("a+b") as file:
-                if _is_incomplete(file):  # a kill has left an incomplete line
-                    file.write(b"\n")
-                file.write(json.dumps(entry).encode() + b"\n")
-        except OSError as error:
-            raise TrainingError(f"{self._path} cannot be written: {error.strerror}") from None
-
-
-def _is_incomplete(file: BinaryIO) -> bool:
-    """Return whether the last line of a file has no newline."""
-    if not file.seek(0, os.SEEK_END):
-        return False
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) != b"\n"
+        self._lines.append(json.dumps(entry))

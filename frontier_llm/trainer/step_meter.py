@@ -76,6 +76,7 @@ class StepMeter:
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
             checkpoints_skipped=self._checkpoints.take_skipped(),
             archive_failures=self._checkpoints.take_archive_failures(),
+            steps_since_copy=self._checkpoints.steps_since_copy(progress.step),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
             validation_loss=None if validation is None else validation.loss,

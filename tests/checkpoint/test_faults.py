@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
 from tests.checkpoint.states import States, restore
+from tests.conftest import mount
 
 pytestmark = pytest.mark.slow
 
@@ -211,22 +212,6 @@ def test_a_flipped_bit_is_detected_and_its_file_named(saved: Path) -> None:
             content[place] ^= 1
             file.write_bytes(content)
     assert resumed(saved) == 2
-
-
-def mount(folder: Path, options: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs root")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 240 KiB, with room for two checkpoints but not for three."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount(folder, "size=240k")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill_disk(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[str]:

@@ -57,6 +57,7 @@ READERS = {
     "trainer/checkpoints.py": "checkpoint.every_steps checkpoint.when_busy checkpoint.on_error"
     " checkpoint.tiers.local.every_steps",
     "trainer/checkpoint_levels.py": "checkpoint.keep checkpoint.keep_every_steps checkpoint.files"
+    " checkpoint.protection_minutes"
     " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep",
     "geometry/host_pool.py": "checkpoint.pool_bytes",
     "trainer/bounded_end.py": "checkpoint.end_seconds",

@@ -18,7 +18,7 @@ def config(*overrides: str) -> RunConfig:
 def test_copies_are_node_local_checkpoints_of_every_step() -> None:
     checkpoint = config(WANTED).checkpoint
     local = checkpoint.tiers.local
-    assert (local.path, local.every_steps, local.keep) == ("/dev/shm/frontier_llm", 1, KEPT)
+    assert (local.path, local.every_steps, local.keep) == ("/dev/shm/frontier_llm-$UID", 1, KEPT)
     assert checkpoint.has_partner
     assert config().checkpoint.tiers.local.path is None
 

@@ -25,7 +25,7 @@ from frontier_llm.health.rank_report import RankReport
 from frontier_llm.launch import coordination
 from frontier_llm.launch.world import World
 from frontier_llm.trainer import connect
-from tests.checkpoint.test_faults import mount
+from tests.conftest import mount
 from tests.patience import patient
 from tests.ranks import run_ranks
 from tests.values import tiny_values
@@ -48,12 +48,17 @@ def _reports(**first):
             digest="d",
             versions={"torch": "2"},
             environment={},
+            folders={},
             free_bytes={},
             clock_seconds=100.0,
         )
         for rank in range(4)
     ]
     return [replace(report, **first) if report.rank == 3 else report for report in reports]
+
+
+def _with_space(report, tier, folder, free):
+    return replace(report, folders={tier: str(folder)}, free_bytes={tier: free})
 
 
 def test_ranks_may_share_a_device_over_gloo_only():
@@ -89,7 +94,6 @@ def test_a_problem_that_would_spoil_the_run_is_an_error(changed, words):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"clock_seconds": 107.5}, "the clock of b (rank 3) is 7.5 s ahead"),
         ({"kind": "cuda", "device_name": "A100"}, "ranks 3 compute on A100"),
         ({"cores": "0"}, "ranks 2, 3 share the cores 0 of b"),
     ],
@@ -98,6 +102,19 @@ def test_a_condition_that_may_be_intended_is_a_warning(changed, words):
     found = check_reports(CONFIG, 1, WORLD, _reports(**changed))
     assert found.errors == ()
     assert any(words in warning for warning in found.warnings), found.warnings
+
+
+def test_hosts_with_wrong_clocks_are_warned_of_once():
+    reports = [replace(r, clock_seconds=100 + 7.5 * (r.host == "b")) for r in _reports()]
+    (warning,) = check_reports(CONFIG, 1, WORLD, reports).warnings
+    assert warning.startswith("the clock of b is 7.5 s ahead")
+    many = [
+        replace(_reports()[0], rank=rank, host=f"n{rank}", clock_seconds=100 - 9.0 * (rank < 1500))
+        for rank in range(9600)
+    ]
+    warnings = check_reports(CONFIG, 1, replace(WORLD, size=9600), many).warnings
+    assert len(warnings) < 10
+    assert "the clocks of 1496 more hosts are wrong by less" in warnings
 
 
 def test_variables_are_compared_with_the_cluster_file():
@@ -120,7 +137,7 @@ def test_one_node_may_lack_the_variable_that_refuses_tcp():
 
 def test_a_tier_without_room_for_a_checkpoint_is_an_error(tmp_path):
     config = decode(tiny_values(f"run.dir={tmp_path}"))
-    full = [replace(r, free_bytes={str(tmp_path): 1000}) for r in _reports()]
+    full = [_with_space(r, "shared", tmp_path, 1000) for r in _reports()]
     assert "has 1000 B free, a checkpoint takes" in check_reports(config, 1, WORLD, full).errors[0]
     config = decode(tiny_values(f"run.dir={tmp_path}", "checkpoint=off"))
     assert check_reports(config, 1, WORLD, full).errors == ()
@@ -134,7 +151,7 @@ def test_a_node_needs_space_for_the_states_of_its_ranks(tmp_path, sharding, node
     whole = 12 * count_parameters(config.model, config.data.sequence_length)
     spread = ResolvedLayout.resolve(config, WORLD.size, WORLD.ranks_per_node).nodes_per_copy
     for free, fits in ((whole // nodes, True), (whole // nodes - 1, False)):
-        reports = [replace(r, free_bytes={str(tmp_path): free}) for r in _reports()]
+        reports = [_with_space(r, "local", tmp_path, free) for r in _reports()]
         assert (check_reports(config, spread, WORLD, reports).errors == ()) == fits
 
 
@@ -150,12 +167,12 @@ def test_copies_in_memory_that_a_run_replaces_count_as_free(tmp_path):
         (copies / "node_00000").mkdir(parents=True)
         (copies / "node_00000" / "content").write_bytes(bytes(3 << 20))
         world = replace(WORLD, rank=2)  # the first of its node
-        other = RankReport.of(config, world, Accelerator.of_rank(0))
+        other = RankReport.of(config, world, Accelerator.of_rank(0), tmp_path / "another_run")
         own = RankReport.of(config, world, Accelerator.of_rank(0), copies)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-    assert other.free_bytes == {str(tmp_path): size - (3 << 20)}
-    assert own.free_bytes == {str(tmp_path): size}
+    assert other.free_bytes == {"local": size - (3 << 20)}
+    assert own.free_bytes == {"local": size}
 
 
 def test_an_error_of_many_ranks_is_reported_once():

@@ -192,6 +192,25 @@ def _patient(world, dog):
     time.sleep(0.3)
 
 
+def _with_a_strangers_alarm(world, dog):
+    with dog.phase("step", 5):
+        if world.rank == 1:
+            for rank in range(world.size):
+                dog._store.set(f"watchdog/alarm/{rank}", "alarm")
+            wait_until(
+                lambda: not any(dog._store.check([f"watchdog/alarm/{r}"]) for r in range(3)),
+                "the end of the false alarm",
+            )
+        dist.barrier()
+    dist.barrier()
+
+
+def test_an_alarm_of_a_stranger_ends_nothing(stall):
+    job = stall(_with_a_strangers_alarm)
+    assert job.code == 0
+    assert not job.page
+
+
 def test_each_phase_has_its_own_clock(stall):
     job = stall(_patient, size=2)
     assert (job.code, job.stderr, job.page) == (0, "", "")

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from frontier_llm.errors import DataError, RankFailure
-from frontier_llm.launch.coordination import broadcast_from_rank_zero
+from frontier_llm.launch.coordination import broadcast_from_rank_zero, read_all
 from tests.ranks import run_ranks
 
 SECONDS = timedelta(minutes=5)
@@ -49,3 +49,19 @@ def test_waiting_for_rank_zero_times_out(tmp_path):
                 broadcast_from_rank_zero(world, store, "text", str, timedelta(seconds=1))
 
     run_ranks(work, 2)
+
+
+def test_values_of_many_ranks_are_read_in_small_answers():
+    class Counting:
+        def __init__(self):
+            self.requests = []
+
+        def multi_get(self, keys):
+            self.requests.append(len(keys))
+            return [key.encode() for key in keys]
+
+    store = Counting()
+    keys = [f"rank/{rank}" for rank in range(1000)]
+    assert read_all(store, keys) == [key.encode() for key in keys]
+    assert max(store.requests) <= 64
+    assert read_all(store, []) == []

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import pty
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from frontier_llm.errors import DataError, LaunchError, StopRequested
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rendezvous import init_process_group, listen
-from frontier_llm.launch.stop import _SAME_KEY_SECONDS, StopFlag
+from frontier_llm.launch.stop import _SAME_KEY_SECONDS, STOP_SIGNALS, ParentSignals, StopFlag
 from tests.patience import patient, wait_until
 from tests.ports import reserved_port
 
@@ -289,7 +290,7 @@ def _stubborn(folder):
     return target
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_to_the_parent_stops_every_rank(job, tmp_path, number):
     running = job(_polling(tmp_path), 3)
     running.wait_for_ranks(3)
@@ -305,6 +306,64 @@ def test_ctrl_c_in_a_terminal_stops_every_rank(job, tmp_path):
     os.killpg(running.pid, signal.SIGINT)
     assert running.wait() == 3
     assert "Traceback" not in running.stderr()
+
+
+def test_a_closed_terminal_stops_every_rank_and_its_output_is_no_error(tmp_path):
+    def target(world, store):
+        _note_pid(tmp_path, world)
+        while not (flag := StopFlag.install()).requested:
+            time.sleep(0.01)
+        for _ in range(3):
+            sys.stdout.write("saving\n")  # fails with EIO on a terminal that is gone
+            sys.stdout.flush()
+        (tmp_path / f"saved_{world.rank}").touch()
+        raise StopRequested(f"stopped on {flag.reason}")
+
+    pid, terminal = pty.fork()
+    if not pid:
+        code = 70
+        try:
+            code = _launch(target, 2, tmp_path)
+        finally:
+            os._exit(code)
+    running = Job(pid, tmp_path)
+    wait_until(lambda: len(running.ranks()) == 2, "the ranks")
+    os.close(terminal)  # the kernel sends SIGHUP
+    _, status = wait_until(running._ended, "the end")
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert len(list(tmp_path.glob("saved_*"))) == 2
+
+
+def test_a_stop_signal_that_is_ignored_stays_ignored(monkeypatch):
+    """As SIGHUP under nohup."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with ParentSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert not signals.take_stop()
+        flag = StopFlag.install()
+        signal.raise_signal(signal.SIGHUP)
+        assert not flag.requested
+        signal.raise_signal(signal.SIGUSR1)
+        assert flag.requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_failure_that_no_disk_takes_is_still_the_cause(job, tmp_path):
+    def target(world, store):
+        if world.rank == 1:
+            raise DataError("the disk of the corpus is full")
+        threading.Event().wait()
+
+    (tmp_path / "failures").symlink_to("/proc/nothing")  # no folder can be made
+    running = job(target, 2)
+    assert running.wait() == 1
+    assert running.stderr().rstrip().endswith("the disk of the corpus is full")
 
 
 def test_a_second_ctrl_c_kills_at_once(job, tmp_path):

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from frontier_llm.errors import LaunchError
+from frontier_llm.launch import rendezvous
 from frontier_llm.launch.rendezvous import init_process_group, listen, make_store
 from frontier_llm.launch.world import World
 from tests.launch.test_world import SRUN
@@ -32,6 +34,30 @@ def _world(rank, size, port):
 def port():
     with reserved_port() as found:
         yield found
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks_per_node", "address"),
+    [
+        (["127.0.0.1"], 4, "127.0.0.1"), (["127.0.1.1"], 2, ""), (["10.255.255.1"], 2, ""),
+        (["127.0.0.1", "127.0.0.2"], 4, ""), ([], 2, ""), (["::1"], 4, ""),
+    ],
+    ids=["one node", "own name on loopback", "of a gateway", "several", "unknown", "IPv6"],
+)  # fmt: skip
+def test_a_store_listens_only_where_its_ranks_look_for_it(
+    monkeypatch, found, ranks_per_node, address
+):
+    def resolve(*_, **__):
+        if not found:
+            raise OSError
+        return [
+            (socket.AF_INET6 if ":" in name else socket.AF_INET, 1, 6, "", (name, 0))
+            for name in found
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    world = World(0, 4, 0, ranks_per_node, "here", "slurm", "here", 1)
+    assert rendezvous._only_address(world) == address
 
 
 def test_a_taken_port_fails_without_waiting():
@@ -77,7 +103,7 @@ def _limited(soft, hard, size):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
         with reserved_port() as port:
-            make_store(_world(0, size, port), timedelta(seconds=1))
+            make_store(_world(0, size, port), timedelta(seconds=1), connections=12)
     except LaunchError as error:
         return str(error), resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -95,6 +121,7 @@ SUM = """
 import os, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
+from frontier_llm.launch import rendezvous
 from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
 world = World.from_environment(os.environ)

@@ -1,6 +1,9 @@
 """The rank, size and node of a process, from the variables of srun and torchrun."""
 
 import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,9 +12,10 @@ from hypothesis import strategies as st
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import slurm
 from frontier_llm.launch.cores import share
-from frontier_llm.launch.slurm import equal_tasks, hosts, job_port
+from frontier_llm.launch.slurm import equal_tasks, hosts, job_port, read_task
 from frontier_llm.launch.world import World
 
+ROOT = Path(__file__).parents[2]
 SRUN = {
     "SLURM_JOB_ID": "4711",
     "SLURM_STEP_ID": "0",
@@ -136,6 +140,28 @@ def test_task_counts():
 @given(st.integers(0, 2**40), st.integers(0, 2**31))
 def test_ports_of_jobs_are_valid_and_not_the_systems_own(job, step):
     assert 1024 < job_port(str(job), str(step)) < 32768
+
+
+def test_strangers_cannot_compute_port_and_keys_of_a_job_with_a_secret():
+    task = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "4711",
+            "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}  # fmt: skip
+    tasks = [read_task({**task, "FRONTIER_LLM_SECRET": secret}) for secret in ("", "a", "b", "a")]
+    assert tasks[1] == tasks[3]
+    assert len({(t.port, t.job) for t in tasks}) == len({t.port for t in tasks}) == 3
+    assert (tasks[0].port, tasks[0].job) == (job_port("4711", "0"), "4711.0")
+    assert all(1024 < job_port("1", "0", str(n)) < 32768 for n in range(100))
+
+
+def test_job_scripts_draw_a_secret_that_tasks_inherit():
+    script = ROOT / "scripts" / "common_env.sh"
+    show = f'USER=u source {script} && echo "$FRONTIER_LLM_SECRET"'
+    drawn = [
+        subprocess.run(["bash", "-c", show], env=env, capture_output=True, text=True).stdout.strip()
+        for env in ({}, {}, {"FRONTIER_LLM_SECRET": "inherited"})
+    ]
+    assert all(re.fullmatch("[0-9a-f]{32}", text) for text in drawn[:2])
+    assert drawn[0] != drawn[1]
+    assert drawn[2] == "inherited"
 
 
 def test_steps_of_one_job_use_different_ports():

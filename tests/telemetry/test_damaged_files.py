@@ -168,3 +168,18 @@ def test_a_damaged_line_of_the_ledger_does_not_count(line: bytes, tmp_path: Path
         file.write(line + b"\n")
     assert blend_of(tmp_path) == segments
     assert ledger.last_step() == 4
+
+
+def test_a_ledger_on_a_full_disk_knows_its_last_step(tmp_path: Path) -> None:
+    ledger = LedgerFile(tmp_path)
+    ledger.step(3, 0, 8, 15)
+    whole = (tmp_path / LEDGER).read_bytes()
+    (tmp_path / LEDGER).unlink()
+    (tmp_path / LEDGER).symlink_to("/dev/full")
+    ledger.step(4, 8, 8, 15)
+    assert ledger.last_step() == 4
+    (tmp_path / LEDGER).unlink()
+    (tmp_path / LEDGER).write_bytes(whole)
+    ledger.step(5, 16, 8, 15)
+    steps = [json.loads(line)["step"] for line in (tmp_path / LEDGER).read_text().splitlines()]
+    assert steps == [3, 4, 5]

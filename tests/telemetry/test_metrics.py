@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+from contextlib import suppress
 
 import pytest
 
@@ -67,12 +68,54 @@ def test_lines_are_on_disk_before_the_run_ends(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+def fill(disk):
+    with (disk / "other").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1000))
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["filled later", "filled before"])
+def test_lines_wait_for_space_on_a_full_disk(small_disk, caplog, is_open):
+    """A run must not end, and no line may be lost or cut, because other users fill a disk."""
+    sink = JsonlSink(small_disk)
+    if is_open:
+        sink.write(step_metrics(1))
+    fill(small_disk)
+    steps = range(2 if is_open else 1, 40)
+    for step in steps:
+        sink.write(step_metrics(step))
+    assert caplog.text.count("metrics.jsonl cannot be written: No space left") == 1
+    on_disk = (small_disk / "metrics.jsonl").read_bytes()
+    assert on_disk.count(b"\n") < 39
+    assert not on_disk or on_disk.endswith(b"\n"), "no line is cut"
+    (small_disk / "other").unlink()
+    sink.write(step_metrics(40))
+    sink.close()
+    lines = (small_disk / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))
+    assert "no line is missing" in caplog.text
+
+
+def test_lines_that_wait_are_cut_as_those_in_the_file(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     sink = JsonlSink(tmp_path)
-    with pytest.raises(TrainingError, match=r"metrics\.jsonl cannot be written: No space left"):
-        sink.write(step_metrics(1))
+    for step in (1, 2, 3):
+        sink.write(step_metrics(step))
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").touch()
+    sink.cut(1)
+    sink.write(step_metrics(2))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_lines_that_are_lost_are_counted(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    sink = JsonlSink(tmp_path)
+    sink.write(step_metrics(1))
+    sink.write(step_metrics(2))
     sink.close()
+    assert "lacks its last 2 lines" in caplog.text
 
 
 def test_a_run_directory_that_is_gone_is_an_error_that_names_the_file(tmp_path):

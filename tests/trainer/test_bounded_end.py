@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.checkpoint.drain import DrainSource
-from tests.checkpoint.test_faults import mount
+from tests.conftest import mount
 from tests.forked_train import train
 from tests.patience import patient
 from tests.trainer.test_drain import direct, events, files, losses, nodes, tiny

@@ -17,7 +17,7 @@ from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError
-from tests.checkpoint.test_faults import mount
+from tests.conftest import mount
 from tests.forked_train import TINY, train
 from tests.patience import patient, wait_until
 
@@ -171,12 +171,36 @@ def test_a_copy_that_fails_ends_nothing(
     run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
     text = (run / "run.log").read_text()
     assert "step 3 is not copied to the next node: " in text
-    assert "Training goes on, and the next step is tried; the newest copy is of step" in text
+    assert "; the newest copy is of step" in text
+    assert ". Training goes on, and the next step is tried" in text
     lose(tmp_path, 1)
     monkeypatch.undo()
     ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
     assert "from the own disks of nodes 0 and from copies of nodes 1" in ended.text
     assert losses(run) == losses(direct)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_run_that_is_not_protected_for_too_long_ends(
+    tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
+) -> None:
+    fetch = RangeReader.fetch
+
+    def broken(self: RangeReader, *arguments: Any) -> None:
+        if threading.current_thread().name == "partner" and self._checkpoint.step > 2:
+            raise CheckpointError(os.strerror(errno.EIO))
+        fetch(self, *arguments)
+
+    monkeypatch.setattr(RangeReader, "fetch", broken)
+    keys = "checkpoint.partner=true", f"checkpoint.on_error={on_error}", "trainer.steps=100000"
+    ended = train(*tiny, *nodes(tmp_path, *keys), "checkpoint.protection_minutes=0.02")
+    assert ended.code == 1, ended.text
+    assert "; the newest copy is of step 2, from 1." in ended.text
+    assert "ago (checkpoint.protection_minutes)" in ended.text
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    copied = [row["step"] - row["steps_since_copy"] for row in rows if row["steps_since_copy"]]
+    assert set(copied) <= {1, 2}
+    assert copied[-1] == 2
 
 
 def test_nodes_that_changed_places_and_layouts_go_on_from_the_newest_step(

@@ -221,6 +221,22 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
         os.killpg(training.pid, 0)  # nobody is left
 
 
+def test_a_run_goes_on_without_room_for_its_records(folder: Path, corpus: list[str]) -> None:
+    run_dir = folder / "no_room"
+    run_dir.mkdir()
+    for name in ("metrics.jsonl", "ledger.jsonl", "summary.json.partial", "report.html"):
+        (run_dir / name).symlink_to("/dev/full")
+    (run_dir / "summary.json.partial").unlink()
+    ended = forked_train.train(
+        *SMALL, *corpus, f"run.dir={run_dir}", "trainer.steps=3", "telemetry.wandb=off"
+    )
+    assert ended.code == 0, ended.text
+    for text in ("metrics.jsonl cannot be written: No space left", "metrics.jsonl lacks its last 3",
+                 "ledger.jsonl cannot be written", "report.html cannot be written"):  # fmt: skip
+        assert text in ended.text
+    assert "Traceback" not in ended.text
+
+
 def wait_for_line(path: Path) -> None:
     forked_train.Training.wait_until(
         lambda: path.exists() and path.stat().st_size, f"a line in {path}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
@@ -175,7 +176,7 @@ def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
         first = "" if survived == "nothing" else "from another rank, or else "
         return (
             f"dead ranks are replaced, and get their states {first}from copies in the memory of "
-            f"their own and the next node, in {recovery.copies_path}"
+            f"their own and the next node, in {on_this_node(recovery.copies_path)}"
         )
     if survived == "nothing":
         return (

@@ -10,7 +10,7 @@ from frontier_llm.trainer.step_result import StepResult
 
 
 class Ledger(Callback):
-    """Writes the ledger on rank 0. A failure to write ends the run. Runs no collectives."""
+    """Writes the ledger on rank 0. Runs no collectives."""
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
@@ -47,6 +47,10 @@ class Ledger(Callback):
         if self._is_writer and result.skipped:
             facts = {"loss": str(result.loss), "norm": str(result.grad_norm)}
             self._file.event("skip", end.metrics.step, **facts)
+
+    def close(self) -> None:
+        """Log how many lines could not be written."""
+        self._file.close()
 
     def on_rewind(self, rewind: Rewind) -> None:
         """Record a rewind."""

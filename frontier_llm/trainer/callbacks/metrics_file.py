@@ -3,19 +3,20 @@
 from pathlib import Path
 
 from frontier_llm.telemetry import jsonl
-from frontier_llm.telemetry.metrics import Sink
 from frontier_llm.trainer.callbacks.callback import Rewind
 from frontier_llm.trainer.callbacks.sink_callback import SinkCallback
 from frontier_llm.trainer.resume import Resumed
 
 
 class MetricsFile(SinkCallback):
-    """Writes metrics.jsonl on rank 0. A failure to write ends the run. Runs no collectives.
+    """Writes metrics.jsonl on rank 0. Runs no collectives.
 
     After a resume or a rewind it removes the lines of the steps that the run repeats.
     """
 
-    def open_sink(self) -> Sink:
+    _sink: jsonl.JsonlSink | None
+
+    def open_sink(self) -> jsonl.JsonlSink:
         """Open the file.
 
         Raises:
@@ -31,7 +32,7 @@ class MetricsFile(SinkCallback):
     def on_replacement(self, last_step: int) -> None:
         """Remove the lines of steps that are recorded again."""
         if self._sink is not None:
-            jsonl.cut(Path(self.context.config.run.dir), last_step)
+            self._sink.cut(last_step)
 
     def on_rewind(self, rewind: Rewind) -> None:
         """Remove the lines after the step that the run went back to."""
@@ -43,4 +44,4 @@ class MetricsFile(SinkCallback):
 
     def _remove_later_lines(self) -> None:
         if self._sink is not None:
-            jsonl.cut(Path(self.context.config.run.dir), self.context.progress.step)
+            self._sink.cut(self.context.progress.step)

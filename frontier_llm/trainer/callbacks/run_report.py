@@ -80,8 +80,7 @@ class RunReport(Callback):
                 exit_code=3 if is_early else 0,
                 exit_reason=f"stopped after step {step}" if is_early else "all steps done",
             )
-            self.summary.write(self._run_dir)
-        self._write_report()
+        self._write_files()
 
     def on_error(self, error: BaseException) -> None:
         """Write summary and report of a failed run on rank 0."""
@@ -92,18 +91,19 @@ class RunReport(Callback):
             exit_code=error.exit_code if isinstance(error, FrontierError) else 1,
             exit_reason=str(error) or type(error).__name__,
         )
-        try:
-            self.summary.write(self._run_dir)
-            self._write_report()
-        except Exception as failure:  # must not hide the error that ended the run
-            _LOG.warning("report.html cannot be written: %s", failure)
+        self._write_files()
 
-    def _write_report(self) -> None:
-        """Write report.html."""
+    def _write_files(self) -> None:
+        """Write summary.json and report.html; a failure does not decide how the run ends."""
         # loads matplotlib, which would delay the start of every rank
         from frontier_llm.telemetry.report_page import write_report
 
-        self.path = write_report(self._run_dir)
+        try:
+            if not self._was_done:
+                self.summary.write(self._run_dir)
+            self.path = write_report(self._run_dir)
+        except Exception as failure:
+            _LOG.warning("the report is not written: %s", failure)
 
     def _recorded(self) -> dict[str, float | None]:
         """Return the fields that follow from metrics.jsonl, which has the steps of all starts."""
