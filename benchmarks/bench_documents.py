@@ -26,12 +26,13 @@ import numpy as np
 import torch.distributed as dist
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.bench_step import our_step
 from benchmarks.testbed import machine
 from benchmarks.testbed.held_bytes import HeldBytes
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.document_rows import DocumentBatches, Row

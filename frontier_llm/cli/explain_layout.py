@@ -17,10 +17,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.compose import configured
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import new_file, tool_parser
-from frontier_llm.cli.plain_table import plain_table
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
@@ -72,12 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableType]:
-    """Yield the output: a summary, and tables of shards, groups, bytes sent and memory.
-
-    Args:
-        layout: the layout to show.
-        bar: width of a bar in characters.
-    """
+    """Yield a summary, and tables of shards (with bars of `bar` characters), groups and bytes."""
     yield _summary(layout)
     yield _shards_table(layout, bar)
     yield _groups_table(layout)
@@ -86,7 +80,11 @@ def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableTy
 
 
 def _summary(layout: StateLayout) -> Text:
-    grid, factors = layout.grid, layout.factors
+    grid, factors, parallel = layout.grid, layout.factors, layout.config.parallel
+    schedule = (
+        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
+        f"parallel.waiting_weights={parallel.waiting_weights}."
+    )
     return Text.assemble(
         (f"{layout.config.model.name} on {counted(grid.size, 'rank')}", "bold"),
         f": tensor {grid.tensor} x data {grid.data} x pipeline {grid.pipeline}, ",
@@ -99,18 +97,7 @@ def _summary(layout: StateLayout) -> Text:
         ", ",
         (f"optimizer states {factors.optimizer}", STATES[2][1]),
         f" of {factors.data} data ranks.",
-        _schedule(layout),
-    )
-
-
-def _schedule(layout: StateLayout) -> str:
-    """Return the line of the pipeline schedule; empty without a pipeline."""
-    parallel = layout.config.parallel
-    if parallel.pipeline == 1:
-        return ""
-    return (
-        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
-        f"parallel.waiting_weights={parallel.waiting_weights}."
+        schedule if parallel.pipeline > 1 else "",
     )
 
 
@@ -225,13 +212,11 @@ def _memory_table(layout: StateLayout) -> Table:
 
 
 def _names(created: Sequence[Communicator]) -> str:
-    """Name the process groups of communicators, with their numbers if there are several."""
     counts = Counter(communicator.name for communicator in created)
     named = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     return f"{len(created)}: {', '.join(named)}" if created else "0"
 
 
 def _first(items: Sequence[object], most: int) -> str:
-    """Return the first items as text, with an ellipsis if there are more."""
     text = " ".join(map(str, items[:most]))
     return f"{text} ..." if len(items) > most else text

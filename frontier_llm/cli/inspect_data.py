@@ -73,15 +73,12 @@ class View:
             self._schedule = initial_schedule(corpora, config.trainer.seed)
             if train and (history := blend_of(run)):
                 self._schedule = self._schedule.with_history(history)
-        if train:
-            self._set_lengths(run)
-
-    def _set_lengths(self, run: Path) -> None:
-        """Set the lengths that the samples of the run have had."""
-        tokens = window_tokens(self._corpora.config)
-        segments = lengths_of(run) or [LengthSegment(0, tokens, keeps_all=True)]
+        if not train:
+            return
+        # the lengths that the samples of the run have had
+        segments = lengths_of(run) or [LengthSegment(0, window_tokens(config.data), keeps_all=True)]
         if self._schedule:
-            by_name = dict(zip(self._corpora.names, self._samples, strict=True))
+            by_name = dict(zip(corpora.names, self._samples, strict=True))
             set_lengths(by_name, self._schedule, segments)
         else:
             self._samples[0].set_lengths(segments)

@@ -1,6 +1,6 @@
 """Compare predictions with measured speeds of runs.
 
-A measured run is a row of a table (cli/measured_table.py). If the table leaves a part of a set-up
+A measured run is a row of a table (cli/plan_measured.py). If the table leaves a part of a set-up
 open, a run has several candidates, and the fastest one is taken.
 """
 

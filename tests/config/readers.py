@@ -82,7 +82,7 @@ READERS = {
     " planner.survives",
     "planner/search.py": "planner.objective planner.rows",
     "planner/scaling.py": "planner.goal_tokens_per_second",
-    "cli/plan.py": "planner.collectives planner.tokens",
+    "cli/plan.py": "planner.collectives planner.tokens planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",
     "planner/layout_time.py": "planner.engine.splits_backward",
@@ -94,5 +94,4 @@ READERS = {
     # names in the output
     "trainer/callbacks/announcements.py": "model.name sharding.name collectives.name data.name"
     " cluster.name cluster.device.name",
-    "cli/plan_tables.py": "planner.engine.name",
 }

@@ -54,7 +54,7 @@ CHOOSERS = {
     "data.objective": "data/run_loader.py",
     "data.documents": "data/run_loader.py",
     "data.packing": "data/run_loader.py",
-    "launch.trial_value": "cli/trial.py",
+    "launch.trial_value": "cli/sweep_trials.py",
     "launch.trial_runner": "cli/sweep.py",
     "checkpoint.mode": "checkpoint/manager.py trainer/checkpoint_levels.py:off",
     "checkpoint.files": "trainer/checkpoint_levels.py",
