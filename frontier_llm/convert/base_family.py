@@ -77,10 +77,7 @@ class Family(ABC):
         return theirs
 
     def to_ours(self, theirs: Values) -> Values:
-        """Translate config.json to our settings.
-
-        Returns:
-            Values of our configuration. A key without a dot is a field of `model`.
+        """Translate config.json to our settings. A key without a dot is a field of `model`.
 
         Raises:
             KeyError: config.json lacks this key.
@@ -108,14 +105,7 @@ class Family(ABC):
         return []
 
     def refuse_variants(self, theirs: Values) -> None:
-        """Refuse a model of this family with a setting that our model cannot compute.
-
-        Args:
-            theirs: their config.json.
-
-        Raises:
-            DataError: the message names the key of config.json.
-        """
+        """Refuse a config.json that our model cannot compute; the error names the key."""
         allowed: list[tuple[tuple[str, ...], tuple[Any, ...]]] = [
             *(((key,), (value,)) for key, value in self.required.items()),
             *((setting.keys, tuple(setting.words)) for setting in self.settings if setting.words),

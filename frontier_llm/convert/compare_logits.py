@@ -54,11 +54,6 @@ class Comparison:
 def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
     """Run both models in fp32 on the CPU on the same random tokens.
 
-    Args:
-        config: the configuration of our model.
-        ours: our run directory or checkpoint.
-        theirs: their folder.
-
     Raises:
         DataError: transformers is not installed, or cannot load their model.
         CheckpointError: our weights cannot be loaded.
@@ -96,14 +91,7 @@ def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
 def _their_logits(
     folder: Path, auto_class: str, tokens: Tensor, decoder_tokens: Tensor | None
 ) -> Tensor:
-    """Return fp32 logits [samples, tokens, vocabulary].
-
-    Args:
-        folder: their folder.
-        auto_class: name of the class of transformers that loads the model.
-        tokens: token ids that the model, or its encoder, reads.
-        decoder_tokens: token ids that the decoder of an encoder-decoder reads, else None.
-    """
+    """Return fp32 logits [samples, tokens, vocabulary] of a class of transformers."""
     try:
         import transformers
     except ImportError:

@@ -26,13 +26,7 @@ _TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 def _pair(ours: str, theirs: str, transform: Transform | None = None) -> list[Row]:
-    """Return the rows of the weight and the bias of a module.
-
-    Args:
-        ours: our name of the module.
-        theirs: their name of the module.
-        transform: transform of the weight, and of the bias unless it only transposes; None: `Same`.
-    """
+    """Return the rows of the weight and the bias of a module; a bias is not transposed."""
     transform = transform or Same()
     bias_transform = Same() if isinstance(transform, Transposed) else transform
     return [

@@ -39,11 +39,7 @@ is llama_7b. All its dimensions are overridden."""
 
 
 def family_for(model: ModelConfig, name: str | None) -> Family:
-    """Return the family that our model belongs to.
-
-    Args:
-        model: our model.
-        name: name of the required family; None: choose the first family that fits.
+    """Return the family that our model belongs to: the first that fits, if it has no name.
 
     Raises:
         DataError: no family fits; the message gives the reasons.
@@ -63,9 +59,6 @@ def family_for(model: ModelConfig, name: str | None) -> Family:
 def family_of(theirs: Values) -> Family:
     """Return the family of their model.
 
-    Args:
-        theirs: their config.json.
-
     Raises:
         DataError: the architecture is unknown.
     """
@@ -84,12 +77,7 @@ def model_overrides(
 ) -> list[str]:
     """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
 
-    Args:
-        family: the family of their model.
-        theirs: their config.json.
-        home: the final path of the run directory, whose name becomes the name of the model.
-        tokenizer: path of the converted tokenizer; None if their tokenizer cannot be converted.
-        weights: their tensors, which limit the sizes.
+    The run directory `home` gives the model its name, and their tensors limit the sizes.
 
     Raises:
         DataError: config.json has a setting that is not supported, is of another type, or

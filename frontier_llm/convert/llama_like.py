@@ -80,11 +80,7 @@ class _WithoutWindow(Family, ABC):
     """A family whose configuration can name windows, which differ by layer."""
 
     def refuse_variants(self, theirs: Values) -> None:
-        """Refuse a model with windows in some layers.
-
-        Raises:
-            DataError: the message names the key of config.json.
-        """
+        """Refuse a model with windows in some layers."""
         super().refuse_variants(theirs)
         if others := set(theirs.get("layer_types") or ()) - {"full_attention"}:
             raise DataError(

@@ -46,11 +46,7 @@ class RotaryFamily(Family, ABC):
         return theirs
 
     def to_ours(self, theirs: Values) -> Values:
-        """Translate config.json to our settings.
-
-        Raises:
-            KeyError: config.json lacks this key.
-        """
+        """Translate config.json to our settings."""
         ours, found = super().to_ours(theirs), _parameters(theirs)
         scaling = {name: key for key, name in _TYPES.items()}[_type(found)]
         ours["rotary_base"] = found.get(_BASE) or look_up(theirs, self.base_keys, 10000)
@@ -73,11 +69,7 @@ class RotaryFamily(Family, ABC):
         }
 
     def refuse_variants(self, theirs: Values) -> None:
-        """Refuse a model with a setting that our model cannot compute.
-
-        Raises:
-            DataError: the message names the key of config.json.
-        """
+        """Refuse a model with a setting that our model cannot compute."""
         super().refuse_variants(theirs)
         found = _parameters(theirs)
         kind = _type(found)
@@ -109,11 +101,7 @@ def _scaling(model: ModelConfig) -> Values:
 
 
 def _parameters(theirs: Values) -> Values:
-    """Return the object that describes rotary positions, in the order in which transformers looks.
-
-    Raises:
-        DataError: it is no object.
-    """
+    """Return the object of rotary positions, in the order in which transformers looks."""
     found: Any = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     if not isinstance(found, dict) or any(isinstance(v, dict | list) for v in found.values()):
         raise _refusal(repr(found), "an object")

@@ -15,13 +15,7 @@ from frontier_llm.errors import DataError
 def check_surplus(
     family: Family, weights: TheirWeights, names: Iterable[str], rotary_base: float
 ) -> None:
-    """Refuse tensors that the conversion would lose.
-
-    Args:
-        family: the family of their model.
-        weights: their tensors.
-        names: names of the tensors that have no place in our model.
-        rotary_base: base of the wavelengths of rotary positions.
+    """Refuse tensors without a place in our model that the conversion would lose.
 
     Raises:
         DataError: a tensor is unknown, or its values are not those of a copy or a buffer.

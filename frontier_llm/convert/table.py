@@ -28,12 +28,9 @@ class Row:
 
 
 def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[Row]:
-    """Repeat the rows of a layer for several layers.
+    """Repeat the rows of a layer for several layers, with our number in place of `{n}`.
 
-    Args:
-        rows: rows of a layer, with `{n}` in the names.
-        layers: our numbers of the layers.
-        first: our number of the layer that they number 0.
+    `first` is our number of the layer that they number 0.
     """
     return [
         Row(
@@ -49,9 +46,7 @@ def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[R
 def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
     """Return the rows that a model needs, in the order of its parameters.
 
-    Args:
-        rows: the table of the family. Some rows are only for other variants, such as untied heads.
-        shapes: shapes of the model's parameters, by our names.
+    Some rows of a family are only for other variants, such as untied heads.
 
     Raises:
         DataError: a parameter has no row.
@@ -68,10 +63,6 @@ def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
 
 def surplus_names(rows: Sequence[Row], found: Iterable[str]) -> list[str]:
     """Return the names of the tensors in their folder that have no row in the table.
-
-    Args:
-        rows: rows of the model.
-        found: names of the tensors in their folder.
 
     Raises:
         DataError: the folder lacks a tensor of the table.

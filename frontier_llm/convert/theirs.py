@@ -26,22 +26,15 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TheirWeights:
-    """The tensors of a Hugging Face folder.
+    """The tensors of a Hugging Face folder, which may omit the prefix from all names.
 
-    Attributes:
-        largest_dim: size of the largest dim of all tensors.
+    `largest_dim` is the size of the largest dim of all tensors.
+
+    Raises:
+        DataError: the folder contains no safetensors files.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
-        """Read the names of the tensors.
-
-        Args:
-            folder: the folder of a model.
-            prefix: prefix of the names. A folder may omit the prefix from all names.
-
-        Raises:
-            DataError: the folder contains no safetensors files.
-        """
         self.folder = folder
         self.largest_dim = 0
         self._files = self._find_files()
@@ -71,11 +64,7 @@ class TheirWeights:
         return tensor
 
     def read_any(self, name: str) -> Tensor:
-        """Read a tensor that may hold any values.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Read a tensor that may hold any values."""
         stored = self._stored[name]
         try:
             with safe_open(self.folder / self._files[stored], framework="pt") as file:
@@ -140,14 +129,8 @@ def write_model(
     """Write a model.
 
     Args:
-        folder: an existing empty folder.
-        config: content of config.json.
         shards: for each file to write, (name, tensor) of its tensors. Each shard is freed before
             the next one is requested.
-        count: number of shards.
-
-    Raises:
-        OSError: the disk is full or has failed.
     """
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     files: dict[str, str] = {}

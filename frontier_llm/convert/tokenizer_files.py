@@ -38,8 +38,6 @@ def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict
     tokenizer is missing, or the corpus neither exists nor can be prepared, none is written.
 
     Args:
-        config: the configuration of the run.
-        out: the Hugging Face folder.
         trained_with: digest of the tokenizer in the checkpoint; None: the checkpoint has none.
 
     Returns:
@@ -70,13 +68,8 @@ def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, e
     """Write settings, so that transformers adds to a text the tokens that the model has read.
 
     With a sentencepiece model these are the settings of tokenizer_config.json. In a tokenizer.json
-    it is the post-processor: transformers ignores the settings beside it.
-
-    Args:
-        tokenizer: the tokenizer of the run.
-        out: the Hugging Face folder.
-        before: the tokens before a text.
-        ends: whether the end-of-document token follows a text.
+    it is the post-processor: transformers ignores the settings beside it. The tokens `before`
+    precede a text; if it `ends`, the end-of-document token follows.
     """
     path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
     if (out / MODEL_FILE).exists():
@@ -167,11 +160,7 @@ def check_theirs(out: Path) -> None:
 
 
 def copy_to_ours(folder: Path, out: Path) -> Path | None:
-    """Copy the tokenizer of a Hugging Face folder to a run directory.
-
-    Returns:
-        The copy of the model or the tokenizer.json; None if the folder has neither.
-    """
+    """Copy the tokenizer of a Hugging Face folder to a run directory; None if it has none."""
     try:
         return copy_tokenizer(folder, out)
     except ConfigError as error:

@@ -53,12 +53,7 @@ class _Labels:
         return weights[by]
 
     def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
-        """Return the fields of `LossSums` for each sample, [b, 6] fp64.
-
-        Args:
-            losses: the cross entropies.
-            end: token that ends a document.
-        """
+        """Return the fields of `LossSums` for each sample, [b, 6] fp64; `end` ends documents."""
         ones = torch.ones_like(losses, dtype=torch.float64)
         predicted = ones if self.loss_mask is None else self.loss_mask.double()
         text = predicted * (self.labels != end)
@@ -209,14 +204,11 @@ def without_labels(batch: SomeBatch, count: int) -> SomeBatch:
 
 
 def digest(batches: Iterable[AnyBatch]) -> int:
-    """Return the sum of the 32-bit xxh32 digests of all samples.
+    """Return the sum of the 32-bit xxh32 digests of all samples of micro-batches on the host.
 
     A run logs this number per step, so that two runs can be compared sample by sample. The sum does
     not depend on how samples are distributed over batches and ranks. Ranks add their sums in fp64,
     which is exact for up to 2^21 samples (53 bits of precision less 32 bits per digest).
-
-    Args:
-        batches: micro-batches on the host; all tensors have samples along their first dimension.
     """
     total = 0
     for batch in batches:

@@ -33,11 +33,7 @@ class BatchTransfer:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, batches: Sequence[AnyBatch]) -> SentBatches:
-        """Start to copy batches; called by any thread.
-
-        Args:
-            batches: batches in host memory, which may be freed at once.
-        """
+        """Start to copy batches of host memory, which may be freed at once, in any thread."""
         if self._stream is None:
             return SentBatches([batch.to(self._device) for batch in batches], None)
         # The current device of a new thread is GPU 0. Allocating page-locked memory or recording an

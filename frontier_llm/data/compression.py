@@ -34,16 +34,7 @@ def compression_of(head: bytes) -> str:
 
 @contextmanager
 def open_plain(path: Path, compression: str) -> Iterator[io.BufferedReader]:
-    """Open a file and decompress it while it is read.
-
-    Args:
-        path: path of the file.
-        compression: a value of SUFFIXES, or "".
-
-    Raises:
-        OSError: the file cannot be read.
-        DataError: the compressed content is damaged, or zstandard is not installed.
-    """
+    """Open a file and decompress it while it is read."""
     with path.open("rb") as packed:
         if not compression:
             yield packed

@@ -105,11 +105,6 @@ def prepare_all(
     The corpora of a blend share one tokenizer. If none is configured, one is trained on text of all
     corpora, in the shares that `data.blend_alpha` gives.
 
-    Args:
-        config: configuration of the sources and of their preparation.
-        on_progress: called with the progress of each stage.
-        workers: number of processes; None: one per core.
-
     Raises:
         ConfigError: a corpus's name cannot be the name of a folder.
         DataError: a source is unusable, or a folder cannot be written.
@@ -147,23 +142,12 @@ def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
 
 
 def open_data(config: DataConfig) -> Corpora:
-    """Prepare all corpora that are not prepared yet, and open them.
-
-    Raises:
-        ConfigError: a corpus's name cannot be the name of a folder.
-        DataError: a source is unusable, or a corpus is damaged.
-    """
+    """Prepare all corpora that are not prepared yet, and open them."""
     return open_all(config, prepare_all(config))
 
 
 def open_tokenizer_of(config: RunConfig) -> Tokenizer:
-    """Return the tokenizer of a run; its corpora are needed only if it was trained on them.
-
-    Raises:
-        ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding has
-            rows.
-        DataError: a source is unusable, or a corpus is damaged.
-    """
+    """Return the tokenizer of a run; its corpora are needed only if it was trained on them."""
     data = config.data
     if data.tokenizer is not None:
         tokenizer = open_tokenizer(Path(data.tokenizer), data.end_of_document)
@@ -177,26 +161,13 @@ class BlendedSamples:
     """The samples of a run that reads several corpora. Each corpus is read in its own order."""
 
     def __init__(self, samples: Mapping[str, CorpusSamples], schedule: Schedule) -> None:
-        """Blend the samples of several corpora.
-
-        Args:
-            samples: samples of each corpus, by its name.
-            schedule: maps each sample of the run to a corpus.
-        """
         assert set(samples) >= set(schedule.names), "every corpus needs samples"
         self._samples, self.schedule = samples, schedule
 
     def resume(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
-        """Restore the samples that earlier starts of the run have read.
+        """Restore the samples that earlier starts of the run have read (`Schedule.to_meta`).
 
         The weights of this start are used from `next_sample` on.
-
-        Args:
-            history: weights of the earlier starts, as `Schedule.to_meta` returned them.
-            next_sample: first sample that is drawn with the weights of this start.
-
-        Raises:
-            ConfigError: a corpus of the earlier starts is missing.
         """
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)

@@ -86,11 +86,7 @@ class Account(BaseModel):
     text: TextCounts
 
     def check(self, kept_documents: int) -> None:
-        """Verify that the account adds up.
-
-        Args:
-            kept_documents: number of documents of both splits.
-        """
+        """Verify that the account adds up; `kept_documents` is the number of both splits."""
         files = self.read.files + sum(tally.files for tally in self.left_out.values())
         size = self.read.bytes + sum(tally.bytes for tally in self.left_out.values())
         assert (files, size) == (self.found.files, self.found.bytes), "files are not accounted for"
@@ -132,9 +128,7 @@ class Account(BaseModel):
 def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Yield (amount, what) for each line of the table of an account.
 
-    Args:
-        account: account of a corpus; None: an earlier version prepared it.
-        kept: number of documents per split.
+    None: an earlier version prepared the corpus. `kept` has the number of documents per split.
     """
     if account is None:
         yield "", "an earlier version prepared this corpus and kept no account of what it left out"

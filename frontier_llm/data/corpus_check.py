@@ -101,7 +101,6 @@ def _fingerprint(folder: Path) -> dict[str, list[int]]:
 def _digests(
     path: Path, block: int, on_read: OnRead | None = None, make_hasher: Any = xxhash.xxh3_128
 ) -> Iterator[str]:
-    """Yield the digest of each block of a file."""
     hasher, left = make_hasher(), block
     with path.open("rb") as stream:
         while piece := stream.read(min(MIB, left)):

@@ -132,11 +132,7 @@ class Manifest(BaseModel):
             self.check_split(folder / name, split)
 
     def check_split(self, prefix: Path, split: Split) -> None:
-        """Check the files of one split: `prefix`.bin, `prefix`.idx and `prefix`.places.
-
-        Raises:
-            DataError: a file is missing, has the wrong size or belongs to another corpus.
-        """
+        """Check the files of one split: `prefix`.bin, `prefix`.idx and `prefix`.places."""
         item_bytes = np.dtype(self.token_type).itemsize
         # per document a length (int32) and a start (int64); then the numbers 0 to `documents`
         # (int64), because Megatron's documents can consist of several sequences, and ours do not

@@ -87,16 +87,10 @@ class DocumentBatches:
     """Builds micro-batches for next-token prediction from rows."""
 
     def __init__(self, *, separate: bool) -> None:
-        """Initialise the builder; `separate` says whether documents read only themselves."""
         self._separate = separate
 
     def batch(self, rows: Sequence[Row], indices: Sequence[int]) -> Batch:
-        """Build a micro-batch.
-
-        Args:
-            rows: the samples, all of the same length.
-            indices: indices of the samples; not used.
-        """
+        """Build a micro-batch of samples of the same length; the indices are not used."""
         stacked = torch.from_numpy(np.stack([row.tokens for row in rows]))
         tokens, labels = stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous()
         length = tokens.shape[1]
@@ -129,5 +123,4 @@ def _borders(row: Row) -> Tokens:
 
 
 def _positions(borders: Tokens) -> Tokens:
-    """Return the position of each token in its document."""
     return np.arange(borders[-1]) - np.repeat(borders[:-1], np.diff(borders))

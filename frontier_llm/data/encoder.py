@@ -25,15 +25,12 @@ CACHED_CHARACTERS = 40
 
 
 class Encoder:
-    """Encodes texts to the bytes of a token file. Not thread-safe."""
+    """Encodes texts to the bytes of a token file, in a dtype that holds the vocabulary.
+
+    Not thread-safe.
+    """
 
     def __init__(self, tokenizer: Tokenizer, dtype: type[np.generic]) -> None:
-        """Initialise an empty cache.
-
-        Args:
-            tokenizer: tokenizer to encode with.
-            dtype: integer type in which a token is stored, large enough for the vocabulary.
-        """
         self._tokenizer, self._dtype = tokenizer, dtype
         self._splitting = tokenizer.splitting
         self._cache = _TokenCache(self._encode_substring)
@@ -42,9 +39,8 @@ class Encoder:
     def encode(self, text: str, counts: TextCounts | None = None) -> bytes:
         """Return the bytes of a text's tokens, without an end-of-document token.
 
-        Args:
-            text: text of valid Unicode, that is, without unpaired surrogates.
-            counts: counts of characters, which this method increases.
+        The text must have no unpaired surrogates. The counts of its characters are added to
+        `counts`.
         """
         if counts is not None:
             counts.characters += len(text)

@@ -124,11 +124,7 @@ def claim_of(name: str) -> tuple[str | None, str]:
 
 
 def detect(path: Path, text_key: str) -> Detected:
-    """Find the format of a file.
-
-    Args:
-        path: path of the file.
-        text_key: key or column that holds the text.
+    """Find the format of a file; its text is under `text_key`, a key or column.
 
     Raises:
         OSError: the file cannot be read.
@@ -149,7 +145,6 @@ def detect(path: Path, text_key: str) -> Detected:
 
 
 def _check(name: str, compression: str, content: Content) -> Detected:
-    """Compare the content of a file with its name."""
     claim, claimed_compression = claim_of(name)
     title = content.title + (f" compressed with {compression}" if compression else "")
     is_page = content.title == _PAGE and not compression and claim in (None, "text")
@@ -250,12 +245,7 @@ def _parsed(line: bytes) -> object:
 def reader_of(path: Path, size: int, detected: Detected, key: str, *, divided: bool) -> Format:
     """Return the reader of a file.
 
-    Args:
-        path: path of the file.
-        size: size of the file in bytes.
-        detected: format of the file.
-        key: key or column that holds the text.
-        divided: whether a short text becomes several documents, as a long one does.
+    With `divided` a short text becomes several documents, as a long one does.
     """
     reader = FORMATS[detected.format].reader if detected.format else Unreadable
     if reader is WholeText and (divided or (size > LONG_FILE_BYTES and not detected.compression)):

@@ -76,21 +76,19 @@ _NORMALIZERS = (None, {"type": "NFC"})
 
 
 class JsonTokenizer(Tokenizer):
-    """A tokenizer of the library `tokenizers`."""
+    """A tokenizer of the library `tokenizers`.
+
+    Args:
+        end: token or id that ends a document; None: the `eos_token` of a settings file in the
+            same folder, or the only special token whose name is usual for this.
+
+    Raises:
+        ConfigError: the file is not a tokenizer, its encoding is random, no token is known to
+            end documents, or the library is not installed.
+        OSError: the file cannot be read.
+    """
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
-        """Read a tokenizer.json.
-
-        Args:
-            path: path of the file.
-            end: token or id that ends a document; None: the `eos_token` of a settings file in the
-                same folder, or the only special token whose name is usual for this.
-
-        Raises:
-            ConfigError: the file is not a tokenizer, its encoding is random, no token is known to
-                end documents, or the library is not installed.
-            OSError: the file cannot be read.
-        """
         serialized = path.read_bytes()
         content = _parse(path, serialized)
         self._tokenizer = _load(path, content, serialized)
@@ -184,11 +182,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _parse(path: Path, serialized: bytes) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Return the content of a JSON file that holds an object."""
     try:
         content = json.loads(serialized)
         if not isinstance(content, dict):
@@ -199,11 +193,6 @@ def _parse(path: Path, serialized: bytes) -> dict[str, Any]:
 
 
 def _load(path: Path, content: Mapping[str, Any], serialized: bytes) -> Any:
-    """Return the library's tokenizer.
-
-    Raises:
-        ConfigError: the file is not a tokenizer, or the library is not installed.
-    """
     try:
         from tokenizers import Tokenizer as LibraryTokenizer
     except ImportError as error:
@@ -264,11 +253,7 @@ def _split_regex(pre_tokenizer: Any) -> str | None:
 
 
 def _find_end(path: Path, content: Mapping[str, Any]) -> str:
-    """Return the token that ends a document.
-
-    Raises:
-        ConfigError: no settings file names it, and not exactly one special token is usual for it.
-    """
+    """Return the token that ends a document."""
     if token := _eos_token(path.parent):
         return token
     specials = [token["content"] for token in content.get("added_tokens", ()) if token["special"]]

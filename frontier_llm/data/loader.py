@@ -62,6 +62,11 @@ class BatchLoader:
     the previous step. Which samples a step has, and their order, do not depend on the threads.
 
     The class is not thread-safe: a single thread must call all methods.
+
+    Args:
+        global_batch: samples per step, a multiple of `micro_batch * data_size`.
+        ends: whether `samples` has no second epoch. The last micro-batches then contain copies
+            of sample 0 that predict nothing, and a step has only as many as are needed.
     """
 
     def __init__(
@@ -76,19 +81,6 @@ class BatchLoader:
         *,
         ends: bool = False,
     ) -> None:
-        """Initialise the loader; nothing is read yet.
-
-        Args:
-            samples: windows of all samples of the run, the same on all replicas.
-            global_batch: samples per step, a multiple of `micro_batch * data_size`.
-            micro_batch: samples per micro-batch.
-            data_rank: index of this replica.
-            data_size: number of replicas.
-            make_batch: function that builds a micro-batch; None: `causal_batch`.
-            reading: how batches are read ahead; None: by one thread, one step.
-            ends: whether `samples` has no second epoch. The last micro-batches then contain copies
-                of sample 0 that predict nothing, and a step has only as many as are needed.
-        """
         assert global_batch % (micro_batch * data_size) == 0, "checked in config/rules.py"
         self._samples, self._make_batch = samples, make_batch or causal_batch
         self._global_batch, self._micro_batch = global_batch, micro_batch
@@ -124,11 +116,7 @@ class BatchLoader:
         self._threads.shutdown(cancel_futures=True)
 
     def sample_indices(self, first: int) -> list[list[int]]:
-        """Return the sample indices of each micro-batch of a step on this replica.
-
-        Args:
-            first: index of the first sample of the step.
-        """
+        """Return the sample indices of each micro-batch of a step on this replica."""
         stop = first + self._global_batch
         if self._end is not None:
             stop = min(stop, self._end)
@@ -186,10 +174,8 @@ _Part = tuple[SentBatches, int]
 def causal_batch(rows: Sequence[Tokens], indices: Sequence[int]) -> Batch:
     """Build a micro-batch for next-token prediction.
 
-    Args:
-        rows: window of each sample, [sequence_length + 1] int64: the inputs and one more token, so
-            that each input has a label.
-        indices: indices of the samples; only their number is used.
+    A window is [sequence_length + 1] int64: the inputs and one more token, so that each input has a
+    label. Of the indices only the number is used.
     """
     stacked = torch.from_numpy(np.stack(rows))
     tokens = stacked[:, :-1].contiguous()

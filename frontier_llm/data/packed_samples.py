@@ -18,9 +18,11 @@ PAD = 0
 
 
 class PackedSamples:
-    """The samples of a run, epoch after epoch.
+    """The samples of a run, epoch after epoch, in the order of the corpus or shuffled.
 
-    An epoch reads every packed sample once, but those that predict nothing.
+    An epoch reads every packed sample once, but those that predict nothing. The seed and the digest
+    of the corpus (`Manifest.digest`) determine the order. The packing of the split is made if there
+    is none.
     """
 
     def __init__(
@@ -33,21 +35,6 @@ class PackedSamples:
         shuffle: bool = True,
         separate: bool = False,
     ) -> None:
-        """Open the packing of a split, or make it.
-
-        Args:
-            stream: tokens of the split.
-            length: L, tokens per sample.
-            seed: seed of the order of samples, together with `digest`.
-            digest: digest of the corpus (`Manifest.digest`).
-            shuffle: whether each epoch reads the samples in a random order of its own; otherwise in
-                the order of the corpus.
-            separate: whether documents are separate.
-
-        Raises:
-            DataError: the split has no document, no sample predicts a token, or the packing cannot
-                be kept.
-        """
         if not len(stream):
             raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
         self._stream = stream

@@ -53,12 +53,7 @@ class Packing:
 
 
 def pack(document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
-    """Pack documents into samples.
-
-    Args:
-        document_lengths: [documents], tokens of each document in the order of the split.
-        length: L, tokens per sample.
-    """
+    """Pack documents into samples; their lengths are in the order of the split."""
     starts, lengths = _cut(document_lengths.astype(np.int64), length)
     sample_of = _Samples(length).place_all(lengths)
     # number the samples by their first pieces, which are in the order of the split
@@ -136,7 +131,6 @@ class _Samples:
         return space, samples
 
     def _add(self, space: int, samples: Numbers) -> None:
-        """Keep samples with `space` free tokens."""
         if space and len(samples):
             self._by_space.setdefault(space, []).append(samples)
             self._spaces |= 1 << space
@@ -148,15 +142,10 @@ def packing_folder(prefix: Path, length: int) -> Path:
 
 
 def open_packing(prefix: Path, document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
-    """Read the packing of a split; compute and write it if there is none.
+    """Read the packing of the split `prefix`.bin; compute and write it if there is none.
 
     The files are mapped into memory. The folder gets its name by one rename when its files are
     complete. If several processes write it at the same time, their contents are equal.
-
-    Args:
-        prefix: path of the split's files without suffix.
-        document_lengths: tokens of each document of the split.
-        length: tokens per sample.
 
     Raises:
         DataError: the folder cannot be written or read.

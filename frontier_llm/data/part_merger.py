@@ -44,28 +44,11 @@ class Merger:
         repeated: Sequence[Mask] | None,
         on_part: Callable[[], None],
     ) -> None:
-        """Initialise the merger; nothing is written yet.
-
-        Args:
-            files: files of the parts; all parts must be done.
-            parts: number of parts.
-            dtype: integer type in which a token is stored.
-            repeated: per part, a mask of the documents to leave out; None: keep all documents.
-            on_part: called each time the tokens of one part and one split are copied.
-        """
         self._files, self._parts, self._dtype = files, parts, np.dtype(dtype)
         self._repeated, self._on_part = repeated, on_part
 
     def write_split(self, split: int, folder: Path) -> Split:
-        """Write the files of a split and return its sizes.
-
-        Args:
-            split: index in SPLITS.
-            folder: folder of the merged corpus.
-
-        Raises:
-            OSError: the disk is full, or failed.
-        """
+        """Write the files of a split and return its sizes."""
         prefix = folder / SPLITS[split]
         digest = self._write_tokens(split, prefix.with_suffix(".bin"))
         documents, tokens, text_bytes = self._count(split)
@@ -76,12 +59,7 @@ class Merger:
         return Split(documents=documents, tokens=tokens, text_bytes=text_bytes, bin_sha256=digest)
 
     def count_by_file(self, split: int, files: int) -> npt.NDArray[np.int64]:
-        """Return the documents of a split and the bytes of their text: [2, files] int64.
-
-        Args:
-            split: index in SPLITS.
-            files: number of files of the source.
-        """
+        """Return the documents of a split and the bytes of their text: [2, files] int64."""
         counts = np.zeros((2, files), dtype=np.int64)
         for rows in self._rows(split):
             file, text_bytes = rows[:, _COLUMN["file"]], rows[:, _COLUMN["text_bytes"]]
@@ -96,13 +74,11 @@ class Merger:
             yield rows[self._kept(number, rows) & (rows[:, _COLUMN["split"]] == split)]
 
     def _kept(self, number: int, rows: Rows) -> Mask:
-        """Return the mask of the documents of a part that are not left out."""
         if self._repeated is None:
             return np.ones(len(rows), dtype=np.bool_)
         return ~self._repeated[number]
 
     def _count(self, split: int) -> tuple[int, int, int]:
-        """Return the numbers of documents, tokens and bytes of text of a split."""
         documents = tokens = text_bytes = 0
         for rows in self._rows(split):
             documents += len(rows)
@@ -138,7 +114,6 @@ class Merger:
         yield from zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)
 
     def _write_index(self, split: int, documents: int, path: Path) -> None:
-        """Write the `.idx` file of a split: header, lengths, offsets, numbers."""
         length = _COLUMN["tokens"]
         with path.open("wb") as stream:
             stream.write(idx_header(self._dtype.type, documents))
@@ -170,13 +145,6 @@ def find_duplicates(files: PartFiles, counts: Sequence[int]) -> list[npt.NDArray
 
     Documents are compared by the 128-bit xxh3 hash of their text, and splits are not distinguished.
     To limit the memory, each of several rounds compares only hashes that begin with the same bits.
-
-    Args:
-        files: files of the parts; all parts must be done.
-        counts: number of documents in each part.
-
-    Returns:
-        Per part, a mask of the documents that repeat an earlier one: [documents] bool.
     """
     starts = np.concatenate([[0], np.cumsum(counts)])
     repeated = np.zeros(int(starts[-1]), dtype=np.bool_)
@@ -193,15 +161,7 @@ def _mark_round(
     prefix: int,
     repeated: npt.NDArray[np.bool_],
 ) -> None:
-    """Mark the duplicates among the documents whose hashes begin with the same bits.
-
-    Args:
-        files: files of the parts.
-        starts: index of the first document of each part, and the number of all documents.
-        prefix_bits: number of bits to compare with `prefix`; 0: take all documents.
-        prefix: value of these bits.
-        repeated: mask over all documents, which this function updates.
-    """
+    """Mark the duplicates among the documents whose hashes begin with the same bits."""
     selected = [np.empty((3, 0), dtype=np.uint64)]
     for part, start in enumerate(starts[:-1]):
         rows = files.rows(part)

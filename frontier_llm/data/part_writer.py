@@ -30,19 +30,7 @@ class PartReader:
     out. Otherwise they raise an error."""
 
     def documents(self, part: Part, skipped: SkippedTexts) -> Iterator[tuple[int, int, Document]]:
-        """Yield the documents of a part in order.
-
-        Args:
-            part: part to read.
-            skipped: counts of skipped and of changed texts, which this method increases.
-
-        Yields:
-            Index of the file in the source, number of the line, row or section in the file, and
-            the document.
-
-        Raises:
-            DataError: a file cannot be read, or an entry is not text.
-        """
+        """Yield the documents of a part in order."""
         for file, cut in part.cuts:
             for entry in self.source.entries(file, cut):
                 name = self.source.name(file, entry.place)
@@ -70,14 +58,6 @@ class PartWriter:
     def __init__(
         self, reader: PartReader, encoder: Encoder, files: PartFiles, validation_percent: float
     ) -> None:
-        """Initialise the writer; nothing is written yet.
-
-        Args:
-            reader: reads the documents.
-            encoder: encodes texts.
-            files: paths of the files to write.
-            validation_percent: percentage of the documents that are used for validation.
-        """
         self._reader, self._encoder, self._files = reader, encoder, files
         self._percent = validation_percent
 
@@ -86,10 +66,6 @@ class PartWriter:
 
         Each file is written under a temporary name and renamed, so other processes may write the
         same part at the same time.
-
-        Raises:
-            DataError: the source cannot be used.
-            OSError: the disk is full, or failed.
         """
         skipped = SkippedTexts()
         drafts = [_draft(self._files.tokens(part.number, split)) for split in range(len(SPLITS))]
@@ -111,16 +87,7 @@ class PartWriter:
     def _write_tokens(
         self, part: Part, streams: Sequence[IO[bytes]], skipped: SkippedTexts
     ) -> "array[int]":
-        """Write the tokens of all documents of a part.
-
-        Args:
-            part: part to read.
-            streams: token files of the training and the validation split.
-            skipped: counts of skipped texts, which this method increases.
-
-        Returns:
-            Table of documents as a flat array: the values of COLUMNS for each document.
-        """
+        """Write the tokens of all documents of a part."""
         rows = array("Q")
         token_bytes = len(self._encoder.eod)
         for file, place, document in self._reader.documents(part, skipped):

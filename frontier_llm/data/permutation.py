@@ -31,13 +31,7 @@ def make_key(*parts: object) -> int:
 
 
 def permute(index: int, length: int, key: int) -> int:
-    """Return the image of an index under a pseudo-random permutation of range(length).
-
-    Args:
-        index: number in range(length).
-        length: length of the range, at least 1.
-        key: 64-bit number that selects the permutation.
-    """
+    """Return the image of an index under the permutation of range(length) that a key selects."""
     assert 0 <= index < length, f"index {index} outside range({length})"
     half_bits = ((length - 1).bit_length() + 1) // 2
     image = _feistel(index, half_bits, key)

@@ -66,13 +66,8 @@ def prepare(
 
     Any number of processes may call this function at once. If the sources have not changed, the
     corpus is found without reading them. A call that is killed leaves unfinished work, from which
-    the next call continues. The result does not depend on the number of workers.
-
-    Args:
-        config: configuration of the source and of its preparation.
-        on_progress: called with the progress of each stage.
-        workers: number of processes; None: one per core.
-        corpus: corpus to prepare, if the configuration has several; None: the only corpus.
+    the next call continues. The result does not depend on the number of workers (None: one per
+    core). The corpus must be given if the configuration has several.
 
     Raises:
         ConfigError: the corpus's name cannot be the name of a folder, or the configured tokenizer
@@ -185,12 +180,7 @@ class _Preparation:
         return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
-        """Scan the source and prepare it, unless the same content was prepared before.
-
-        Args:
-            source: files of the corpus.
-            locked: whether this process holds the lock.
-        """
+        """Scan the source and prepare it, unless the same content was prepared before."""
         # imports torch, which `unprepared` does without
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
 
@@ -253,7 +243,6 @@ def _read_note(note: Path) -> Path | None:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write a note atomically."""
     draft = note.with_name(f"{note.name}-{uuid.uuid4().hex[:12]}")
     draft.write_text(text)
     draft.replace(note)

@@ -48,16 +48,10 @@ def make_loader(
     """Build the loader of one replica.
 
     Args:
-        config: configuration of the run.
-        corpora: corpora of the run.
-        data_rank: index of the replica.
-        data_size: number of replicas.
         train: True: read the training split, shuffled; False: read the validation samples in
             order, each of them once.
-        windows: windows of the split; None: make them.
         reads: whether this rank needs the tokens. If not, its batches have the same shapes and
             consist of zeros.
-        device: where the micro-batches are needed.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
@@ -118,14 +112,7 @@ def make_windows(
 ) -> CorpusSamples | BlendedSamples | ValidationWindows:
     """Return the windows of a run, by the index of the sample that reads them.
 
-    Args:
-        config: configuration of the run.
-        corpora: corpora of the run.
-        train: True: read the training split, shuffled; False: read the samples of an evaluation
-            during training.
-
-    Raises:
-        DataError: a split is shorter than one window.
+    In training they are shuffled; otherwise they are those of an evaluation during training.
     """
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
     if not train:
@@ -140,10 +127,7 @@ def make_windows(
 def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSamples:
     """Return the samples of a run that reads only this corpus.
 
-    Args:
-        config: configuration of the run.
-        corpus: one of its corpora.
-        train: True: read the training split, shuffled; False: read the validation split in order.
+    They are shuffled in training; in validation they are in order.
 
     Raises:
         DataError: the split is shorter than one window.
@@ -167,11 +151,7 @@ def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
-    """Return the number of training samples per epoch, and the share of padding if they have any.
-
-    Raises:
-        DataError: a split is shorter than one window.
-    """
+    """Return the number of training samples per epoch, and their share of padding, if any."""
     data = config.data
     samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
     count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
@@ -186,11 +166,7 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
 
 
 def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
-    """Return the function that builds micro-batches from windows.
-
-    Raises:
-        ConfigError: the tokenizer has more tokens than the model's embedding has rows.
-    """
+    """Return the function that builds micro-batches from windows."""
     tokenizer = corpora.tokenizer
     check_vocabulary(config, tokenizer)
     data = config.data
@@ -207,14 +183,9 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
 
 
 def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Prepare all corpora of a run; refuse a given tokenizer that is too large for the model first.
+    """Prepare all corpora of a run, and return their folders.
 
-    Args:
-        config: configuration of the run.
-        on_progress: called with the progress of each stage.
-
-    Returns:
-        The folders of the corpora.
+    A given tokenizer that is too large for the model is refused first.
 
     Raises:
         ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding

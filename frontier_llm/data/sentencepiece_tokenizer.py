@@ -38,19 +38,17 @@ _RUNS = Splitting(
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A trained sentencepiece model."""
+    """A trained sentencepiece model.
+
+    Args:
+        end: piece or id that ends a document; None: the model's end-of-sentence piece.
+
+    Raises:
+        ConfigError: the file is not a sentencepiece model, or it has no such piece.
+        OSError: the file cannot be read.
+    """
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
-        """Read a sentencepiece model.
-
-        Args:
-            path: path of the model.
-            end: piece or id that ends a document; None: the model's end-of-sentence piece.
-
-        Raises:
-            ConfigError: the file is not a sentencepiece model, or it has no such piece.
-            OSError: the file cannot be read.
-        """
         model = path.read_bytes()
         try:
             if not model:  # sentencepiece would accept an empty file as an empty vocabulary
@@ -153,7 +151,6 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _end_of_sentence(self, path: Path) -> int:
-        """Return the id of the end-of-sentence piece."""
         if (found := int(self._pieces.eos_id())) < 0:
             raise ConfigError(
                 "data.end_of_document",

@@ -55,7 +55,6 @@ class Document:
         return self._number("validation") * 100 / 2**64
 
     def _number(self, salt: str) -> int:
-        """Return a pseudo-random number below 2**64."""
         digest = hashlib.sha256(encode_name(f"{salt}\0{self.name}")).digest()
         return int.from_bytes(digest[:8], "big")
 
@@ -108,11 +107,7 @@ class Source:
         return hasher.hexdigest()
 
     def digest(self, scans: Sequence[Scan]) -> str:
-        """Return a digest of the names and contents of all files.
-
-        Args:
-            scans: results of `scan` for all files, which hold the digests of their contents.
-        """
+        """Return a digest of the names of all files, and of their contents, which scans digest."""
         hasher = hashlib.sha256()
         for file, scan in zip(self.files, scans, strict=True):
             hasher.update(encode_name(f"{file.name}\0{scan.sha256}\0{_marks(file)}"))
@@ -146,11 +141,7 @@ class Source:
         return scan
 
     def entries(self, index: int, cut: Cut) -> Iterator[Entry]:
-        """Yield the entries (lines, rows or sections) in a cut of file number `index`.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Yield the entries (lines, rows or sections) in a cut of file number `index`."""
         file = self.files[index]
         try:
             yield from self._format(file).entries(cut)
@@ -158,18 +149,12 @@ class Source:
             raise _unreadable(file.path, error) from error
 
     def name(self, index: int, place: int) -> str:
-        """Return the name of a document.
-
-        Args:
-            index: index of its file.
-            place: number of its line, row or section in the file.
-        """
+        """Return the name of a document; its place is the number of its line, row or section."""
         file = self.files[index]
         mark = self._format(file).mark
         return f"{file.name}{mark}{place}" if mark else file.name
 
     def _format(self, file: SourceFile) -> Format:
-        """Return the reader of a file."""
         return reader_of(file.path, file.size, file.detected, self.text_key, divided=self.divided)
 
 

@@ -110,7 +110,6 @@ class _Chooser:
         self._left_out.setdefault(reason, Tally()).add(file.name, file.size)
 
     def _keep(self, wanted: Sequence[SourceFile], reason: str) -> None:
-        """Leave out all other files."""
         names = {file.name for file in wanted}
         for file in self.files:
             if file.name not in names:
@@ -222,11 +221,7 @@ def files_without_text(
 
 
 def check_left_out(root: Path, left_out: Mapping[str, Tally], read_bytes: int) -> None:
-    """Refuse a source of which a large part is in another format.
-
-    Raises:
-        DataError: the error says how much is left out.
-    """
+    """Refuse a source of which a large part is in another format."""
     other = left_out.get(OTHER_FORMAT, Tally())
     if other.bytes > OTHER_SHARE * (read_bytes + other.bytes):
         raise DataError(

@@ -69,20 +69,12 @@ class Entry:
 
 
 class Format(ABC):
-    """Reads a source file of one format."""
+    """Reads a source file of one format, whose texts are under a key or in a column."""
 
     mark: str
     """Separator between file and place in a document's name; "" if the file is one document."""
 
     def __init__(self, path: Path, size: int, compression: str, key: str) -> None:
-        """Initialise the reader.
-
-        Args:
-            path: path of the file.
-            size: size of the file in bytes.
-            compression: what the file is compressed with (compression.py); "" if it is not.
-            key: key or column that holds the text.
-        """
         self.path, self.size, self.compression, self.key = path, size, compression, key
 
     @abstractmethod
@@ -134,11 +126,7 @@ class NoTextError(Exception):
 
 
 def decode(content: bytes, start: int = 0) -> str:
-    """Decode UTF-8 and drop a byte order mark at the beginning of a file.
-
-    Args:
-        content: bytes of a file, or a section of it.
-        start: offset of `content` in the file in bytes.
+    """Decode UTF-8, and drop a byte order mark if `start`, the place in the file, is 0.
 
     Raises:
         NoTextError: the bytes are not UTF-8, or contain a null byte, which marks binary files.
@@ -202,11 +190,7 @@ def too_long(unit: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the SHA-256 of a file, in hex."""
     hasher = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(READ_BYTES):

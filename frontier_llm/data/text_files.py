@@ -98,7 +98,6 @@ class LongText(Undivided):
                     break
 
     def _section_bytes(self) -> int:
-        """Return the intended size of a section."""
         return min(SECTION_BYTES, max(self._plain_bytes // SMALL_FILE_SECTIONS, 1))
 
     @cached_property
@@ -110,7 +109,6 @@ class LongText(Undivided):
             return len(stream.read(SECTION_BYTES * SMALL_FILE_SECTIONS))
 
     def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
-        """Yield the sections from the current position of a stream on."""
         target = self._section_bytes()
         lines: list[bytes] = []
         size = 0

@@ -123,11 +123,7 @@ class Tokenizer(ABC):
 
 
 def check_unicode(text: str) -> None:
-    """Refuse a text with half a surrogate pair, which has no UTF-8.
-
-    Raises:
-        DataError: the text has one.
-    """
+    """Refuse a text with half a surrogate pair, which has no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -30,11 +30,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Senten
     they have more different characters than the vocabulary can hold, rare characters are encoded as
     bytes.
 
-    Args:
-        texts: texts to train on, which are held in memory.
-        vocabulary: number of tokens, at least 260.
-        path: path of the file to write.
-
     Raises:
         DataError: `vocabulary` is too small, or there is no text.
     """

@@ -7,17 +7,13 @@ from frontier_llm.data.document_rows import Row
 
 
 class ValidationWindows:
-    """The samples of one corpus after those of another. They have nothing beyond their end."""
+    """The samples of one corpus after those of another. They have nothing beyond their end.
+
+    Each corpus contributes its share of the `wanted` samples: at least one, and at most all that it
+    has.
+    """
 
     def __init__(self, samples: Sequence[Any], shares: Sequence[float], wanted: int) -> None:
-        """Choose the samples.
-
-        Args:
-            samples: the samples of the validation split of each corpus, in order.
-            shares: share of each corpus.
-            wanted: number of samples in all. A corpus contributes its share, at least one, and at
-                most all that it has.
-        """
         counts = [
             min(len(windows), max(1, round(share * wanted)))
             for windows, share in zip(samples, shares, strict=True)

@@ -92,9 +92,6 @@ def resolve(
             `auto` (fused norms if possible; on a GPU the same as `fastest`, unless torch is
             deterministic, because two runs could choose differently) or `fastest` (the same norms,
             and `elementwise` if it is faster in the first steps).
-        device: where fused kernels are verified.
-        dtype: number format of the run, in which they are verified.
-        hidden: width of the norms.
 
     Raises:
         ConfigError: `fused` is wanted and neither package works; the message says why.

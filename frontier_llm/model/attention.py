@@ -35,13 +35,7 @@ from frontier_llm.model.relative import block_bias
 
 
 def in_blocks(device: torch.device, dropout: float, *, relative: bool) -> bool:
-    """Return whether attention without FlexAttention is computed in blocks of queries.
-
-    Args:
-        device: where it is computed.
-        dropout: probability with which attention weights are dropped.
-        relative: whether a bias for relative positions is added to the scores.
-    """
+    """Return whether attention without FlexAttention is computed in blocks of queries."""
     return relative or (dropout > 0 and device.type == "cpu")
 
 
@@ -50,7 +44,9 @@ class SdpaAttention(MegatronModule):
 
     Letters in shapes and in names of tensors: s query tokens, t key tokens, b samples, h query
     heads and g key/value heads of this rank, head width d. The class replaces megatron's
-    DotProductAttention and has the same signature.
+    DotProductAttention and has the same signature, and has no parameters. The mask is causal, or
+    padding (queries attend to all keys that are not padding). With `recompute` flash attention is
+    computed again in the backward pass.
     """
 
     def __init__(
@@ -65,22 +61,6 @@ class SdpaAttention(MegatronModule):
         scores: Scores | None = None,
         **_: Any,
     ) -> None:
-        """Initialise the module, which has no parameters.
-
-        Args:
-            config: megatron's configuration.
-            layer_number: unused, but megatron passes it.
-            attn_mask_type: causal, or padding (queries attend to all keys that are not padding).
-            attention_type: unused, but megatron passes it.
-            attention_dropout: dropout probability of attention weights; None = use the value in
-                `config`.
-            softmax_scale: factor by which scores are multiplied; None = 1 / sqrt(d).
-            recompute: whether flash attention is computed again in the backward pass.
-            scores: window and bound of causal scores; None = none.
-
-        Raises:
-            NotImplementedError: the mask is neither causal nor padding.
-        """
         super().__init__(config=config)
         if attn_mask_type not in (AttnMaskType.causal, AttnMaskType.padding):
             raise NotImplementedError(
@@ -143,7 +123,6 @@ class SdpaAttention(MegatronModule):
     def _flash(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
-        """Compute the output with torch's flash attention."""
         key, value = repeat_heads(query, key, value, masked=mask is not None)
         attend = partial(
             scaled_dot_product_attention,

@@ -29,9 +29,7 @@ NAMES = {
 def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str, str]:
     """Return the kernel of each kind of attention, such as `{"causal": "flash"}`.
 
-    Args:
-        layout: of the run.
-        device: a GPU or the CPU. Some memory is allocated on it for a moment.
+    Some memory is allocated on the device for a moment.
 
     Raises:
         ConfigError: on a GPU, a kind of attention that is not computed in blocks of queries would
@@ -90,7 +88,6 @@ class _Kind(NamedTuple):
 
 
 def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
-    """Yield the kinds of attention of a model."""
     encoder, decoder = layout.lengths.encoder, layout.lengths.decoder
     if layout.model.kind == "gpt":
         capped = layout.model.attention_softcap is not None
@@ -110,12 +107,8 @@ def _call(
 ) -> dict[str, Any]:
     """Return the arguments with which SdpaAttention calls torch for one sample, without contents.
 
-    Args:
-        layout: of the run.
-        device: of the tensors.
-        kind: the attention.
-        blocks: whether it is computed in blocks of queries. The arguments are those of the last
-            block, which reads all keys, or those of its window.
+    In blocks of queries they are those of the last block, which reads all keys, or those of its
+    window.
     """
     model, tensor, dtype = layout.model, layout.grid.tensor, DTYPES[layout.precision]
     heads, key_heads = model.heads // tensor, model.kv_heads // tensor

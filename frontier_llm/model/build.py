@@ -42,13 +42,6 @@ def build_model(
     """Build and initialise this rank's model chunks.
 
     Ranks do not communicate: each rank draws its own part of the initial weights.
-
-    Args:
-        layout: how the whole model is divided over ranks.
-        groups: coordinates and process groups of this rank.
-        device: device on which parameters are allocated.
-        kernels: implementation of the norms.
-        seed: seed of the initial weights.
     """
     transformer = transformer_config(layout, device, compiles_functions=kernels.compiles_functions)
     with device:

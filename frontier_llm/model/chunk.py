@@ -29,15 +29,7 @@ def make_chunk(
     groups: Groups,
     kernels: Kernels,
 ) -> Chunk:
-    """Build one model chunk on the default device, without initialising its weights.
-
-    Args:
-        layout: how the whole model is divided over ranks.
-        model_chunk: layers of the chunk.
-        transformer: megatron's configuration.
-        groups: coordinates and process groups of this rank.
-        kernels: implementation of the norms.
-    """
+    """Build one model chunk on the default device, without initialising its weights."""
     families: dict[str, type[Gpt] | type[EncoderDecoder]] = {"gpt": Gpt, "t5": EncoderDecoder}
     family = families[layout.model.kind]
     chunk: Chunk = family(layout, model_chunk, transformer, groups.megatron, kernels)

@@ -33,27 +33,13 @@ class FlexMasks:
         documents: Documents | None,
         device: torch.device,
     ) -> "FlexMasks":
-        """Describe the masked scores.
-
-        Args:
-            windows: windows of the layers.
-            tokens: tokens per sample.
-            documents: the documents of each sample; None = a sample is one document.
-            device: where attention is computed.
-        """
+        """Describe the masked scores."""
         if documents is None:
             return cls({window: _whole_samples(window, tokens, device) for window in windows})
         return cls({window: _confined_blocks(window, tokens, documents.ids) for window in windows})
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-        """Compute the attention output, as `confined_attention` does.
-
-        Args:
-            query: [b samples, h heads, s tokens, d].
-            key: [b, g, s, d], where g divides h.
-            value: [b, g, s, d].
-            scores: how scores are computed; without dropout.
-        """
+        """Compute the output without dropout, with the shapes of `confined_attention`."""
         assert scores.dropout == 0, "FlexAttention has no dropout"
         change = None if scores.cap is None else partial(_capped, scores.cap)
         blocks = self.blocks[scores.window]
@@ -80,10 +66,7 @@ def _whole_samples(window: int | None, tokens: int, device: torch.device) -> Blo
 def _confined_blocks(window: int | None, tokens: int, ids: Tensor) -> BlockMask:
     """Mask keys after the query, before its window, and of other documents.
 
-    Args:
-        window: keys that a query reads at most; None = all before it.
-        tokens: s, tokens per sample.
-        ids: [samples, s] int64, the number of the document of each token, ascending.
+    `ids` are [samples, tokens] int64, the number of the document of each token, ascending.
     """
     reach = tokens if window is None else window
 

@@ -31,12 +31,7 @@ biases needs so many registers that thousands of bytes are spilled to memory."""
 
 
 def uses_flex(attention: str, device: torch.device) -> bool:
-    """Return whether relative positions are computed by FlexAttention.
-
-    Args:
-        attention: the setting `attention`, `sdpa` or `flex`.
-        device: device of the model.
-    """
+    """Return whether relative positions are computed by FlexAttention."""
     return {"sdpa": False, "flex": True}[attention] and device.type in DEVICES
 
 
@@ -55,14 +50,10 @@ class FlexScores:
     def of(
         cls, distance_bias: Tensor, tokens: int, mask: Tensor | None, *, causal: bool
     ) -> "FlexScores":
-        """Prepare the attentions of one forward pass.
+        """Prepare the attentions of one forward pass over s tokens.
 
-        Args:
-            distance_bias: [2r + 1, heads], the output of `RelativePositions`.
-            tokens: s, the number of queries and of keys.
-            mask: [samples, s] bool, true at tokens, false at padding; None if there is no padding,
-                and if causal.
-            causal: whether keys after the query are masked.
+        `distance_bias` is [2r + 1, heads], the output of `RelativePositions`. The mask is [samples,
+        s] bool, false at padding; None if there is no padding, and if causal.
         """
         distances = torch.arange(1 - tokens, tokens, device=distance_bias.device)
         bias = diagonal_bias(distance_bias.float(), distances).contiguous()
@@ -71,16 +62,10 @@ class FlexScores:
         return cls(bias, None if mask is None else _padding_blocks(mask))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Compute the attention output.
+        """Compute the attention output, [b, h, s, d], with the dtype of the query.
 
-        Args:
-            query: [b samples, h heads, s tokens, d].
-            key: [b, g, s, d], where g divides h.
-            value: [b, g, s, d].
-            scale: factor of the scores before the bias is added; None = 1 / sqrt(d).
-
-        Returns:
-            [b, h, s, d], with the dtype of the query.
+        The query is [b samples, h heads, s tokens, d]; key and value are [b, g, s, d], where g
+        divides h. Scores are scaled before the bias is added; None = by 1 / sqrt(d).
         """
         bias, middle = self.bias, self.bias.shape[1] // 2
 
@@ -98,18 +83,10 @@ def run_flex(
     blocks: BlockMask | None,
     scale: float | None,
 ) -> Tensor:
-    """Compute attention by generated kernels.
+    """Compute attention by generated kernels, with the shapes of `FlexScores.attend`.
 
-    Args:
-        query: [b samples, h heads, s tokens, d].
-        key: [b, g, s, d], where g divides h.
-        value: [b, g, s, d].
-        change_score: function of (score, sample, head, query, key); None = scores are not changed.
-        blocks: the masked scores; None if no score is masked.
-        scale: factor of the scores before they are changed; None = 1 / sqrt(d).
-
-    Returns:
-        [b, h, s, d], with the dtype of the query.
+    `change_score` is a function of (score, sample, head, query, key), called after scores are
+    scaled.
     """
     # trainer/callbacks/kernel_trial.py may turn torch.compile off: all scores would be stored
     is_inside = torch.compiler.is_compiling()
@@ -166,7 +143,6 @@ def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> Blo
         partial: the same shape, the blocks with both masked and unmasked scores.
         is_read: function of (sample, head, query, key), true where a score is not masked. It is
             called in partial blocks only.
-        tokens: number of queries and of keys.
     """
     (partial_count, partial_at), (whole_count, whole_at) = map(_ordered, (partial, whole))
     return BlockMask.from_kv_blocks(

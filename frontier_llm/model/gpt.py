@@ -36,15 +36,6 @@ class Gpt(GPTModel):
         groups: ProcessGroupCollection,
         kernels: Kernels,
     ) -> None:
-        """Build the modules of one model chunk.
-
-        Args:
-            layout: how the whole model is divided over ranks.
-            model_chunk: layers of this chunk, and whether it has the embedding and the head.
-            config: megatron's configuration.
-            groups: process groups of this rank, as megatron's modules expect them.
-            kernels: implementation of the norms.
-        """
         model = layout.model
         self.vocabulary, self._attention = model.vocabulary, layout.attention
         self._logit_softcap = model.logit_softcap
@@ -83,11 +74,9 @@ class Gpt(GPTModel):
         """Run this model chunk.
 
         Args:
-            input_ids: [b, s] int64.
             position_ids: [b, s] int64, the position of each token in its document. Only learned
                 positions need them: rotary scores depend on the difference of two positions alone,
                 which is the same in the sample as in the document.
-            attention_mask: None, because the attention core masks by itself.
             labels: [b, s] int64; None = the last chunk returns logits instead of losses.
             cumulative_lengths: [b, k] int32, the borders of the documents (model/confined.py); None
                 = a sample is one document.
@@ -137,12 +126,8 @@ class Gpt(GPTModel):
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> TokenLosses:
         """Return the losses of each token over the vocabulary without padding.
 
-        megatron's GPTModel calls this method in its forward pass.
-
-        Args:
-            labels: [samples, tokens] int64.
-            logits: [tokens, samples, this tensor rank's part of the padded vocabulary]. They are
-                overwritten.
+        megatron's GPTModel calls this method in its forward pass. The logits, [tokens, samples,
+        this tensor rank's part of the padded vocabulary], are overwritten.
         """
         return token_losses(
             logits, labels, self.vocabulary, self.pg_collection.tp, self._logit_softcap

@@ -31,13 +31,7 @@ _BRANCH_ENDS = (".attention.output.weight", ".ffn.down.weight")
 
 
 def initialise(records: Iterable[ParameterRecord], model: ModelConfig, seed: int) -> None:
-    """Set the initial value of every parameter of this rank. Padding is set to zero.
-
-    Args:
-        records: descriptions of the parameters.
-        model: configuration of the model.
-        seed: seed of the initial weights.
-    """
+    """Set the initial value of every parameter of this rank. Padding is set to zero."""
     for record in records:
         local = record.parameter.data
         if local.is_meta:  # trainer/dry_run.py builds the model only for its shapes
@@ -95,14 +89,7 @@ def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig
 
 
 def _fill_normal(view: torch.Tensor, placement: Placement, deviation: float, seed: int) -> None:
-    """Draw the blocks of rows that overlap with a placement, and copy the overlaps.
-
-    Args:
-        view: the part of the local parameter that the placement describes.
-        placement: position and shape of this part in the global matrix.
-        deviation: standard deviation.
-        seed: seed of the initial weights.
-    """
+    """Draw the blocks of rows that overlap with a placement, and copy the overlaps."""
     global_rows, global_columns = placement.global_shape
     (row, column), (height, width) = placement.global_start, placement.shape
     if not height or not width:

@@ -26,14 +26,6 @@ class Norm(nn.Module):
     def __init__(
         self, config: Any, hidden_size: int, kernels: Kernels, eps: float = 1e-5, **_: Any
     ) -> None:
-        """Initialise the norm.
-
-        Args:
-            config: megatron's configuration, which selects LayerNorm or RMSNorm.
-            hidden_size: size of the last dimension.
-            kernels: implementation of the norms.
-            eps: number that is added to the variance.
-        """
         super().__init__()
         self.kernels, self.eps = kernels, eps
         options = {"dtype": config.params_dtype, "device": torch.get_default_device()}
@@ -70,18 +62,10 @@ class ParallelResidualLayer(TransformerLayer):
         attention_bias: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the layer.
+        """Run the layer on [s tokens, b samples, hidden]; the context is returned unchanged.
 
-        Args:
-            hidden_states: [s tokens, b samples, hidden]; with sequence parallelism only the tokens
-                of this tensor-parallel rank.
-            attention_mask: must be None, because the attention core applies the causal mask itself.
-            context: returned unchanged.
-            rotary_pos_emb: angles of rotary positions; None for other positions.
-            attention_bias: must be None, because a GPT has no relative positions.
-
-        Returns:
-            Output of the layer, [s, b, hidden], and the context.
+        With sequence parallelism the tokens are those of this tensor-parallel rank. The mask must
+        be None, because the attention core applies the causal mask itself.
         """
         attention = self.self_attention(
             self.input_layernorm(hidden_states),
@@ -137,11 +121,8 @@ class OutputNormLayer(TransformerLayer):
     ) -> Tensor:
         """Add the normalised output of a branch, with dropout, to the residual stream.
 
-        Args:
-            norm: the norm of the branch.
-            add: megatron's "bda" function.
-            branch: output of the branch, [s, b, hidden], and its bias unless that is added.
-            residual: [s, b, hidden].
+        `add` is megatron's "bda" function. A branch is its output, [s, b, hidden], and its bias,
+        unless that is added.
         """
         output, bias = branch
         normalised = norm(output if bias is None else output + bias)

@@ -31,13 +31,7 @@ from frontier_llm.model.rotary import RotarySelfAttention
 def decoder_block(
     layers: Sequence[int], model: ModelConfig, kernels: Kernels
 ) -> TransformerBlockSubmodules:
-    """Specify a stack of causal layers. megatron adds the final norm after the model's last layer.
-
-    Args:
-        layers: numbers of the layers of this model chunk in the model.
-        model: configuration of the model.
-        kernels: implementation of the norms.
-    """
+    """Specify causal layers. megatron adds the final norm after the model's last layer."""
     return TransformerBlockSubmodules(
         layer_specs=[_gpt_layer(number, model, kernels) for number in layers],
         layer_norm=ModuleSpec(module=Norm, params=_norm_parameters(kernels)),
@@ -63,16 +57,7 @@ def layer_spec(
     recompute: bool = False,
     scores: Scores | None = None,
 ) -> ModuleSpec:
-    """Specify one layer.
-
-    Args:
-        model: configuration of the model.
-        kernels: implementation of the norms.
-        causal: whether a token attends only to itself and to earlier tokens.
-        reads_encoder: whether the layer also attends to the encoder's output.
-        recompute: whether attention is computed again in the backward pass.
-        scores: window and bound of the scores of a causal layer; None = none.
-    """
+    """Specify one layer; with `recompute` attention is computed again in the backward pass."""
     norm = ModuleSpec(module=Norm, params=_norm_parameters(kernels))
     core = partial(SdpaAttention, recompute=recompute, scores=scores)
     mask = AttnMaskType.causal if causal else AttnMaskType.padding

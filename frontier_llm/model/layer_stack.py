@@ -29,7 +29,8 @@ class LayerStack(nn.Module):
 
     If the stack includes the last layer of the encoder or decoder, it also has the final norm. This
     class replaces megatron's TransformerBlock, which cannot recompute layers in the backward pass
-    if they share a trainable table.
+    if they share a trainable table. The layout's `recompute` selects the activations that are
+    computed again: `full` (of whole layers), `selective` (of attention) or `none`.
     """
 
     def __init__(
@@ -40,17 +41,6 @@ class LayerStack(nn.Module):
         groups: ProcessGroupCollection,
         kernels: Kernels,
     ) -> None:
-        """Build the layers.
-
-        Args:
-            stack: name (encoder or decoder) and numbers of the layers.
-            layout: how the whole model is divided over ranks. Its `recompute` selects the
-                activations that are not stored but computed again in the backward pass: `full` (of
-                whole layers), `selective` (of attention) or `none`.
-            config: megatron's configuration.
-            groups: process groups of this rank, as megatron's modules expect them.
-            kernels: implementation of the norms.
-        """
         super().__init__()
         model = layout.model
         self._config, self._attention = config, layout.attention
@@ -155,16 +145,10 @@ def _recompute_in_backward(
     The backward pass runs the layer again, with the same dropout masks. torch could stop the second
     run as soon as all needed activations exist. This is turned off, so that both runs send the same
     number of bytes, as geometry/wire.py assumes.
-
-    Args:
-        run: function of (hidden, context) that runs the layer.
-        hidden: input of the layer.
-        context: output of the encoder; None in an encoder.
     """
     states = get_cuda_rng_tracker().get_states()
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of the first and of the second run."""
         return nullcontext(), _random_states(states)
 
     with set_checkpoint_early_stop(False):

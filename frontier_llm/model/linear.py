@@ -37,16 +37,10 @@ class ColumnLinear(ColumnParallelLinear):
         weight: Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the weight.
+        """Multiply by the layer's weight or another one.
 
-        Args:
-            input_: [..., in].
-            weight: weight to use instead of the layer's weight; None: the layer's weight.
-            runtime_gather_output: whether every rank gets all output features.
-
-        Returns:
-            Output [..., out / number of tensor-parallel ranks], and the bias if the caller must add
-            it, else None.
+        Returns [..., out / number of tensor-parallel ranks], and the bias if the caller must add
+        it.
         """
         if fuses_bias(self, input_):
             used = self.weight if weight is None else weight
@@ -83,13 +77,9 @@ class RowLinear(RowParallelLinear):
     """
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the weight.
+        """Multiply [..., in / number of tensor-parallel ranks] by the weight.
 
-        Args:
-            input_: [..., in / number of tensor-parallel ranks].
-
-        Returns:
-            Output [..., out], and the bias if the caller must add it, else None.
+        Returns [..., out], and the bias if the caller must add it.
         """
         if fuses_bias(self, input_):
             return _local_product(self, input_, self.weight), None
@@ -123,14 +113,9 @@ def _product(
     weight: Tensor,
     options: dict[str, Any],
 ) -> Tensor:
-    """Multiply by this rank's part of a weight.
+    """Multiply [..., in] by this rank's part of a weight, [out, in].
 
-    Args:
-        layer: the layer.
-        megatron_forward: megatron's `_forward_impl` of the layer, for weights without a sink.
-        inputs: [..., in].
-        weight: [out, in].
-        options: further arguments that megatron passes to `_forward_impl`.
+    megatron's `_forward_impl` does it for weights without a sink.
     """
     sink = _sink(layer, weight)
     if sink is None:
@@ -190,12 +175,6 @@ class _Linear(torch.autograd.Function):
         """Compute the outputs, [..., out].
 
         Args:
-            ctx: keeps inputs and weight for the backward pass.
-            inputs: [..., in]; with `gathers_tokens` [s / ranks of `group`, ..., in].
-            weight: [out, in].
-            bias: [out], or None.
-            sink: takes the gradient of the weight.
-            group: the tensor-parallel ranks; None if there is no collective.
             gathers_tokens: whether every rank has a part of the tokens (sequence parallelism). The
                 outputs are those of all tokens, [s, ..., out].
             sums_inputs: whether the gradients of the inputs are summed over the ranks.
@@ -238,12 +217,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Any]:
-    """Start to gather the tokens of all ranks; return [s, ...] and the handle to wait for.
-
-    Args:
-        part: [s / ranks, ...].
-        group: the ranks, in the order of their tokens.
-    """
+    """Start to gather [s / ranks, ...] of all ranks; return [s, ...] and the handle to wait for."""
     whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
     return whole, dist.all_gather_into_tensor(whole, part.contiguous(), group=group, async_op=True)
 

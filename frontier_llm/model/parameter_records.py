@@ -61,11 +61,6 @@ def parameter_records(
 ) -> list[ParameterRecord]:
     """Describe every trainable parameter of this rank, in the order of the forward pass.
 
-    Args:
-        chunks: modules of this rank's model chunks.
-        layout: how the whole model is divided over ranks.
-        groups: coordinates and process groups of this rank.
-
     Raises:
         KeyError: a parameter of megatron is not in the tables.
     """
@@ -85,13 +80,6 @@ def parameter_records(
 
 
 def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
-    """Return the global name of a parameter.
-
-    Args:
-        local_name: name of the parameter in its model chunk.
-        stacks: part of the encoder and of the decoder that the chunk has.
-        tied: whether the output layer's weight is the embedding.
-    """
     if local_name == "output_layer.weight" and tied:
         return _OTHER_PARAMETERS["embedding.word_embeddings.weight"]
     if local_name in _OTHER_PARAMETERS:
@@ -104,7 +92,6 @@ def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
 
 
 def _stack_module(stack: Stack, module: str) -> str:
-    """Return the global name of a module in an encoder or decoder."""
     if module == "final_layernorm":
         return stack.norm_unit
     if module == "positions":
@@ -118,14 +105,6 @@ def _stack_module(stack: Stack, module: str) -> str:
 def _record(
     context: _ChunkContext, name: str, parameter: nn.Parameter, model_chunk: ModelChunk
 ) -> ParameterRecord:
-    """Describe one parameter.
-
-    Args:
-        context: inputs of all records of the chunk.
-        name: global name of the parameter.
-        parameter: the parameter itself.
-        model_chunk: the chunk.
-    """
     shape = context.shapes[name]
     fused_names = [name]
     if context.model.gated and ".ffn.up." in name:

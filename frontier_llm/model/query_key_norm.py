@@ -23,7 +23,6 @@ class RmsWeight(nn.Module):
     """The weight of a norm, which has a module of its own so that its name ends with `weight`."""
 
     def __init__(self, width: int, config: TransformerConfig) -> None:
-        """Make a weight of `width` ones."""
         super().__init__()
         device = torch.get_default_device()
         self.weight = nn.Parameter(torch.ones(width, dtype=config.params_dtype, device=device))
@@ -37,13 +36,6 @@ class HeadNorms(nn.Module):
     """
 
     def __init__(self, config: TransformerConfig, width: int, kernels: Kernels) -> None:
-        """Make the weights.
-
-        Args:
-            config: megatron's configuration.
-            width: d.
-            kernels: implementation of the norms.
-        """
         super().__init__()
         self.kernels, self.epsilon = kernels, config.layernorm_epsilon
         self.query, self.key = RmsWeight(width, config), RmsWeight(width, config)
@@ -62,7 +54,10 @@ class HeadNorms(nn.Module):
 
 
 class WidthNorms(nn.Module):
-    """Norms over all heads of a token, also those of other tensor-parallel ranks."""
+    """Norms over all heads of a token, also those of other tensor-parallel ranks.
+
+    The widths are h * d and g * d.
+    """
 
     def __init__(
         self,
@@ -71,14 +66,6 @@ class WidthNorms(nn.Module):
         kernels: Kernels,
         group: dist.ProcessGroup,
     ) -> None:
-        """Make the weights of this rank's heads.
-
-        Args:
-            config: megatron's configuration.
-            widths: (h * d, g * d).
-            kernels: implementation of the norms without tensor parallelism.
-            group: the tensor-parallel ranks.
-        """
         super().__init__()
         self.kernels, self.epsilon, self.group = kernels, config.layernorm_epsilon, group
         self.query, self.key = (RmsWeight(width, config) for width in widths)
@@ -111,17 +98,7 @@ class _WidthNorms(torch.autograd.Function):
         epsilon: float,
         group: dist.ProcessGroup,
     ) -> tuple[Tensor, Tensor]:
-        """Normalise [s, b, h * d] and [s, b, g * d]; the results have the dtypes of the inputs.
-
-        Args:
-            ctx: keeps the inputs and 1 / root mean square of each token for the backward pass.
-            query: [s, b, h * d].
-            key: [s, b, g * d].
-            query_weight: [h * d].
-            key_weight: [g * d].
-            epsilon: number that is added to the mean square.
-            group: the tensor-parallel ranks.
-        """
+        """Normalise [s, b, h * d] and [s, b, g * d]; the results have the dtypes of the inputs."""
         inputs, weights = (query, key), (query_weight, key_weight)
         means = torch.stack([x.float().square().sum(-1) / _width(x, group) for x in inputs])
         dist.all_reduce(means, group=group)
@@ -161,5 +138,4 @@ class _WidthNorms(torch.autograd.Function):
 
 
 def _width(x: Tensor, group: dist.ProcessGroup) -> int:
-    """Return the number of elements of a token on all ranks."""
     return x.shape[-1] * group.size()

@@ -24,24 +24,11 @@ from frontier_llm.model.rotary_frequencies import attention_factor
 
 
 class RotarySelfAttention(SelfAttention):
-    """megatron's self-attention, with norms of queries and keys, which `rotate` then rotates.
-
-    Attributes:
-        kernels: implementation of the norms, and whether `rotate` is compiled by itself.
-        norms: norms of queries and keys; None = none.
-    """
+    """megatron's self-attention, with norms of queries and keys, which `rotate` then rotates."""
 
     def __init__(
         self, *arguments: Any, model: ModelConfig, kernels: Kernels, **options: Any
     ) -> None:
-        """Build the module.
-
-        Args:
-            arguments: megatron's.
-            model: configuration of the model.
-            kernels: implementation of the norms, and whether `rotate` is compiled by itself.
-            options: megatron's.
-        """
         super().__init__(*arguments, **options)
         self.kernels = kernels
         tensor, group = self.config.tensor_model_parallel_size, self.pg_collection.tp
@@ -62,16 +49,10 @@ class RotarySelfAttention(SelfAttention):
         rotary_pos_emb: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute attention.
+        """Compute attention of [s tokens, b samples, hidden].
 
-        Args:
-            hidden_states: [s tokens, b samples, hidden].
-            attention_mask: passed to the core attention.
-            rotary_pos_emb: angles, [s, 1, 1, r] fp32; None without rotary positions.
-            options: further arguments of megatron's class.
-
-        Returns:
-            Output [s, b, hidden], and the bias if the caller must add it, else None.
+        The angles are [s, 1, 1, r] fp32; None without rotary positions. Returns [s, b, hidden], and
+        the bias if the caller must add it.
         """
         self._angles = rotary_pos_emb
         output: tuple[Tensor, Tensor | None] = super().forward(
@@ -96,16 +77,10 @@ class RotarySelfAttention(SelfAttention):
 def rotate(
     query: Tensor, key: Tensor, angles: Tensor, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Rotate the first r elements of each head.
+    """Rotate the first r elements of each head of queries [s, b, h, d] and keys [s, b, g, d].
 
-    Args:
-        query: [s, b, h, d].
-        key: [s, b, g, d].
-        angles: [s, 1, 1, r] fp32, where r <= d; the second half of the r angles repeats the first.
-        factor: factor of the rotated elements.
-
-    Returns:
-        Rotated queries and keys, with the dtypes and shapes of the arguments.
+    The angles are [s, 1, 1, r] fp32, where r <= d; the second half of them repeats the first. The
+    rotated elements are multiplied by `factor`.
     """
     cosines, sines = angles.cos(), angles.sin()
     if factor != 1.0:

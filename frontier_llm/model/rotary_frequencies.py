@@ -24,10 +24,8 @@ from frontier_llm.config.model import ModelConfig
 def stretched(frequencies: Tensor, model: ModelConfig) -> Tensor:
     """Return the frequencies of a model with `rotary_scaling`.
 
-    Args:
-        frequencies: [r / 2] fp32, radians per token of each pair of the r rotated dimensions, in
-            falling order.
-        model: configuration of the model.
+    They are [r / 2] fp32, in radians per token of each pair of the r rotated dimensions, in falling
+    order.
     """
     length = model.rotary_original_length
     if model.rotary_scaling == "none" or length is None:

@@ -37,15 +37,6 @@ class EncoderDecoder(MegatronModule):
         groups: ProcessGroupCollection,
         kernels: Kernels,
     ) -> None:
-        """Build the modules of one model chunk.
-
-        Args:
-            layout: how the whole model is divided over ranks.
-            model_chunk: layers of this chunk, and whether it has the embedding and the head.
-            config: megatron's configuration.
-            groups: process groups of this rank, as megatron's modules expect them.
-            kernels: implementation of the norms.
-        """
         super().__init__(config=config)
         model = layout.model
         self.pg_collection = groups
@@ -74,11 +65,7 @@ class EncoderDecoder(MegatronModule):
             )
 
     def set_input_tensor(self, input_tensor: Tensor | None) -> None:
-        """Receive the activations of the previous chunk; trainer/pipeline.py calls this method.
-
-        Args:
-            input_tensor: [s + t, b, hidden]; None on the first chunk.
-        """
+        """Receive [s + t, b, hidden] of the previous chunk, or None, from trainer/pipeline.py."""
         self._received = input_tensor
 
     def forward(
@@ -93,7 +80,6 @@ class EncoderDecoder(MegatronModule):
         Args:
             encoder_tokens: [b, s] int64. With sequence parallelism s and t are divisible by the
                 number of tensor-parallel ranks.
-            decoder_tokens: [b, t] int64.
             encoder_mask: [b, s] bool, true at tokens, false at padding; None if there is no
                 padding.
             labels: [b, t] int64; None = the last chunk returns logits instead of losses.

@@ -32,11 +32,9 @@ def transformer_config(
 ) -> TransformerConfig:
     """Translate a layout to megatron's configuration.
 
-    Args:
-        layout: model, precision and grid of ranks of the run.
-        device: device of this rank. On a CPU, fused CUDA kernels are turned off.
-        compiles_functions: whether torch.compile may make kernels of megatron's fused functions: of
-            gated activations on any device; on a GPU also of biases, dropout and residuals.
+    On a CPU, fused CUDA kernels are turned off. `compiles_functions` says whether torch.compile may
+    make kernels of megatron's fused functions: of gated activations on any device; on a GPU also of
+    biases, dropout and residuals.
     """
     model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")

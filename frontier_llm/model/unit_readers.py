@@ -16,10 +16,6 @@ def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
 
     A stack of a chunk is its part of the encoder or of the decoder (of a GPT: of its layers). A
     LayerStack is a stack of a T5. It has a table of relative positions, which is a unit.
-
-    Args:
-        chunk: a model chunk of this rank.
-        tied: whether the output layer's weight is the embedding.
     """
     if chunk.pre_process:
         yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)

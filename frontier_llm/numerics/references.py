@@ -148,12 +148,9 @@ def attention(
     read; O = P v. dv = P^T dO, dS = P (dO v^T - rowsum(dO O)), dq = scale dS k, dk = scale dS^T q.
 
     Args:
-        a: arithmetic of the run.
-        model: has the scale and the bound.
         tensors: queries [n, d], keys [t, d], values [t, d] and the gradient of the output [n, d];
             n are the queries of all heads.
         is_read: [n, t] bool; each query reads a key.
-        bias: [n, t] fp64, or None.
         blocks: parts of the queries that torch's kernel for CPUs adds up separately.
     """
     scale, cap = score_scale(model), model.attention_softcap

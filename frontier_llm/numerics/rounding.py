@@ -140,10 +140,7 @@ class Number(NamedTuple):
     def sum(self, dim: int, unit: float = FP32, *, random: bool = False) -> "Number":
         """Return the sums over a dim, which stays with one element.
 
-        Args:
-            dim: the dim.
-            unit: unit roundoff of the partial sums.
-            random: whether the numbers have mean 0.
+        `unit` is the roundoff of partial sums. With `random` the numbers have mean 0.
         """
         count, x = self.value.shape[dim], self.value
         total, variance = x.sum(dim, True), self.variance.expand(x.shape).sum(dim, True)

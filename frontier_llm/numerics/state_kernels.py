@@ -223,7 +223,6 @@ def _quantiser(s: Subject, kernels: BlockKernels, fmt: Format) -> tuple[str, Pai
 
 
 def _slots(kernels: BlockKernels, fmt: Format, x: Tensor, seed: int = 7) -> Slots:
-    """Encode parts."""
     parts, elements = x.shape
     size = fmt.slot_bytes(elements, parts, parts * elements)
     data = torch.zeros(parts, size, dtype=torch.uint8, device=x.device)
@@ -233,7 +232,6 @@ def _slots(kernels: BlockKernels, fmt: Format, x: Tensor, seed: int = 7) -> Slot
 
 
 def _decoded(kernels: BlockKernels, slots: Slots) -> Tensor:
-    """Decode all parts, fp32."""
     out = torch.full((len(slots.data), slots.elements), torch.nan, device=slots.data.device)
     kernels.dequantise(slots, out)
     return out

@@ -24,11 +24,6 @@ def expected_update(
     """Return the states of a parameter after an update.
 
     Args:
-        s: has the configuration of the optimizer.
-        record: the parameter, which this rank holds as a whole.
-        old: its states before the update.
-        gradient: [elements] fp64.
-        number: number of the update, from 1.
         factored: Adafactor's sums over `rows` and `columns` before the update; empty for vectors.
     """
     rule = s.config.optimizer
@@ -91,9 +86,7 @@ def in_8_bits(moment: Number, largest: float, *, signed: bool) -> Number:
     the moment, by which the nearest number is found, and never less than the smallest number.
 
     Args:
-        moment: before it is rounded.
         largest: the largest magnitude of all moments, which is at least that of each block.
-        signed: whether the table has a sign.
     """
     bits, size = 6 if signed else 7, moment.value.abs()
     decade = (-torch.log10(size / largest + 1e-30)).floor().clamp(0, bits)

@@ -89,9 +89,6 @@ def make_groups(
     Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
 
     Args:
-        grid: all ranks of the run.
-        head_stage: stage that holds the head (`ResolvedLayout.head_stage`).
-        timeout: time after which a collective fails.
         communicators: `collectives.communicators`. Unless it is `many`, groups of the same ranks
             are one group.
     """
@@ -136,11 +133,8 @@ def _shared_groups(timeout: timedelta, existing: Iterable[dist.ProcessGroup]) ->
     """Make megatron create one group for each set of ranks, within this context.
 
     megatron creates twenty groups per rank, most of which have the same ranks. A group has one
-    thread with gloo and two with NCCL, which wake all the time.
-
-    Args:
-        timeout: time after which a collective fails; megatron would round it up to minutes.
-        existing: groups that are used instead of new ones of the same ranks.
+    thread with gloo and two with NCCL, which wake all the time. megatron would round the timeout up
+    to minutes.
     """
     created = {tuple(dist.get_process_group_ranks(group)): group for group in existing}
 
@@ -159,17 +153,10 @@ def _shared_groups(timeout: timedelta, existing: Iterable[dist.ProcessGroup]) ->
 
 
 def make_hop_groups(groups: Groups, factors: Factors) -> dict[Hop, dist.ProcessGroup]:
-    """Create the groups over which this rank's model states are gathered and reduced.
+    """Create one group per hop, over which this rank's model states are gathered and reduced.
 
-    Collective over all ranks, in one fixed order.
-
-    Args:
-        groups: the process groups of this rank.
-        factors: how states are sharded over the data axis.
-
-    Returns:
-        One group per hop (geometry/partition.py). If sums over replicas are not divided, the last
-        digit has a single hop.
+    Collective over all ranks, in one fixed order. If sums over replicas are not divided, the last
+    digit has a single hop (geometry/partition.py).
     """
     return {hop: _hop_group(groups, hop) for hop in factors.collective_hops}
 
@@ -197,14 +184,9 @@ def make_stage_groups(
 ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
     """Create groups of ranks of some stages, which hold copies of the same parameter.
 
-    Collective over all ranks, in one fixed order.
-
-    Args:
-        groups: the process groups of this rank.
-        stage_sets: sets of stages, each ascending, in the same order on all ranks.
-
-    Returns:
-        A group for each set that this rank's stage is in; None if the set has one stage.
+    Collective over all ranks, in one fixed order: the sets of stages are ascending and in the same
+    order on all ranks. Returns a group for each set that this rank's stage is in; None if the set
+    has one stage.
     """
     created = {stages: _stage_group(groups, stages) for stages in stage_sets}
     return {

@@ -26,14 +26,12 @@ _replaced: list[tuple[Any, str, Any]] = []
 
 
 class Lane:
-    """Starts collectives and messages one after another. Calls must not overlap."""
+    """Starts collectives and messages one after another, except collectives of a group `outside`.
+
+    Calls must not overlap.
+    """
 
     def __init__(self, outside: dist.ProcessGroup | None = None) -> None:
-        """Make the stream.
-
-        Args:
-            outside: the group whose collectives do not use the lane; None = all do.
-        """
         self._outside, self._stream = outside, torch.cuda.Stream()
 
     def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,12 +103,7 @@ def call_sites() -> Iterator[tuple[Any, str, str]]:
 
 
 def use_lane(lane: Lane, sites: Iterable[tuple[Any, str, str]] | None = None) -> None:
-    """Let all collectives and messages of this process use a lane, until `leave_lane`.
-
-    Args:
-        lane: the lane.
-        sites: where the functions are called from; None = `call_sites`.
-    """
+    """Let all collectives and messages of this process use a lane, until `leave_lane`."""
     assert not _replaced
     for module, name, function in list(call_sites() if sites is None else sites):
         original = getattr(module, name)
