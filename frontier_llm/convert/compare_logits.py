@@ -52,12 +52,7 @@ class Comparison:
 
 
 def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
-    """Run both models in fp32 on the CPU on the same random tokens.
-
-    Raises:
-        DataError: transformers is not installed, or cannot load their model.
-        CheckpointError: our weights cannot be loaded.
-    """
+    """Run both models in fp32 on the CPU on the same random tokens."""
     generator = torch.Generator().manual_seed(0)
     length = min(TOKENS, config.data.sequence_length)
     shape = (SAMPLES, length)

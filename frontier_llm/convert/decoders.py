@@ -12,14 +12,13 @@ from frontier_llm.convert.base_family import (
     PLAIN,
     SIZES,
     Family,
+    Setting,
     grouped_mismatch,
     head_width_mismatch,
     query_key_value,
 )
 from frontier_llm.convert.rotary_settings import RotaryFamily
-from frontier_llm.convert.settings import Setting
-from frontier_llm.convert.table import Row, unfold
-from frontier_llm.convert.transforms import JoinedHeads, Same, Transform, Transposed
+from frontier_llm.convert.table import JoinedHeads, Row, Same, Transform, Transposed, unfold
 
 _TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
 """Maps each of their names of the tanh approximation of GELU to ours."""

@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.convert.base_family import Family, query_key_value
-from frontier_llm.convert.settings import Setting, Values
-from frontier_llm.convert.table import Row, unfold
-from frontier_llm.convert.transforms import Heads
+from frontier_llm.convert.base_family import Family, Setting, Values, query_key_value
+from frontier_llm.convert.table import Heads, Row, unfold
 
 
 class T5(Family):

@@ -13,11 +13,12 @@ from frontier_llm.convert.base_family import (
     PLAIN,
     SIZES,
     Family,
+    Setting,
+    Values,
     head_width_mismatch,
     query_key_value,
 )
 from frontier_llm.convert.rotary_settings import RotaryFamily
-from frontier_llm.convert.settings import Setting, Values
 from frontier_llm.convert.table import Row, unfold
 from frontier_llm.errors import DataError
 

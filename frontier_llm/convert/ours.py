@@ -34,11 +34,7 @@ class OurWeights:
         check_headers(self.checkpoint)
 
     def check_names(self, shapes: dict[str, Shape]) -> None:
-        """Refuse a checkpoint whose tensors differ from these shapes, by our names.
-
-        Raises:
-            CheckpointError: a tensor is missing, superfluous or of another shape.
-        """
+        """Refuse a checkpoint whose tensors differ from these shapes, by our names."""
         found = {name: tensor.shape for name, tensor in self.checkpoint.manifest.weights.items()}
         for name in sorted(found.keys() | shapes.keys()):
             if found.get(name) != shapes.get(name):
@@ -48,11 +44,7 @@ class OurWeights:
                 )
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in fp32.
-
-        Raises:
-            CheckpointError: the tensor is damaged or incomplete.
-        """
+        """Return a tensor in fp32."""
         return read_tensor(self.checkpoint, name, states=(STATE,))[STATE]
 
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.convert.base_family import Family
-from frontier_llm.convert.settings import Values, look_up
+from frontier_llm.convert.base_family import Family, Values, look_up
 from frontier_llm.errors import DataError
 
 _TYPES = {"none": "default", "llama3": "llama3", "yarn": "yarn"}

@@ -29,9 +29,6 @@ class TheirWeights:
     """The tensors of a Hugging Face folder, which may omit the prefix from all names.
 
     `largest_dim` is the size of the largest dim of all tensors.
-
-    Raises:
-        DataError: the folder contains no safetensors files.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
@@ -48,11 +45,7 @@ class TheirWeights:
         return list(self._stored)
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor of weights.
-
-        Raises:
-            DataError: the file is damaged, or a weight is not a finite number.
-        """
+        """Read a tensor of weights."""
         tensor = self.read_any(name)
         if tensor.dtype not in _DTYPES:
             raise DataError(f"{name} has dtype {tensor.dtype}, which is no dtype of weights")
@@ -99,11 +92,7 @@ class TheirWeights:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json.
-
-    Raises:
-        DataError: the file is absent or damaged.
-    """
+    """Read config.json."""
     try:
         return _read_object(folder / CONFIG)
     except (OSError, ValueError, RecursionError) as error:

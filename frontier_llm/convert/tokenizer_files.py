@@ -125,12 +125,7 @@ def _write_post_processor(file: Path, start: list[str], end: list[str], ids: lis
 
 
 def check_theirs(out: Path) -> None:
-    """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer.
-
-    Raises:
-        DataError: the tokens, those that it adds before and after a text, or the token that ends a
-            document differ, or transformers cannot load the tokenizer.
-    """
+    """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer."""
     if not ((out / JSON_FILE).exists() or (out / MODEL_FILE).exists()):
         return
     from transformers import AutoTokenizer

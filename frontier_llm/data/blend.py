@@ -106,9 +106,6 @@ class Schedule:
         """Return a schedule with new weights from one sample on. Earlier samples do not change.
 
         Segments that begin at this sample or later are dropped. The weights may name added corpora.
-
-        Raises:
-            ConfigError: a corpus is missing.
         """
         kept = [segment for segment in self.segments if segment.first_sample < next_sample]
         read = kept[-1].weights if kept else {}

@@ -21,17 +21,16 @@ from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
 from frontier_llm.data.document_rows import DocumentSamples, Row
-from frontier_llm.data.packed_samples import PackedSamples
-from frontier_llm.data.packing import open_packing
+from frontier_llm.data.packing import PackedSamples, open_packing
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.sample_order import LengthSegment
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, open_tokenizer
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
@@ -126,11 +125,7 @@ def prepare_all(
 
 
 def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
-    """Open the folders that `prepare_all` returned.
-
-    Raises:
-        DataError: a corpus is damaged, or the tokenizers differ.
-    """
+    """Open the folders that `prepare_all` returned."""
     corpora = tuple(open_corpus(folder) for folder in folders)
     for folder, corpus in zip(folders, corpora, strict=True):
         if corpus.manifest.tokenizer_sha256 != corpora[0].manifest.tokenizer_sha256:
@@ -250,3 +245,36 @@ def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None)
     train_tokenizer(texts, config.vocabulary, draft)
     draft.replace(path)
     return path
+
+
+class ValidationWindows:
+    """The samples of one corpus after those of another. They have nothing beyond their end.
+
+    Each corpus contributes its share of the `wanted` samples: at least one, and at most all that it
+    has.
+    """
+
+    def __init__(self, samples: Sequence[Any], shares: Sequence[float], wanted: int) -> None:
+        counts = [
+            min(len(windows), max(1, round(share * wanted)))
+            for windows, share in zip(samples, shares, strict=True)
+        ]
+        self._samples = samples
+        self._places = [(corpus, k) for corpus, count in enumerate(counts) for k in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def corpus(self, index: int) -> int:
+        """Return the number of the corpus of a sample; 0 beyond the end."""
+        return self._places[index][0] if index < len(self) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        corpus, number = self._places[index]
+        return self._samples[corpus][number]
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return a sample of a run whose samples have documents."""
+        corpus, number = self._places[index]
+        row: Row = self._samples[corpus].row(number, reads=reads)
+        return row

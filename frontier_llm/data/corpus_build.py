@@ -14,22 +14,30 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_account import Account, Tally, TextCounts
 from frontier_llm.data.corpus_check import write_digests
 from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
     FORMAT,
     MANIFEST_FILE,
+    Account,
     Manifest,
+    Tally,
+    TextCounts,
 )
-from frontier_llm.data.corpus_parts import SPLITS, PartFiles, SkippedTexts, plan_parts
-from frontier_llm.data.encoder import Encoder
-from frontier_llm.data.part_merger import Merger, find_duplicates
-from frontier_llm.data.part_writer import PartReader, PartWriter
+from frontier_llm.data.corpus_parts import (
+    SPLITS,
+    Merger,
+    PartFiles,
+    PartReader,
+    PartWriter,
+    SkippedTexts,
+    find_duplicates,
+    plan_parts,
+)
 from frontier_llm.data.source import Source
 from frontier_llm.data.source_choice import check_left_out, files_without_text
 from frontier_llm.data.source_format import Scan
-from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer import Encoder, Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
@@ -71,9 +79,6 @@ class CorpusBuild:
         """Return training documents for a tokenizer, about `text_bytes` bytes in total.
 
         A hash of its name decides whether a document is chosen, so every call chooses the same.
-
-        Raises:
-            DataError: there is no document for training, or none for validation.
         """
         percent = 100 * text_bytes / self.source.size
         validation_percent = self.config.validation_percent

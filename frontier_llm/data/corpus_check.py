@@ -56,11 +56,7 @@ def write_digests(folder: Path) -> None:
 
 
 def find_damage(folder: Path, manifest: Manifest, on_read: OnRead | None = None) -> Damage | None:
-    """Read all files of a corpus; note that they are whole, or return the first damage.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Read all files of a corpus; note that they are whole, or return the first damage."""
     before = _fingerprint(folder)
     try:
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())

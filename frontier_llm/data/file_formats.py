@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from frontier_llm.data.compression import SUFFIXES, compression_of, open_plain
-from frontier_llm.data.csv_files import Csv, Tsv
-from frontier_llm.data.json_lines import JsonLines, JsonValues
-from frontier_llm.data.parquet_files import Parquet
-from frontier_llm.data.source_format import BOM, Format, Unreadable
+from frontier_llm.data.record_files import Csv, JsonLines, JsonValues, Parquet, Tsv
+from frontier_llm.data.source_format import (
+    BOM,
+    SUFFIXES,
+    Format,
+    Unreadable,
+    compression_of,
+    open_plain,
+)
 from frontier_llm.data.text_files import LONG_FILE_BYTES, CompressedWholeText, LongText, WholeText
 from frontier_llm.errors import DataError
 from frontier_llm.units import KIB
@@ -124,11 +128,7 @@ def claim_of(name: str) -> tuple[str | None, str]:
 
 
 def detect(path: Path, text_key: str) -> Detected:
-    """Find the format of a file; its text is under `text_key`, a key or column.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Find the format of a file; its text is under `text_key`, a key or column."""
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     compression = compression_of(head)

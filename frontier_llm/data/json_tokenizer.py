@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.data.corpus_account import TextCounts
+from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
 from frontier_llm.errors import ConfigError
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import Source, find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer_source import (
@@ -39,7 +40,6 @@ from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,
     open_tokenizer,
 )
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB

@@ -111,11 +111,7 @@ class Corpus:
 
 
 def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
-    """Open the folder that `prepare` returned; `verify` compares digests of all files, too.
-
-    Raises:
-        DataError: a file is missing, has the wrong size or is damaged.
-    """
+    """Open the folder that `prepare` returned; `verify` compares digests of all files, too."""
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
     check_tokenizer(folder, manifest)
@@ -231,7 +227,7 @@ class Samples:
 
 
 def check_tokenizer(folder: Path, manifest: Manifest) -> None:
-    """Compare the tokenizer of a prepared corpus with the digest in its manifest.
+    """Refuse a prepared corpus whose tokenizer is missing or has changed.
 
     Raises:
         DataError: a file is missing or has changed.
@@ -268,11 +264,7 @@ class Origin:
 
 
 def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin]:
-    """Yield the origins of all documents that overlap a range of tokens, in order.
-
-    Raises:
-        DataError: the `.places` file of the split or files.jsonl is missing or damaged.
-    """
+    """Yield the origins of all documents that overlap a range of tokens, in order."""
     folder, split = stream.prefix.parent, stream.prefix.name
     first, last = stream.document_at(start), stream.document_at(start + count - 1)
     try:

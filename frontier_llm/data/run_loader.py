@@ -13,23 +13,22 @@ import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch_transfer import CPU
 from frontier_llm.data.corpora import (
     BlendedSamples,
     Corpora,
     CorpusSamples,
+    ValidationWindows,
     initial_schedule,
     prepare_all,
 )
 from frontier_llm.data.corpus_build import Progress
 from frontier_llm.data.document_rows import BorderRows, DocumentBatches, DocumentSamples, RowWindows
-from frontier_llm.data.loader import BatchLoader, MakeBatch, Reading, Windows, causal_batch
-from frontier_llm.data.packed_samples import PackedSamples
+from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
+from frontier_llm.data.packing import PackedSamples
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
 from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.errors import DataError
 from frontier_llm.geometry.lengths import span_lengths
 
@@ -128,9 +127,6 @@ def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSa
     """Return the samples of a run that reads only this corpus.
 
     They are shuffled in training; in validation they are in order.
-
-    Raises:
-        DataError: the split is shorter than one window.
     """
     # a GPT's window has one more token, the last label
     length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
@@ -186,11 +182,6 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
     """Prepare all corpora of a run, and return their folders.
 
     A given tokenizer that is too large for the model is refused first.
-
-    Raises:
-        ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding
-            has rows.
-        DataError: a source is unusable, or a folder cannot be written.
     """
     check_given_tokenizer(config)
     return prepare_all(config.data, on_progress)

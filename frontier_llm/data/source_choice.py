@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_account import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
+from frontier_llm.data.corpus_manifest import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
 from frontier_llm.data.file_formats import FORMATS, Detected, claim_of, detect
 from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
@@ -38,12 +38,7 @@ _OTHER_KEY = (
 
 
 def choose_files(source: Source, corpus: CorpusConfig, config: DataConfig, workers: int) -> Source:
-    """Find the formats of the files of a source, and drop the files that are not read.
-
-    Raises:
-        DataError: names and contents disagree, a file cannot be read, or text and records are
-            mixed.
-    """
+    """Find the formats of the files of a source, and drop the files that are not read."""
     if corpus.kind == "stdlib":
         return source
 

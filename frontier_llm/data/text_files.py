@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator
 from functools import cached_property
 
-from frontier_llm.data.compression import open_plain
 from frontier_llm.data.source_format import (
     CUT_BYTES,
     Cut,
@@ -19,6 +18,7 @@ from frontier_llm.data.source_format import (
     Scan,
     Undivided,
     decode,
+    open_plain,
 )
 from frontier_llm.units import KIB, MIB
 

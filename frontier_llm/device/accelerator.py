@@ -33,9 +33,6 @@ class Accelerator:
         """Return the GPU of this rank, or the CPU if there is no GPU.
 
         Under `--gpus-per-task=1` a rank sees one device, whatever its local rank.
-
-        Raises:
-            LaunchError: the node has more ranks than devices, which may not be shared.
         """
         visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not visible:

@@ -29,8 +29,7 @@ from frontier_llm.model.confined import (
     query_block,
     repeat_heads,
 )
-from frontier_llm.model.confined_flex import FlexMasks
-from frontier_llm.model.flex import FlexScores
+from frontier_llm.model.flex import FlexMasks, FlexScores
 from frontier_llm.model.relative import block_bias
 
 

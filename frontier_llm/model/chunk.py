@@ -1,4 +1,10 @@
-"""Build the module of one model chunk, a range of consecutive layers of the model."""
+"""Build the module of one model chunk, consecutive layers, and list what its modules read.
+
+A unit is a set of parameters that are gathered and reduced together, such as those of one layer.
+The sharding package gathers a unit before a module reads it.
+"""
+
+from collections.abc import Iterator
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -7,8 +13,10 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.gpt import Gpt
+from frontier_llm.model.layer_stack import LayerStack
 from frontier_llm.model.t5 import EncoderDecoder
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.protocols import UnitReader
 
 COMPILER = "inductor"
 """Backend of torch.compile."""
@@ -48,3 +56,23 @@ def _compile_layers(chunk: Chunk) -> None:
     for stack in chunk.stacks:
         for layer in getattr(chunk, stack.name).layers:
             layer.forward = torch.compile(layer.forward, dynamic=False, backend=COMPILER)
+
+
+def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
+    """Yield the readers of a model chunk, in the order of the forward pass.
+
+    A stack of a chunk is its part of the encoder or of the decoder (of a GPT: of its layers). A
+    LayerStack is a stack of a T5. It has a table of relative positions, which is a unit.
+    """
+    if chunk.pre_process:
+        yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
+    for stack in chunk.stacks:
+        block = getattr(chunk, stack.name)
+        if isinstance(block, LayerStack):
+            yield UnitReader(block.positions, (stack.positions_unit,), in_backward=False)
+        for layer, number in zip(block.layers, stack.layers, strict=True):
+            yield UnitReader(layer, (f"layers.{number}",))
+        if stack.ends:  # this chunk has the last layer of the encoder or decoder, and its norm
+            yield UnitReader(block.final_layernorm, (stack.norm_unit,))
+    if chunk.post_process:
+        yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))

@@ -8,7 +8,7 @@ arXiv:2408.00118, section 2).
 No matrix of all scores is stored. Each document is computed by itself. Windows and capped scores
 are computed in blocks of queries, and each block is computed again in the backward pass. A block of
 a window reads no keys before the window, so that the time is proportional to tokens * (w + block).
-On a GPU, FlexAttention can compute the same (confined_flex.py).
+On a GPU, FlexAttention can compute the same (flex.py).
 """
 
 from collections.abc import Iterator

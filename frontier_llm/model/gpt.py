@@ -11,12 +11,11 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.confined import Documents
-from frontier_llm.model.confined_flex import FlexMasks
-from frontier_llm.model.flex import uses_flex
+from frontier_llm.model.flex import FlexMasks, uses_flex
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
-from frontier_llm.model.rotary_frequencies import stretched
+from frontier_llm.model.rotary import stretched
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "relative": "none"}
 """megatron's names."""

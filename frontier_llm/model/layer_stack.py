@@ -19,8 +19,7 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.model_chunks import Stack
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.flex import FlexScores, uses_flex
-from frontier_llm.model.layer_modules import Norm
-from frontier_llm.model.layer_specs import layer_spec
+from frontier_llm.model.layer_specs import Norm, layer_spec
 from frontier_llm.model.relative import RelativePositions
 
 

@@ -59,11 +59,7 @@ class _ChunkContext:
 def parameter_records(
     chunks: Sequence[Chunk], layout: ResolvedLayout, groups: Groups
 ) -> list[ParameterRecord]:
-    """Describe every trainable parameter of this rank, in the order of the forward pass.
-
-    Raises:
-        KeyError: a parameter of megatron is not in the tables.
-    """
+    """Describe every trainable parameter of this rank, in the order of the forward pass."""
     records: dict[nn.Parameter, ParameterRecord] = {}
     model = layout.model
     shared = shared_parameters(model, layout.model_chunks)

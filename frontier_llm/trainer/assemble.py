@@ -18,10 +18,9 @@ import torch
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import Corpora, open_all
+from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all
 from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator, choose_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.geometry.inventory import model_shapes

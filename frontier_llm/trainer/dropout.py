@@ -14,7 +14,7 @@ import xxhash
 from torch import nn
 
 from frontier_llm.model.build import Model
-from frontier_llm.model.unit_readers import unit_readers
+from frontier_llm.model.chunk import unit_readers
 from frontier_llm.parallel.groups import Groups
 
 

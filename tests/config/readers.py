@@ -4,7 +4,7 @@ READERS = {
     "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon model.qkv_bias"
     " model.attention_dropout",
     "model/gpt.py": "model.rotary_base model.logit_softcap",
-    "model/rotary_frequencies.py": "model.rotary_scaling model.rotary_factor"
+    "model/rotary.py": "model.rotary_scaling model.rotary_factor"
     " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
     " model.rotary_attention_factor",
     "model/layer_stack.py": "model.relative_distance",

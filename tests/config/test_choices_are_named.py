@@ -24,7 +24,7 @@ CHOOSERS = {
     "data.format": "data/file_formats.py data/source_choice.py:auto",
     "model.kind": "model/chunk.py",
     "model.positions": "model/gpt.py",
-    "model.rotary_scaling": "model/rotary_frequencies.py none",
+    "model.rotary_scaling": "model/rotary.py none",
     "model.norm": "model/transformer.py",
     "model.norm_placement": "model/layer_specs.py",
     "model.qk_norm": "model/rotary.py",

@@ -23,7 +23,7 @@ from frontier_llm.convert import compare_logits
 from frontier_llm.convert.families import FAMILIES, family_for
 from frontier_llm.convert.llama_like import Llama, Qwen3
 from frontier_llm.convert.ours import OurWeights, write_weights
-from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from frontier_llm.data import packed_samples
+from frontier_llm.data import packing as module
 from frontier_llm.data.document_rows import DocumentBatches, DocumentSamples
 from frontier_llm.data.loader import causal_batch
-from frontier_llm.data.packed_samples import PackedSamples
-from frontier_llm.data.packing import pack
+from frontier_llm.data.packing import PackedSamples, pack
 from frontier_llm.data.prepared_corpus import Samples
 
 
@@ -51,7 +50,7 @@ def samples_of(
     separate = mode == "separate"
     if packing == "best_fit":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packed_samples, "open_packing", lambda _, sizes, n: pack(sizes, n))
+            patch.setattr(module, "open_packing", lambda _, sizes, n: pack(sizes, n))
             return PackedSamples(stream, length, 1, "x", shuffle=shuffle, separate=separate)
     kind = DocumentSamples if separate else Samples
     return kind(stream, length, 1, "x", shuffle=shuffle, separate=separate)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.batch import LossSums
+from frontier_llm.data.corpora import ValidationWindows
 from frontier_llm.data.document_rows import DocumentBatches, Row
 from frontier_llm.data.loader import BatchLoader, causal_batch
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.evaluate import TextLoss, Validation, bits_per_byte
 from tests.batches import _documents, _tokens

@@ -1,26 +1,33 @@
-"""Read JSON files, plain or compressed, whose objects have their texts under a key.
+"""Read files of records that have their texts under a key or in a column: JSON, CSV and Parquet.
 
 The classes implement the interface of data/source_format.py: `scan` finds the *cuts*, the ranges
 of a file that workers can read independently, and `entries` yields the texts of one cut.
 """
 
+import csv
 import hashlib
 import io
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from frontier_llm.data import source_format
-from frontier_llm.data.compression import READ_BYTES, open_plain
 from frontier_llm.data.source_format import (
     BOM,
     CUT_BYTES,
+    LONGEST_DOCUMENT_BYTES,
+    READ_BYTES,
     Cut,
     Entry,
+    Format,
     Scan,
     Undivided,
     kind_of,
     lines_of,
+    open_plain,
+    sha256_of,
     text_entry,
     too_long,
 )
@@ -91,11 +98,7 @@ class JsonValues(Undivided):
     first = 0
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield an entry per element.
-
-        Raises:
-            DataError: the file is not JSON. What follows the damaged place cannot be read.
-        """
+        """Yield an entry per element."""
         place = cut.number
         with open_plain(self.path, self.compression) as stream:
             try:
@@ -147,3 +150,140 @@ def _record_entry(place: int, record: object, key: str, unit: str) -> Entry:
     if isinstance(record, dict):
         has = "has: " + ", ".join(map(str, record))[:_SHOWN_CHARACTERS]
     return text_entry(place, None, f"no text under the key '{key}' (this {unit} {has})")
+
+
+class Csv(Undivided):
+    """A CSV file: each row after the header is a document. The first has number 1.
+
+    The file has a single cut, because a quoted field may contain line breaks.
+    """
+
+    delimiter = ","
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield an entry per row that is not blank."""
+        csv.field_size_limit(LONGEST_DOCUMENT_BYTES)
+        with open_plain(self.path, self.compression) as stream:
+            rows = csv.reader(self._lines(stream), delimiter=self.delimiter, strict=True)
+            header, place = list[str](), cut.number - 1
+            while True:
+                try:
+                    row = next(rows)
+                except StopIteration:
+                    break
+                except csv.Error as error:
+                    row, problem = [], f"this row cannot be read: {error}"
+                else:
+                    if not row:
+                        continue
+                    problem = f"this row has {len(row)} fields, the header {len(header)}"
+                if place < cut.number:
+                    header, column = row, self._column(row)
+                elif len(row) != len(header):
+                    yield Entry(place, "", problem)
+                elif any("\udc80" <= character <= "\udcff" for character in row[column]):
+                    yield Entry(place, "", "this row is not UTF-8")
+                else:
+                    yield text_entry(place, row[column], "")
+                place += 1
+
+    def _column(self, header: list[str]) -> int:
+        if self.key in header:
+            return header.index(self.key)
+        raise DataError(
+            f"{self.path}: no column '{self.key}' in the header (it has: "
+            f"{', '.join(header)[:200]})\n"
+            "  do: set data.text_key to the column that holds the text, or add a header"
+        )
+
+    def _lines(self, stream: io.BufferedReader) -> Iterator[str]:
+        """Yield lines, with surrogates in the place of bytes that are not UTF-8."""
+        for number, line in enumerate(lines_of(stream), 1):
+            if line is None:
+                problem = f"{self.path}, line {number}: {too_long('line')}"
+                raise DataError(f"{problem}\n  do: divide this line, or remove it")
+            yield (line.removeprefix(BOM) if number == 1 else line).decode(errors="surrogateescape")
+
+
+class Tsv(Csv):
+    """A TSV file, read as a CSV file with tabs."""
+
+    delimiter = "\t"
+
+
+BATCH_ROWS = 256
+"""Number of rows that are decoded at a time."""
+
+
+class Parquet(Format):
+    """A Parquet file: each row is a document. Rows are counted from 0.
+
+    Parquet stores rows in row groups. A cut is a range of row groups.
+    """
+
+    mark = ":"
+
+    def scan(self) -> Scan:
+        """Digest the file and divide it into cuts between row groups."""
+        with self._open() as file:
+            names = file.schema_arrow.names
+            if self.key not in names:
+                raise DataError(
+                    f"{self.path}: no column '{self.key}' (it has: {', '.join(names)})\n"
+                    "  do: set data.text_key to the column that holds the text"
+                )
+            cuts = tuple(_cuts(file.metadata))
+        return Scan(sha256_of(self.path), cuts, "it has no rows")
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield an entry per row of a cut."""
+        row = cut.number
+        with self._open() as file:
+            groups = list(range(cut.start, cut.end))
+            for batch in file.iter_batches(
+                BATCH_ROWS, row_groups=groups, columns=[self.key], use_threads=False
+            ):
+                for value in batch.column(0):
+                    yield self._entry(row, value)
+                    row += 1
+
+    def _entry(self, row: int, value: Any) -> Entry:
+        try:
+            found = value.as_py()
+        except UnicodeDecodeError as error:
+            return Entry(row, "", f"this row is not UTF-8: {error}")
+        if isinstance(found, str) and len(found) > LONGEST_DOCUMENT_BYTES:
+            return Entry(row, "", too_long("row"))
+        what = f"the column '{self.key}' holds {kind_of(found)}, no text"
+        return text_entry(row, found, what)
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            import pyarrow
+            from pyarrow.parquet import ParquetFile
+        except ImportError:
+            raise DataError(
+                f"{self.path}: reading it needs pyarrow\n  do: pip install -e '.[formats]'"
+            ) from None
+        try:
+            with ParquetFile(self.path) as file:
+                yield file
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise DataError(
+                f"{self.path} is damaged: {error}\n  do: write it again, or remove it"
+            ) from error
+
+
+def _cuts(metadata: Any) -> Iterator[Cut]:
+    """Combine consecutive row groups into cuts of about CUT_BYTES of uncompressed data."""
+    first_group = first_row = rows = size = 0
+    for group in range(metadata.num_row_groups):
+        rows += metadata.row_group(group).num_rows
+        size += metadata.row_group(group).total_byte_size
+        if size >= CUT_BYTES or group == metadata.num_row_groups - 1:
+            if rows:
+                yield Cut(first_group, group + 1, first_row, size)
+            first_group, first_row, rows, size = group + 1, first_row + rows, 0, 0
