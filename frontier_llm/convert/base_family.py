@@ -113,7 +113,6 @@ class Family(ABC):
     name: ClassVar[str]
     """Value of `model_type` in their config.json."""
     architecture: ClassVar[str]
-    """Name of the class of the model in transformers."""
     unused: ClassVar[tuple[str, ...]] = ()
     """Suffixes of names of their buffers, which older versions of transformers saved."""
     copies: ClassVar[Mapping[str, str]] = {}

@@ -18,7 +18,6 @@ TOLERANCE = 1e-4
 """Largest allowed difference of two fp32 logits, as a fraction of the largest absolute logit or of
 1, whichever is larger."""
 SAMPLES, TOKENS = 2, 64
-"""Number of compared sequences, and their length."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,7 @@ class Comparison:
     """The differences between the logits of two models."""
 
     largest: float
-    """Largest absolute difference."""
     mean: float
-    """Mean absolute difference."""
     scale: float
     """Largest absolute logit of their model, or 1 if that is larger."""
 

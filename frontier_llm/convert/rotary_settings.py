@@ -13,7 +13,6 @@ from frontier_llm.convert.base_family import Family, Values, look_up
 from frontier_llm.errors import DataError
 
 _TYPES = {"none": "default", "llama3": "llama3", "yarn": "yarn"}
-"""Our names of the scalings, and theirs."""
 _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 """Their names of our `rotary_slow_turns` and `rotary_fast_turns`, by scaling."""
 _DEFAULT_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}

@@ -64,7 +64,6 @@ class Heads(Transform):
     """Splits our fused tensor, which is ordered by group of heads, into their projections."""
 
     groups: int
-    """Number of groups of heads."""
     rows: tuple[int, ...]
     """Number of rows per group in each of their projections, for example (query heads per group *
     head width, head width, head width)."""
@@ -106,7 +105,6 @@ class JoinedHeads(Transform):
 
 Shape = tuple[int, ...]
 SAME = Same()
-"""The transform of tensors that are equal on both sides."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +112,7 @@ class Row:
     """One of our tensors, the corresponding tensors of theirs, and the transform between them."""
 
     ours: str
-    """Name of our tensor."""
     theirs: tuple[str, ...]
-    """Names of their tensors."""
     transform: Transform = SAME
 
 

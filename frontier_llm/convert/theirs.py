@@ -20,7 +20,6 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 """Maps the name of each tensor to its file, if there are several files."""
 SINGLE = "model.safetensors"
-"""Name of the file of weights, if there is only one."""
 _MAP = TypeAdapter(dict[str, str])
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -66,13 +66,10 @@ class LossSums(NamedTuple):
     """Sums over samples."""
 
     samples: float
-    """Number of samples that predict a token."""
     means: float
     """Sum of the mean losses of these samples, in nats per token."""
     nats: float
-    """Sum of the losses of all predicted tokens."""
     tokens: float
-    """Number of predicted tokens."""
     text_nats: float
     """`nats` without the tokens that end documents."""
     text_tokens: float

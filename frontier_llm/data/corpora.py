@@ -35,7 +35,6 @@ from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
 CorpusSamples = Samples | PackedSamples
-"""The samples of a run that reads one corpus."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Corpora:
 
     config: DataConfig
     corpora: tuple[Corpus, ...]
-    """Corpora in the order of the configuration."""
 
     @property
     def tokenizer(self) -> Tokenizer:

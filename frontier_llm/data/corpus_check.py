@@ -37,9 +37,7 @@ class Damage:
 
     path: Path
     start: int
-    """First byte of the block."""
     end: int
-    """Byte after the last one."""
 
     def __str__(self) -> str:
         return (

@@ -29,7 +29,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from frontier_llm.errors import DataError
 
 MAX_EXAMPLES = 3
-"""Number of names that are kept for each reason."""
 HIDDEN = "hidden"
 REPEATED = "other paths to files that are read"
 BROKEN = "unreadable"
@@ -72,7 +71,6 @@ class TextCounts(BaseModel):
     lost: int = Field(default=0, ge=0)
     """Number of characters, except white space, that no token stands for."""
     unknown: int = Field(default=0, ge=0)
-    """Number of characters that the unknown token stands for."""
     unknown_tokens: int = Field(default=0, ge=0)
     replaced: int = Field(default=0, ge=0)
     """Number of halves of surrogate pairs, each of which became U+FFFD."""
@@ -91,9 +89,7 @@ class Account(BaseModel):
     found: Tally
     """All files of the source: regular files with their sizes, and other paths with size 0."""
     read: Tally
-    """Files whose documents were read."""
     left_out: dict[str, Tally]
-    """Files that were left out, by reason."""
     documents: int = Field(ge=0)
     """Number of lines, rows or sections that were found in the files."""
     empty_documents: int = Field(ge=0)
@@ -169,7 +165,6 @@ def _files(tally: Tally) -> str:
 
 
 FORMAT = 3
-"""Version of the format of prepared corpora."""
 MANIFEST_FILE = "manifest.json"
 FILES_FILE = "files.jsonl"
 TYPE_CODES = {"uint16": 8, "int32": 4}
@@ -194,9 +189,7 @@ class Split(BaseModel):
     tokens: int
     """Number of tokens, including end-of-document tokens."""
     text_bytes: int
-    """Size of the text in UTF-8 in bytes."""
     bin_sha256: str
-    """SHA-256 of the token file."""
 
     @property
     def text_bytes_per_token(self) -> float:
@@ -213,7 +206,6 @@ class Manifest(BaseModel):
     name: str
     kind: str
     source: str
-    """Path of the source file or folder at the time of preparation."""
     source_sha256: str
     """Digest of the names and contents of the source files."""
     account: Account | None
@@ -222,9 +214,7 @@ class Manifest(BaseModel):
     """Size of the vocabulary, including special tokens. On a small corpus it is less than
     data.vocabulary. (The key cannot be renamed, because it is stored in prepared corpora.)"""
     eod: int
-    """Token id that ends a document."""
     dtype: Literal["uint16", "int32"]
-    """Integer type in which a token is stored."""
     tokenizer_sha256: str
     """Digest of the files of the tokenizer (`digest_tokenizer`)."""
     train: Split

@@ -49,7 +49,6 @@ COLUMNS = ("split", "file", "place", "tokens", "text_bytes", "hash_high", "hash_
 the line, row or section in the file, number of tokens, size of the text in bytes, and the upper and
 the lower half of its 128-bit hash."""
 MAX_EXAMPLES = 10
-"""Number of skipped texts that are kept as examples for the user."""
 Rows = npt.NDArray[np.uint64]
 """Table of documents: [documents, len(COLUMNS)]."""
 
@@ -72,13 +71,11 @@ class SkippedTexts(BaseModel):
     """Counts of what is left out of the documents of a source, or changed in them."""
 
     empty: int = 0
-    """Number of empty texts."""
     broken: int = 0
     """Number of lines, rows or sections that are not text, such as invalid UTF-8."""
     examples: list[str] = []
     """Names of the first lines, rows or sections that are not text, with the reasons."""
     text: TextCounts = Field(default_factory=TextCounts)
-    """Counts of the characters of the documents that are kept."""
 
     def add(self, other: "SkippedTexts") -> None:
         """Add the counts of a later part."""
@@ -249,12 +246,10 @@ def _draft(path: Path) -> Path:
 
 
 COPY_BYTES = 4 * MIB
-"""Number of bytes that are copied at a time."""
 ROUND_DOCUMENTS = 1 << 22
 """Approximate number of documents whose hashes are compared at once. This limits the memory."""
 _COLUMN = {name: index for index, name in enumerate(COLUMNS)}
 Mask = npt.NDArray[np.bool_]
-"""One boolean per document of a part."""
 
 
 class Merger:

@@ -97,11 +97,9 @@ class Detected:
     compression: str = ""
     """What the file is compressed with: a value of SUFFIXES, or ""."""
     title: str = ""
-    """What the content is."""
     problem: str | None = None
     """Why the content and the name disagree; None if they agree."""
     advice: str = "leave it out"
-    """What to do about the problem."""
     content: str | None = None
     """Key of FORMATS that the content alone suggests."""
     has_no_text: bool = False

@@ -35,7 +35,6 @@ class SentBatches:
     batches: list[AnyBatch]
     """The batches on the device. They may be used after `BatchTransfer.receive`."""
     copied: torch.cuda.Event | None
-    """Recorded after the last copy; None on a CPU."""
 
 
 class BatchTransfer:
@@ -102,7 +101,6 @@ class Reading:
     """How batches are read ahead."""
 
     device: torch.device = CPU
-    """Where the micro-batches are needed."""
     workers: int = 1
     """Threads, which divide the micro-batches of a step."""
     steps: int = 1
@@ -113,9 +111,7 @@ class StepSamples(NamedTuple):
     """The samples of a step on one replica."""
 
     micro_batches: list[AnyBatch]
-    """The micro-batches, on the device of the loader."""
     digest: int
-    """Their digest (data/batch.py)."""
 
 
 class BatchLoader:

@@ -40,11 +40,9 @@ class Packing:
     """
 
     length: int
-    """L, tokens per sample."""
     starts: Numbers
     """[pieces] int64, the first token of each piece in the split, sample after sample."""
     lengths: npt.NDArray[np.int32]
-    """[pieces] int32, tokens of each piece."""
     first_pieces: Numbers
     """[samples + 1] int64, the index of each sample's first piece; last the number of pieces."""
 

@@ -17,9 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROUNDS = 6
-"""Number of rounds of the Feistel network."""
 _WORD = (1 << 64) - 1
-"""Mask of 64 bits."""
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Increment and multipliers of splitmix64 (Steele et al., OOPSLA 2014)."""
 

@@ -48,12 +48,10 @@ if TYPE_CHECKING:
     from frontier_llm.data.corpus_build import CorpusBuild, Progress
 
 TOKENIZER_TEXT_BYTES = 32 * MIB
-"""Size of the text that a tokenizer is trained on."""
 _DIGEST_FORMAT = 2
 """Format in which the first corpora of the present content were written. It stays part of the name
 of a corpus, so that they are found."""
 STALE_SECONDS = 7 * 24 * 3600
-"""Age after which unfinished work is removed."""
 
 
 def prepare(

@@ -254,9 +254,7 @@ class Origin:
     """The place in the source from which a document of a split was read."""
 
     document: int
-    """Index of the document in the split."""
     first_token: int
-    """Index of the document's first token in the split."""
     file: str
     """Path of the source file relative to the source folder."""
     place: int

@@ -34,7 +34,6 @@ from frontier_llm.data.source_format import (
 from frontier_llm.errors import DataError
 
 _SHOWN_CHARACTERS = 200
-"""Length of the list of keys in an error."""
 _BETWEEN = re.compile(r"[\s,]*")
 """What is between the elements of an array."""
 
@@ -212,7 +211,6 @@ class Tsv(Csv):
 
 
 BATCH_ROWS = 256
-"""Number of rows that are decoded at a time."""
 
 
 class Parquet(Format):

@@ -29,7 +29,6 @@ class LengthSegment:
 
     first_sample: int
     tokens: int
-    """Tokens of text per sample."""
     keeps_all: bool = False
     """Whether samples are read that predict no token, as older versions did."""
 

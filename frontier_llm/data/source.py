@@ -23,7 +23,6 @@ from frontier_llm.data.source_format import Cut, Entry, Format, Scan
 from frontier_llm.errors import DataError
 
 STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-"""Names of folders that `data=stdlib` skips."""
 
 
 @dataclass
@@ -166,7 +165,6 @@ def _hides(name: str) -> bool:
 
 
 _SHOWN_PROBLEMS = 5
-"""Number of files that an error names."""
 _FIRST_FORMATS = {
     ".jsonl": ("jsonl", ""),
     ".jsonl.gz": ("jsonl", "gzip"),
@@ -214,10 +212,8 @@ class SourceFile:
     name: str
     """Path relative to the source folder, with slashes."""
     size: int
-    """Size in bytes."""
     mtime_ns: int
     detected: Detected = field(default_factory=Detected)
-    """Format of the file (source_choice.py)."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +227,6 @@ class Source:
     single: bool
     """Whether the source is a single file, which must be text."""
     left_out: Mapping[str, Tally] = field(default_factory=dict)
-    """Files that are not read, by reason."""
     divided: bool = False
     """Whether small files of text are divided into several documents, too, so that there are some
     for training and some for validation (source_choice.py)."""

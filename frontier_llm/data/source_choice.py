@@ -24,12 +24,10 @@ _BESIDE_NAMES = re.compile(
     r"|manifest|_success|_metadata|_common_metadata|_committed|_started|sha\d+|md5|.*sums?(\.|$)",
     re.IGNORECASE,
 )
-"""Names of files that lie beside data."""
 _BESIDE_SUFFIXES = frozenset(
     ".md .rst .html .htm .yaml .yml .toml .cff .bib .py .ipynb .sh .log .lock .idx .index .faiss "
     ".crc .md5 .sha1 .sha256 .sha512 .sig .asc .png .jpg .jpeg .gif .webp .svg .pdf .ico".split()
 )
-"""Suffixes of such files."""
 _SMALL_BYTES = 64 * KIB
 """Documentation of at most this size is left out however small the data are."""
 _OTHER_KEY = (

@@ -28,7 +28,6 @@ from frontier_llm.errors import DataError
 from frontier_llm.units import KIB, MIB, format_bytes
 
 READ_BYTES = MIB
-"""Number of bytes that are read at a time."""
 _ZSTANDARD_BYTES = 4 * KIB
 """Number of compressed bytes that are decompressed at a time. One of them can stand for 32 KiB."""
 SUFFIXES = {".gz": "gzip", ".zst": "zstandard", ".bz2": "bzip2", ".xz": "xz"}
@@ -149,7 +148,6 @@ class Scan:
     """Result of reading a file for the first time."""
 
     sha256: str
-    """SHA-256 of the content, in hex."""
     cuts: tuple[Cut, ...]
     """All cuts of the file, in order; empty if the file holds no text."""
     problem: str = "it is empty"

@@ -68,18 +68,14 @@ class _Kind(NamedTuple):
 
     name: str
     queries: int
-    """Tokens per sample that have queries."""
     keys: int
-    """Tokens per sample that have keys."""
     causal: bool = False
     relative: bool = False
     """Whether relative positions are added to the scores."""
     window: int | None = None
     """Keys that a query reads at most; None = no window."""
     capped: bool = False
-    """Whether scores are capped."""
     separate: bool = False
-    """Whether a query reads its own document only."""
 
     @property
     def is_confined(self) -> bool:

@@ -21,11 +21,8 @@ class Model:
     """The part of the model that this rank holds."""
 
     chunks: list[Chunk]
-    """Modules of this rank's model chunks, which are ranges of consecutive layers."""
     records: list[ParameterRecord]
-    """Descriptions of the parameters of all chunks."""
     layout: ResolvedLayout
-    """How the whole model is divided over ranks."""
     transformer: TransformerConfig
     """megatron's configuration, which all chunks share."""
     is_compiled: bool = False

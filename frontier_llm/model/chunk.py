@@ -19,7 +19,6 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import UnitReader
 
 COMPILER = "inductor"
-"""Backend of torch.compile."""
 Chunk = Gpt | EncoderDecoder
 """The module of a model chunk.
 

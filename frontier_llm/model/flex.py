@@ -25,7 +25,6 @@ from frontier_llm.model.confined import Documents, Scores
 from frontier_llm.model.relative import diagonal_bias
 
 COMPILER = "inductor"
-"""Backend of torch.compile."""
 DEVICES = ("cuda",)
 """Types of the devices on which FlexAttention has a backward pass. ROCm's type is `cuda` too."""
 BLOCK = 128

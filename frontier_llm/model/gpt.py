@@ -18,7 +18,6 @@ from frontier_llm.model.loss import TokenLosses, token_losses
 from frontier_llm.model.rotary import stretched
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "relative": "none"}
-"""megatron's names."""
 
 
 class Gpt(GPTModel):

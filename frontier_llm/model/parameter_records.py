@@ -50,7 +50,6 @@ class _ChunkContext:
     model: ModelConfig
     groups: Groups
     shapes: dict[str, ParameterShape]
-    """Shapes of the chunk's parameters, by global name."""
     shared: dict[str, tuple[ModelChunk, ...]]
     """For each parameter that several model chunks have (such as a tied embedding), the chunks that
     have it, in order; by global name."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 TIMEOUT = timedelta(minutes=60)
-"""How long ranks wait for the slowest one."""
 _KEY = "numerics"
 ADVICE = {
     "norm": "set kernels=torch",

@@ -206,7 +206,6 @@ def _residual(s: Subject, layer: Any) -> tuple[str, Pairs]:
 
 
 COLUMNS = 64
-"""Columns of the embedding that are compared."""
 LOGITS_BYTES = 2**30
 """Largest memory of the compared logits in fp32."""
 

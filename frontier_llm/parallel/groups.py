@@ -33,7 +33,6 @@ class Groups:
     grid: Grid
     rank: int
     coordinates: Coordinates
-    """Coordinates of the rank in the grid."""
     tensor: dist.ProcessGroup
     """The ranks that differ only in their tensor coordinate."""
     data: dist.ProcessGroup
@@ -41,13 +40,11 @@ class Groups:
     pipeline: dist.ProcessGroup
     """The ranks that differ only in their pipeline stage. They send each other activations."""
     head_stage: int
-    """Stage with the head, which computes the loss."""
     embedding: dist.ProcessGroup | None
     """The ranks of the first and last stage, which hold tied embeddings; None on other stages."""
     megatron: ProcessGroupCollection
     """The same groups, as megatron's modules expect them."""
     timeout: timedelta
-    """Time after which a collective fails."""
 
     def seed_dropout(self, seed: int, *, own_masks: bool) -> None:
         """Seed the random numbers from which dropout masks are drawn.
