@@ -7,8 +7,7 @@ models with the same architecture, such as Llama.
 table              the table of a family: which of our tensors corresponds to which of theirs, and
                    the transforms between them
 base_family        the interface of a family, and the keys of its config.json
-rotary_settings    rotary positions in config.json
-decoders           the families GPT-2 and GPT-NeoX; llama_like has Llama and its relatives
+decoders           the families GPT-2, GPT-NeoX, and Llama with its relatives
 encoder_decoders   the families T5 and mT5
 families           the list of all families, and the choice of one for a model
 ours               reads and writes our weights one tensor at a time

@@ -1,7 +1,6 @@
 """Define the interface of a family, a set of models with the same architecture, and its settings.
 
-In this package "our" and "ours" refer to frontier_llm, "their" and "theirs" to Hugging Face. A
-setting maps a key of their config.json to our configuration.
+A setting maps a key of their config.json to our configuration.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.convert.table import Heads, Row
+from frontier_llm.convert.table import Row, Transform, split_heads
 from frontier_llm.errors import DataError
 
 Values = dict[str, Any]
@@ -186,13 +185,14 @@ class Family(ABC):
                 )
 
 
-def query_key_value(model: ModelConfig) -> Heads:
+def query_key_value(model: ModelConfig, *, joined: bool = False) -> Transform:
     """Return the transform of the projections of self-attention.
 
     We have one fused matrix; they have three matrices for queries, keys and values.
     """
     width = model.head_dim
-    return Heads(model.kv_heads, (model.heads // model.kv_heads * width, width, width))
+    rows = (model.heads // model.kv_heads * width, width, width)
+    return split_heads(model.kv_heads, rows, joined=joined)
 
 
 def head_width_mismatch(model: ModelConfig) -> list[str]:

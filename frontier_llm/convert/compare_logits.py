@@ -1,8 +1,4 @@
-"""Verify a conversion: run both models on the same tokens and compare the logits.
-
-"Our" model is loaded from the checkpoint of frontier_llm, "their" model by transformers from the
-Hugging Face folder.
-"""
+"""Verify a conversion: run both models on the same tokens and compare the logits."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,7 @@
 """List the families of models that can be converted, and choose the family of a model.
 
-"Our" refers to frontier_llm, "their" to Hugging Face. Tensors that our model does not need are
-checked by their values: they are second copies of tied weights, and buffers, whose values follow
-from the settings.
+Tensors that our model does not need are checked by their values: they are second copies of tied
+weights, and buffers, whose values follow from the settings.
 """
 
 from collections.abc import Iterable
@@ -14,9 +13,8 @@ import torch
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.convert.base_family import Family, Values
-from frontier_llm.convert.decoders import Gpt2, GptNeoX
+from frontier_llm.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_llm.convert.encoder_decoders import MT5, T5
-from frontier_llm.convert.llama_like import Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_llm.convert.theirs import TheirWeights
 from frontier_llm.errors import DataError
 

@@ -1,7 +1,6 @@
 """Copy the tokenizer that belongs to a converted model.
 
-"Ours" is frontier_llm, and "theirs" is Hugging Face. Both read the same files: a sentencepiece
-model, or a tokenizer.json with its settings files.
+Both sides read the same files: a sentencepiece model, or a tokenizer.json with its settings files.
 """
 
 import json

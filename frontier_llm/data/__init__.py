@@ -8,8 +8,8 @@
                      validation; source_choice chooses the files by the formats that file_formats
                      finds
     source_format    interface of the file formats; text_files and record_files implement it
-    corpus_manifest  describes a prepared corpus, and what was read and left out; corpus_check finds
-                     bytes that have changed
+    corpus_manifest  describes a prepared corpus, and what was read and left out; finds bytes that
+                     have changed
     prepare          writes the tokenizer, token files and manifest of a source to one folder, once
     corpus_build     the stages of preparation; corpus_parts and worker_pool implement them
     permutation      pseudo-random permutations and numbers that are computed, not stored

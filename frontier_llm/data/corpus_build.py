@@ -14,7 +14,6 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_check import write_digests
 from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
     FORMAT,
@@ -23,6 +22,7 @@ from frontier_llm.data.corpus_manifest import (
     Manifest,
     Tally,
     TextCounts,
+    write_digests,
 )
 from frontier_llm.data.corpus_parts import (
     SPLITS,

@@ -15,8 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from frontier_llm.data.corpus_check import find_damage
-from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
+from frontier_llm.data.corpus_manifest import (
+    FILES_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    Split,
+    find_damage,
+)
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.data.tokenizer import Tokenizer

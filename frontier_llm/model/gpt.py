@@ -117,7 +117,7 @@ class Gpt(GPTModel):
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.
 
-        model/initialise.py draws the same weights on both stages, and `ShardedStates`
+        model/build.py draws the same weights on both stages, and `ShardedStates`
         (sharding/) sums the gradients of both.
         """
 

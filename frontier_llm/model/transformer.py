@@ -65,7 +65,7 @@ def transformer_config(
         params_dtype=DTYPES[precision],
         bf16=precision == "bf16",
         fp16=precision == "fp16",
-        # model/initialise.py sets the weights, so that they are the same for every layout
+        # model/build.py sets the weights, so that they are the same for every layout
         perform_initialization=False,
         use_cpu_initialization=on_cpu,
         # the following options need apex or TransformerEngine, or use torch.jit, which does not

@@ -8,8 +8,7 @@ from torch import Tensor
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.model.confined import Documents
 from frontier_llm.numerics import references
-from frontier_llm.numerics.references import exact
-from frontier_llm.numerics.rounding import Number
+from frontier_llm.numerics.references import Number, exact
 from frontier_llm.numerics.subject import Pairs, PassThrough, Subject, gradients, shape_of
 
 SCORES = 2.0

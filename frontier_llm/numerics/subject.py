@@ -21,7 +21,7 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.build import Model, build_model
 from frontier_llm.model.transformer import DTYPES
-from frontier_llm.numerics.rounding import Arithmetic, Number
+from frontier_llm.numerics.references import Arithmetic, Number
 from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
 
 HOST_OPERATIONS, DEVICE_OPERATIONS = 1e11, 4e11

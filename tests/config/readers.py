@@ -9,7 +9,7 @@ READERS = {
     " model.rotary_attention_factor",
     "model/layer_stack.py": "model.relative_distance",
     "model/layer_specs.py": "model.norm_placement model.residual model.attention_softcap",
-    "model/initialise.py": "model.init_std",
+    "model/build.py": "model.init_std",
     "config/model.py": "model.scaled_attention",
     "geometry/model_chunks.py": "model.encoder_layers",
     "geometry/resolved.py": "parallel.schedule collectives.pairwise launch.ranks_per_node",
