@@ -13,7 +13,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.gelu import gelu_tanh
 
 # Options of megatron for each value of the configured recomputation. They apply to GPTs only;
-# model/layer_stack.py implements recomputation for encoder-decoders.
+# model/t5.py implements recomputation for encoder-decoders.
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},

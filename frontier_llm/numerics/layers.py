@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from frontier_llm.model import t5
-from frontier_llm.model.attention_kernels import attention_kernels
+from frontier_llm.model.attention import attention_kernels
 from frontier_llm.numerics import references
 from frontier_llm.numerics.masked_attention import cross_attention, queries_and_keys, self_attention
 from frontier_llm.numerics.references import Number, exact

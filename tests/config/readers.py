@@ -7,7 +7,7 @@ READERS = {
     "model/rotary.py": "model.rotary_scaling model.rotary_factor"
     " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
     " model.rotary_attention_factor",
-    "model/layer_stack.py": "model.relative_distance",
+    "model/t5.py": "model.relative_distance",
     "model/layer_specs.py": "model.norm_placement model.residual model.attention_softcap",
     "model/build.py": "model.init_std",
     "config/model.py": "model.scaled_attention",

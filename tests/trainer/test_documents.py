@@ -9,7 +9,7 @@ import torch
 
 from frontier_llm.data.document_rows import DocumentBatches, Row
 from frontier_llm.launch.world import World
-from frontier_llm.model import chunk
+from frontier_llm.model import build
 from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
@@ -118,7 +118,7 @@ PARITY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", covering(PARITY, ["compiled"]))
 def test_a_layout_equals_one_process(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    monkeypatch.setattr(build, "COMPILER", "aot_eager")
     ranks, layout = PARITY[case]
     compare(ranks, [*layout, *BATCH], MODELS["rotary_window_capped"], 2)
 
