@@ -53,9 +53,8 @@ def write_weights(
 ) -> None:
     """Write a checkpoint of step 0 that holds weights but no moments of Adam.
 
-    Args:
-        shards: for each file to write, (our name, complete tensor) of its tensors. Each shard is
-            freed before the next one is requested.
+    A shard has (our name, complete tensor) of each tensor of a file. It is freed before the next
+    one is requested.
     """
     folder = run / FOLDER / step_folder(0)
     folder.mkdir(parents=True)

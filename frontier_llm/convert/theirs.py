@@ -114,11 +114,9 @@ def write_model(
     shards: Iterable[Sequence[tuple[str, Tensor]]],
     count: int,
 ) -> None:
-    """Write a model.
+    """Write a model to an empty folder; each shard is freed before the next one is requested.
 
-    Args:
-        shards: for each file to write, (name, tensor) of its tensors. Each shard is freed before
-            the next one is requested.
+    A shard has (name, tensor) of each tensor of a file.
     """
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     files: dict[str, str] = {}

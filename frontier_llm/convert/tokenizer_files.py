@@ -31,19 +31,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict[str, Any]:
-    """Copy the tokenizer of a run to a Hugging Face folder.
+    """Copy the tokenizer of a run to a Hugging Face folder; return token ids for config.json.
 
     A tokenizer that was trained on the run's corpus is taken from the prepared corpus. If the
-    tokenizer is missing, or the corpus neither exists nor can be prepared, none is written.
-
-    Args:
-        trained_with: digest of the tokenizer in the checkpoint; None: the checkpoint has none.
-
-    Returns:
-        Token ids for config.json; empty if no tokenizer is written.
-
-    Raises:
-        DataError: the tokenizer has changed since the training.
+    tokenizer is missing, or the corpus neither exists nor can be prepared, none is written. The
+    digest of the tokenizer in the checkpoint must not have changed.
     """
     try:
         configured = config.data.tokenizer

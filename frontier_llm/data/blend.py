@@ -44,14 +44,11 @@ def corpus_shares(
 ) -> dict[str, float]:
     """Return the share of each corpus in the samples.
 
-    Args:
-        weights: configured weight of each corpus; all None to derive the shares from the sizes.
-        alpha: exponent of the sizes; without weights a share is proportional to tokens^alpha.
+    All weights are configured, or none. Without weights a share is proportional to tokens^alpha
+    (mT5, arXiv:2010.11934, section 3.2, with alpha = 0.3).
 
     Raises:
         ConfigError: only some corpora have a weight, or a share is too small.
-
-    Paper: mT5, arXiv:2010.11934, section 3.2 (alpha = 0.3).
     """
     configured = [weight for weight in weights.values() if weight is not None]
     if configured and len(configured) < len(weights):

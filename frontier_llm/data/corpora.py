@@ -101,10 +101,6 @@ def prepare_all(
 
     The corpora of a blend share one tokenizer. If none is configured, one is trained on text of all
     corpora, in the shares that `data.blend_alpha` gives.
-
-    Raises:
-        ConfigError: a corpus's name cannot be the name of a folder.
-        DataError: a source is unusable, or a folder cannot be written.
     """
     report = on_progress or (lambda stage, fraction: None)
     if config.kind != "blend":

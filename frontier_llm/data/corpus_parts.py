@@ -195,11 +195,7 @@ class PartWriter:
         self._percent = validation_percent
 
     def write(self, part: Part) -> None:
-        """Write all files of a part.
-
-        Each file is written under a temporary name and renamed, so other processes may write the
-        same part at the same time.
-        """
+        """Write all files of a part, which other processes may write at the same time."""
         skipped = SkippedTexts()
         drafts = [_draft(self._files.tokens(part.number, split)) for split in range(len(SPLITS))]
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
@@ -318,10 +314,7 @@ class Merger:
         return hasher.hexdigest()
 
     def _kept_ranges(self, number: int, split: int) -> Iterator[tuple[int, int]]:
-        """Yield the byte ranges of a part's token file that hold documents to keep.
-
-        A range covers as many consecutive kept documents as possible.
-        """
+        """Yield the longest byte ranges of a part's token file that hold documents to keep."""
         rows = self._files.rows(number)
         in_split = rows[:, _COLUMN["split"]] == split
         tokens = rows[in_split, _COLUMN["tokens"]].astype(np.int64)

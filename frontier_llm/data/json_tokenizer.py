@@ -78,9 +78,8 @@ _NORMALIZERS = (None, {"type": "NFC"})
 class JsonTokenizer(Tokenizer):
     """A tokenizer of the library `tokenizers`.
 
-    Args:
-        end: token or id that ends a document; None: the `eos_token` of a settings file in the
-            same folder, or the only special token whose name is usual for this.
+    The end of a document is a token, an id, or, if it is None, the `eos_token` of a settings file
+    in the same folder, or the only special token whose name is usual for this.
 
     Raises:
         ConfigError: the file is not a tokenizer, its encoding is random, no token is known to

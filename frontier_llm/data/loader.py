@@ -61,10 +61,7 @@ class BatchTransfer:
         return SentBatches(copies, self._stream.record_event())
 
     def receive(self, sent: SentBatches) -> list[AnyBatch]:
-        """Return the batches, for use on the current stream of this thread.
-
-        The stream waits for the copies; the host does not.
-        """
+        """Return the batches. The current stream waits for the copies; the host does not."""
         if sent.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(sent.copied)
@@ -118,14 +115,11 @@ class BatchLoader:
     """Reads the micro-batches of a replica. Threads read some steps ahead of the caller.
 
     The threads also start to copy the micro-batches to the device, so that the copies overlap with
-    the previous step. Which samples a step has, and their order, do not depend on the threads.
+    the previous step. Which samples a step has, and their order, do not depend on the threads. A
+    single thread must call all methods.
 
-    The class is not thread-safe: a single thread must call all methods.
-
-    Args:
-        global_batch: samples per step, a multiple of `micro_batch * data_size`.
-        ends: whether `samples` has no second epoch. The last micro-batches then contain copies
-            of sample 0 that predict nothing, and a step has only as many as are needed.
+    If the samples `end`, they have no second epoch. The last micro-batches then contain copies of
+    sample 0 that predict nothing, and a step has only as many as are needed.
     """
 
     def __init__(
@@ -188,10 +182,7 @@ class BatchLoader:
         ]
 
     def _take_ahead(self, first: int) -> "list[_Part]":
-        """Return what threads have read of a step; nothing if they have not read it.
-
-        Steps that are no longer ahead are dropped.
-        """
+        """Return what threads have read of a step, and drop steps that are not ahead."""
         ahead = range(first, first + (self._reading.steps + 1) * self._global_batch)
         stale = [step for step in self._ahead if step not in ahead[:: self._global_batch]]
         try:

@@ -280,10 +280,7 @@ def _remove_stale(directory: Path, name: str) -> None:
 
 
 def _rename(merged: Path, folder: Path) -> None:
-    """Rename a finished folder so that a crash at any time leaves no incomplete corpus.
-
-    The content is synced to disk before the rename, and the new name after it.
-    """
+    """Rename a finished folder so that a crash at any time leaves no incomplete corpus."""
     for path in (*merged.iterdir(), merged):
         _sync(path)
     try:

@@ -46,11 +46,9 @@ def make_loader(
 ) -> BatchLoader:
     """Build the loader of one replica.
 
-    Args:
-        train: True: read the training split, shuffled; False: read the validation samples in
-            order, each of them once.
-        reads: whether this rank needs the tokens. If not, its batches have the same shapes and
-            consist of zeros.
+    In training the samples are shuffled; otherwise validation samples are read in order, each of
+    them once. If this rank does not read the tokens, its batches have the same shapes and consist
+    of zeros.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
@@ -109,10 +107,7 @@ def has_rows(data: DataConfig) -> bool:
 def make_windows(
     config: RunConfig, corpora: Corpora, *, train: bool
 ) -> CorpusSamples | BlendedSamples | ValidationWindows:
-    """Return the windows of a run, by the index of the sample that reads them.
-
-    In training they are shuffled; otherwise they are those of an evaluation during training.
-    """
+    """Return the windows of a run, in training or in an evaluation during training."""
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
     if not train:
         wanted = config.trainer.evaluate_batches * config.data.global_batch
@@ -124,10 +119,7 @@ def make_windows(
 
 
 def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSamples:
-    """Return the samples of a run that reads only this corpus.
-
-    They are shuffled in training; in validation they are in order.
-    """
+    """Return the samples of a run that reads only this corpus, shuffled in training."""
     # a GPT's window has one more token, the last label
     length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
     separate = config.data.documents == "separate"

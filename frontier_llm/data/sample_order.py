@@ -76,9 +76,8 @@ class _Part(NamedTuple):
 class SampleOrder:
     """Maps each sample of a run to ranges of tokens.
 
-    Args:
-        windows: returns the windows of any length.
-        key: returns the key of the random order of an epoch; None: epochs are in order.
+    `windows` returns the windows of any length, and `key` the key of the random order of an epoch;
+    without it epochs are in order.
     """
 
     def __init__(

@@ -41,11 +41,7 @@ _RUNS = Splitting(
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A trained sentencepiece model.
-
-    Args:
-        end: piece or id that ends a document; None: the model's end-of-sentence piece.
-    """
+    """A trained sentencepiece model. Unless `end` is given, the end-of-sentence piece is it."""
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
         model = path.read_bytes()
@@ -175,9 +171,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Senten
     If the texts are too short for `vocabulary` tokens, the vocabulary is as large as possible. If
     they have more different characters than the vocabulary can hold, rare characters are encoded as
     bytes.
-
-    Raises:
-        DataError: `vocabulary` is too small, or there is no text.
     """
     if vocabulary <= FIXED_PIECES:
         raise DataError(

@@ -27,12 +27,9 @@ STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 @dataclass
 class Listing:
-    """Files of a folder.
+    """Files of a folder: those to read, in order, and by reason those that are left out.
 
-    Attributes:
-        paths: regular files to read, in order.
-        left_out: files that are not read, by reason.
-        broken: paths that cannot be read, with the reasons.
+    `broken` are paths that cannot be read, with the reasons.
     """
 
     root: Path

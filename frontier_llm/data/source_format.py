@@ -257,10 +257,7 @@ def text_entry(place: int, value: object, problem: str) -> Entry:
 
 
 def lines_of(stream: io.BufferedReader) -> Iterator[bytes | None]:
-    """Yield the lines of a stream, which end in LF, CR LF or CR; None for a line that is too long.
-
-    A line is too long if it has more than LONGEST_DOCUMENT_BYTES.
-    """
+    """Yield the lines of a stream, which end in LF, CR LF or CR; None for too long a line."""
     while line := stream.readline(LONGEST_DOCUMENT_BYTES + 1):
         if len(line) > LONGEST_DOCUMENT_BYTES:
             while line and not line.endswith(b"\n"):

@@ -33,10 +33,8 @@ START = 0
 class SpanCorruption:
     """Builds micro-batches of an encoder-decoder from windows of text.
 
-    Args:
-        inputs: number of tokens that the encoder reads per sample. If corruption leaves fewer,
-            the rest is padding.
-        sentinel: token id of the first sentinel; further sentinels have the ids below it.
+    The encoder reads `inputs` tokens per sample. If corruption leaves fewer, the rest is padding.
+    Further sentinels have the ids below the first, `sentinel`.
     """
 
     def __init__(self, text_tokens: int, inputs: int, sentinel: int, eos: int, key: int) -> None:
@@ -116,10 +114,7 @@ def restore(inputs: Sequence[int], targets: Sequence[int], sentinel: int, eos: i
 
 
 def _divide(total: int, count: int, key: int) -> npt.NDArray[np.int64]:
-    """Divide a length at random into `count` lengths of at least 1: [count] int64.
-
-    All divisions are equally likely.
-    """
+    """Divide a length into `count` lengths of at least 1; all divisions are equally likely."""
     borders = np.sort(np.argsort(random_uint64(total - 1, key), kind="stable")[: count - 1]) + 1
     return np.diff(np.concatenate([[0], borders, [total]]))
 

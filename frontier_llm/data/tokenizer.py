@@ -145,10 +145,7 @@ CACHED_CHARACTERS = 40
 
 
 class Encoder:
-    """Encodes texts to the bytes of a token file, in a dtype that holds the vocabulary.
-
-    Not thread-safe.
-    """
+    """Encodes texts to token bytes in a dtype that holds the vocabulary. Not thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, dtype: type[np.generic]) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype

@@ -26,9 +26,7 @@ _MAIN_FILES = (JSON_FILE, MODEL_FILE, "spiece.model")
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """Return the files of the tokenizer at a path, by the names of their copies.
-
-    The first is the model or the tokenizer.json.
+    """Return the files of a tokenizer, by the names of their copies; the main one is first.
 
     Raises:
         ConfigError: there is no tokenizer at the path.
@@ -52,10 +50,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 
 def open_tokenizer(path: Path, end: str | int | None = None) -> Tokenizer:
-    """Open the tokenizer at a path.
-
-    Args:
-        end: token or id that ends a document; None: the token that the tokenizer names.
+    """Open the tokenizer at a path; `end`, or the token that it names, ends a document.
 
     Raises:
         ConfigError: the tokenizer cannot be used, or names no token that ends a document.

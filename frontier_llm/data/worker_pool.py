@@ -34,9 +34,8 @@ def run_jobs(
 ) -> Iterator[tuple[int, Result]]:
     """Call `work` for all jobs and yield (job, result) in the order of completion.
 
-    Args:
-        work: function to call. If there are several workers, it runs in other processes, and its
-            results and exceptions must be picklable.
+    If there are several workers, they are other processes, and results and exceptions must be
+    picklable. The first exception of `work` is raised.
 
     Raises:
         WorkerDiedError: a worker process was killed.

@@ -85,13 +85,12 @@ def use_deterministic_operations() -> None:
 def resolve(
     wanted: str, device: torch.device, dtype: torch.dtype = torch.float32, hidden: int = 64
 ) -> Kernels:
-    """Choose the kernels for a device.
+    """Choose the kernels for a device, where fused ones are verified in this dtype.
 
-    Args:
-        wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required),
-            `auto` (fused norms if possible; on a GPU the same as `fastest`, unless torch is
-            deterministic, because two runs could choose differently) or `fastest` (the same norms,
-            and `elementwise` if it is faster in the first steps).
+    The setting `kernels` is `torch`, `elementwise`, `compiled`, `fused` (required), `auto` (fused
+    norms if possible; on a GPU the same as `fastest`, unless torch is deterministic, because two
+    runs could choose differently) or `fastest` (the same norms, and `elementwise` if it is faster
+    in the first steps).
 
     Raises:
         ConfigError: `fused` is wanted and neither package works; the message says why.

@@ -91,21 +91,14 @@ class SdpaAttention(MegatronModule):
         attention_bias: Tensor | FlexScores | FlexMasks | Documents | None = None,
         **_: Any,
     ) -> Tensor:
-        """Compute the attention output.
+        """Compute the attention output, [s, b, h * d], with the dtype of the query.
 
-        Args:
-            query_sbhd: queries, [s, b, h, d].
-            key_tbgd: keys, [t, b, g, d], where g divides h; t = s if causal.
-            value_tbgd: values, [t, b, g, d].
-            attention_mask: [b, t] bool, true at tokens, false at padding; None if there is no
-                padding. Must be None if causal, because causal inputs have padding only at the end.
-            attention_bias: [2r + 1, h], the number that is added to a score, for each distance
-                (key position - query position) from -r to r (see `RelativePositions`); or, for
-                FlexAttention, the bias and the mask; or the documents of the samples, in which case
-                a token reads its own document only; None = no bias, one document per sample.
-
-        Returns:
-            [s, b, h * d], with the dtype of the query.
+        Queries are [s, b, h, d], keys and values [t, b, g, d], where g divides h; t = s if causal.
+        The mask is [b, t] bool, false at padding. It must be None if causal, because causal inputs
+        have padding only at the end. The bias is [2r + 1, h], the number that is added to a score
+        for each distance (key position - query position) from -r to r (see `RelativePositions`);
+        or, for FlexAttention, the bias and the mask; or the documents of the samples, of which a
+        token reads its own only.
         """
         assert not (self.causal and attention_mask is not None), "causal attention takes no mask"
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_sbhd, key_tbgd, value_tbgd))
@@ -178,10 +171,7 @@ class SdpaAttention(MegatronModule):
         start: int,
         dropout: float,
     ) -> Tensor:
-        """Compute the output of one block of queries, which begins at token `start`.
-
-        If attention is causal, keys after the block are not read.
-        """
+        """Compute the output of one block of queries, which begins at token `start`."""
         positions = range(start, start + query.shape[2])
         key_count = positions.stop if self.causal else key.shape[2]
         if bias is not None:
@@ -219,11 +209,8 @@ NAMES = {
 def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str, str]:
     """Return the kernel of each kind of attention, such as `{"causal": "flash"}`.
 
-    Some memory is allocated on the device for a moment.
-
-    Raises:
-        ConfigError: on a GPU, a kind of attention that is not computed in blocks of queries would
-            compute whole matrices.
+    Some memory is allocated on the device for a moment. On a GPU, attention is refused that would
+    compute whole matrices, not blocks of queries.
     """
     kernels, flex = {}, uses_flex(layout.attention, device)
     for kind in _kinds(layout):

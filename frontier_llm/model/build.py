@@ -75,9 +75,9 @@ def make_chunk(
 def _compile_layers(chunk: Chunk) -> None:
     """Replace the forward pass of each layer by one that is compiled at its first call.
 
-    Layers of equal shape share their code. Hooks of a layer run outside the compiled code, so
-    parameters can be gathered and released as usual. Each new length of a sequence would be
-    compiled again, which is why samples are generated without compiled code (Pipeline.logits).
+    Hooks of a layer run outside the compiled code, so parameters can be gathered and released as
+    usual. Each new length of a sequence would be compiled again, which is why samples are generated
+    without compiled code (Pipeline.logits).
     """
     for stack in chunk.stacks:
         for layer in getattr(chunk, stack.name).layers:
@@ -87,8 +87,8 @@ def _compile_layers(chunk: Chunk) -> None:
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
     """Yield the readers of a model chunk, in the order of the forward pass.
 
-    A stack of a chunk is its part of the encoder or of the decoder (of a GPT: of its layers). A
-    LayerStack is a stack of a T5. It has a table of relative positions, which is a unit.
+    A GPT's layers are a stack, too. A LayerStack, of a T5, has a table of relative positions, which
+    is a unit.
     """
     if chunk.pre_process:
         yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
@@ -158,11 +158,7 @@ def _t5_factor(name: str, model: ModelConfig) -> float:
 
 
 def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig) -> None:
-    """Divide the query rows of a fused matrix by sqrt(head width).
-
-    The rows of the matrix are ordered by head: the query, key and value rows of the first head,
-    then those of the next head.
-    """
+    """Divide the query rows of a fused matrix, which is ordered by head, by sqrt(head width)."""
     first_row, width = placement.global_start[0], model.head_dim
     rows = torch.arange(first_row, first_row + placement.shape[0], device=view.device)
     view[rows % (3 * width) < width] /= math.sqrt(width)
@@ -314,8 +310,7 @@ def _placements(
 ) -> Iterator[Placement]:
     """Yield the placement of each of the global tensors that are fused in a parameter.
 
-    A placement tells which part of the global tensor lies where in the parameter. The fused tensors
-    are equal slices of dimension 0, and each of them is divided over tensor-parallel ranks.
+    The fused tensors are equal slices of dimension 0, each divided over tensor-parallel ranks.
     """
     tensor_rank = context.groups.coordinates.tensor
     for index, name in enumerate(fused_names):
@@ -375,10 +370,7 @@ def build_model(
 
 
 def _share_table(chunks: Sequence[Chunk], layout: ResolvedLayout) -> None:
-    """Let the last model chunk read the table of the first one, if both are on this stage.
-
-    A tied table is embedding and head. One chunk with both shares it by itself.
-    """
+    """Let the last model chunk read the tied table of the first one, if both are on this stage."""
     first, last = chunks[0], chunks[-1]
     has_both = first.model_chunk.has_embedding and last.model_chunk.has_head
     if layout.model.tied and has_both and first is not last:

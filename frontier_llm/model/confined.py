@@ -36,10 +36,9 @@ def query_block(device: torch.device) -> int:
 class Documents:
     """The documents of the samples of a micro-batch.
 
-    Args:
-        cumulative_lengths: [b samples, k] int32, ascending: 0, then for each document of a
-            sample the index of the token after its last one. The last document ends at
-            `tokens`, which is repeated at the end of a row with fewer documents.
+    The cumulative lengths are [b samples, k] int32, ascending: 0, then for each document of a
+    sample the index of the token after its last one. The last document ends at `tokens`, which is
+    repeated at the end of a row with fewer documents.
     """
 
     def __init__(self, cumulative_lengths: Tensor, tokens: int) -> None:
@@ -142,8 +141,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor
 def _blocks(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Iterator[Tensor]:
     """Yield the output of each block of queries, [b, h, queries, d].
 
-    A block gets only the blocks of keys and values that it reads. They are concatenated when the
-    block is computed, so nothing but views of keys and values is stored for the backward pass.
+    The blocks of keys and values are concatenated when the block is computed, so nothing but views
+    of keys and values is stored for the backward pass.
     """
     size = query_block(query.device)
     queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))

@@ -142,12 +142,9 @@ def _padding_blocks(mask: Tensor) -> BlockMask:
 def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
     """Describe the blocks of scores, without a matrix of queries times keys.
 
-    Args:
-        whole: [1 or samples, 1, blocks of queries, blocks of keys] bool, the blocks without masked
-            scores.
-        partial: the same shape, the blocks with both masked and unmasked scores.
-        is_read: function of (sample, head, query, key), true where a score is not masked. It is
-            called in partial blocks only.
+    Both tensors are [1 or samples, 1, blocks of queries, blocks of keys] bool: whole blocks have no
+    masked score, partial blocks have some. `is_read` is a function of (sample, head, query, key),
+    true where a score is not masked, which is called in partial blocks only.
     """
     (partial_count, partial_at), (whole_count, whole_at) = map(_ordered, (partial, whole))
     return BlockMask.from_kv_blocks(
@@ -162,10 +159,7 @@ def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> Blo
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each row of [..., n] bool, the number of true values and their positions, int32.
-
-    The positions of the other values come after those of the true values: [..., n].
-    """
+    """Return the number of true values per row of [..., n], and all positions, true first."""
     positions = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), positions.int()
 

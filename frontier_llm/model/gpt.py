@@ -71,19 +71,14 @@ class Gpt(GPTModel):
     ) -> Tensor | TokenLosses:
         """Run this model chunk.
 
-        Args:
-            position_ids: [b, s] int64, the position of each token in its document. Only learned
-                positions need them: rotary scores depend on the difference of two positions alone,
-                which is the same in the sample as in the document.
-            labels: [b, s] int64; None = the last chunk returns logits instead of losses.
-            cumulative_lengths: [b, k] int32, the borders of the documents (model/confined.py); None
-                = a sample is one document.
+        Tokens, positions and labels are [b, s] int64. Only learned positions need the position of
+        each token in its document: rotary scores depend on the difference of two positions alone.
+        The borders of documents are [b, k] int32 (model/confined.py); None = a sample is one
+        document.
 
-        Returns:
-            On the last chunk the losses of [b, s] tokens, or without labels the logits,
-            [b, s, this tensor rank's part of the padded vocabulary]. On other chunks the
-            activations for the next chunk, [s, b, hidden]; with sequence parallelism only those of
-            this rank's tokens.
+        The last chunk returns the losses of [b, s] tokens, or without labels the logits, [b, s,
+        this tensor rank's part of the padded vocabulary]. Other chunks return the activations for
+        the next chunk, [s, b, hidden]; with sequence parallelism only those of this rank's tokens.
         """
         documents = None
         if cumulative_lengths is not None:

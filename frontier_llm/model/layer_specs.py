@@ -38,8 +38,7 @@ class Norm(nn.Module):
     """LayerNorm or RMSNorm over the last dimension, for megatron's layers, on any device.
 
     With sequence parallelism each tensor-parallel rank normalises only its part of the tokens. The
-    gradients of weight and bias must then be summed over these ranks, which the attribute
-    `sequence_parallel` of both parameters requests.
+    attribute `sequence_parallel` of both parameters requests that their gradients are summed.
     """
 
     def __init__(

@@ -37,11 +37,7 @@ class ColumnLinear(ColumnParallelLinear):
         weight: Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the layer's weight or another one.
-
-        Returns [..., out / number of tensor-parallel ranks], and the bias if the caller must add
-        it.
-        """
+        """Return [..., out / tensor-parallel ranks], and the bias if the caller must add it."""
         if fuses_bias(self, input_):
             used = self.weight if weight is None else weight
             return _local_product(self, input_, used), None
@@ -77,10 +73,7 @@ class RowLinear(RowParallelLinear):
     """
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Multiply [..., in / number of tensor-parallel ranks] by the weight.
-
-        Returns [..., out], and the bias if the caller must add it.
-        """
+        """Return [..., out], and the bias if the caller must add it."""
         if fuses_bias(self, input_):
             return _local_product(self, input_, self.weight), None
         return super().forward(input_)
@@ -113,10 +106,7 @@ def _product(
     weight: Tensor,
     options: dict[str, Any],
 ) -> Tensor:
-    """Multiply [..., in] by this rank's part of a weight, [out, in].
-
-    megatron's `_forward_impl` does it for weights without a sink.
-    """
+    """Multiply [..., in] by this rank's part of a weight, as megatron does if it has no sink."""
     sink = _sink(layer, weight)
     if sink is None:
         output: Tensor = megatron_forward(inputs, weight, **options)
@@ -174,10 +164,9 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         """Compute the outputs, [..., out].
 
-        Args:
-            gathers_tokens: whether every rank has a part of the tokens (sequence parallelism). The
-                outputs are those of all tokens, [s, ..., out].
-            sums_inputs: whether the gradients of the inputs are summed over the ranks.
+        With `gathers_tokens` (sequence parallelism) every rank has a part of the tokens, and the
+        outputs are those of all tokens, [s, ..., out]. With `sums_inputs` the gradients of the
+        inputs are summed over the ranks.
         """
         ctx.save_for_backward(inputs, weight)
         ctx.has_bias, ctx.sink, ctx.group = bias is not None, sink, group

@@ -22,10 +22,7 @@ from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUN
 
 
 class TokenLosses(NamedTuple):
-    """The cross entropy of each token, and the number from which z-loss is computed.
-
-    Both have gradients.
-    """
+    """The cross entropy of each token, and the number of its z-loss; both have gradients."""
 
     cross_entropy: Tensor
     """[b, s] fp32."""
@@ -52,16 +49,12 @@ def token_losses(
     group: dist.ProcessGroup,
     softcap: float | None = None,
 ) -> TokenLosses:
-    """Compute the cross entropy of each token.
+    """Compute the cross entropy of each token. Collective over `group`, forward only.
 
-    Collective over `group`, in the forward pass only.
-
-    Args:
-        logits_sbv: [s tokens, b samples, v logits], where v is this tensor rank's part of the
-            padded vocabulary. The backward pass overwrites them, and so does the forward pass if
-            there is a bound.
-        softcap: bound c of the logits, which become c * tanh(logit / c) (Gemma 2, arXiv:2408.00118,
-            section 2); None = none.
+    Logits are [s tokens, b samples, v logits], where v is this tensor rank's part of the padded
+    vocabulary. The backward pass overwrites them, and so does the forward pass if there is a bound
+    c (`softcap`): they become c * tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2). Labels
+    are [b, s] int64.
     """
     logits = logits_sbv.flatten(0, 1)
     targets = labels.transpose(0, 1).flatten()
@@ -141,10 +134,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
-    """Set the logits of the vocabulary's padding to the lowest number, in place.
-
-    The logits are [..., v], where v is this tensor rank's part of the padded vocabulary.
-    """
+    """Set the padding in a tensor rank's part [..., v] to the lowest number, in place."""
     unpadded = _unpadded(logits.shape[-1], vocabulary, tensor_rank)
     logits[..., unpadded:] = torch.finfo(logits.dtype).min
 

@@ -56,8 +56,8 @@ class RmsWeight(nn.Module):
 class HeadNorms(nn.Module):
     """Norms over the d elements of each head, with weights that all heads share.
 
-    Each tensor-parallel rank sees only its own heads, so the gradients of the weights must be
-    summed over these ranks. Their attribute `sequence_parallel` requests this.
+    Each tensor-parallel rank sees only its own heads. The attribute `sequence_parallel` of the
+    weights requests that their gradients are summed over these ranks.
     """
 
     def __init__(self, config: TransformerConfig, width: int, kernels: Kernels) -> None:
@@ -79,10 +79,7 @@ class HeadNorms(nn.Module):
 
 
 class WidthNorms(nn.Module):
-    """Norms over all heads of a token, also those of other tensor-parallel ranks.
-
-    The widths are h * d and g * d.
-    """
+    """Norms over the widths h * d and g * d of all heads of a token on all tensor ranks."""
 
     def __init__(
         self,
@@ -289,8 +286,5 @@ def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 @cache
 def compiled_rotate() -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
-    """Return `rotate` compiled by torch.compile: one kernel, and one in the backward pass.
-
-    One function serves all layers, so each shape is compiled once per process.
-    """
+    """Return `rotate` compiled by torch.compile, once per process for all layers."""
     return torch.compile(rotate)

@@ -87,20 +87,11 @@ class LayerStack(nn.Module):
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
-        """Run the layers.
+        """Run the layers on [s tokens, b samples, hidden]; the result has the same shape.
 
-        Args:
-            hidden: [s tokens, b samples, hidden]; with sequence parallelism only the tokens of this
-                tensor-parallel rank.
-            mask: [b, s] bool, true at tokens, false at padding; None if there is no padding, or if
-                the stack is causal.
-            context: [t, b, hidden], output of the encoder for its t tokens (with sequence
-                parallelism, for those of this rank); None in an encoder.
-            context_mask: [b, t] bool, true at tokens of the encoder, false at padding; None if
-                there is no padding.
-
-        Returns:
-            [s, b, hidden], for the same tokens as the input.
+        The mask is [b, s] bool, false at padding; None without padding, or if the stack is causal.
+        A decoder reads the context, [t, b, hidden], the output of the encoder, whose mask is [b,
+        t]. With sequence parallelism the tokens are those of this tensor-parallel rank.
         """
         attention_bias = self._attention_bias(hidden, mask)
         for layer in self.layers:
@@ -134,8 +125,8 @@ class LayerStack(nn.Module):
     ) -> Tensor:
         """Run one layer.
 
-        With sequence parallelism the tensor-parallel ranks have different tokens. They must draw
-        different dropout masks, so each uses a random stream of its own.
+        With sequence parallelism the tensor-parallel ranks must draw different dropout masks, so
+        each uses a random stream of its own.
         """
         needs_own_stream = self._config.sequence_parallel
         with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
@@ -229,20 +220,15 @@ class EncoderDecoder(MegatronModule):
         encoder_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Tensor | TokenLosses:
-        """Run this model chunk.
+        """Run this model chunk on [b, s] tokens of the encoder and [b, t] of the decoder, int64.
 
-        Args:
-            encoder_tokens: [b, s] int64. With sequence parallelism s and t are divisible by the
-                number of tensor-parallel ranks.
-            encoder_mask: [b, s] bool, true at tokens, false at padding; None if there is no
-                padding.
-            labels: [b, t] int64; None = the last chunk returns logits instead of losses.
+        With sequence parallelism s and t are divisible by the number of tensor-parallel ranks. The
+        mask is [b, s] bool, false at padding; None if there is none.
 
-        Returns:
-            On the last chunk the losses of [b, t] tokens, or without labels the logits,
-            [b, t, this tensor rank's part of the padded vocabulary]. On other chunks the
-            activations for the next chunk, [s + t, b, hidden]; with sequence parallelism only those
-            of this rank's tokens.
+        The last chunk returns the losses of [b, t] tokens, or without labels the logits, [b, t,
+        this tensor rank's part of the padded vocabulary]. Other chunks return the activations for
+        the next chunk, [s + t, b, hidden]; with sequence parallelism only those of this rank's
+        tokens.
         """
         states = self._embed(encoder_tokens, decoder_tokens) if self.pre_process else self._received
         assert states is not None, "the schedule must set the input of a chunk without embedding"

@@ -312,11 +312,9 @@ def attention(
     S = scale q k^T + bias, or c tanh(S / c) with a bound c; P = softmax(S) over the keys that are
     read; O = P v. dv = P^T dO, dS = P (dO v^T - rowsum(dO O)), dq = scale dS k, dk = scale dS^T q.
 
-    Args:
-        tensors: queries [n, d], keys [t, d], values [t, d] and the gradient of the output [n, d];
-            n are the queries of all heads.
-        is_read: [n, t] bool; each query reads a key.
-        blocks: parts of the queries that torch's kernel for CPUs adds up separately.
+    The tensors are queries [n, d] of all heads, keys [t, d], values [t, d] and the gradient of the
+    output [n, d]. Each query reads a key, [n, t]. torch's kernel for CPUs adds up `blocks` of
+    queries separately.
     """
     scale, cap = score_scale(model), model.attention_softcap
     times = blocks * a.adds_in_run

@@ -34,8 +34,7 @@ def expected_update(
 ) -> dict[str, Number]:
     """Return the states of a parameter after an update.
 
-    Args:
-        factored: Adafactor's sums over `rows` and `columns` before the update; empty for vectors.
+    Adafactor's sums over `rows` and `columns` before the update are `factored`.
     """
     rule = s.config.optimizer
     rate = RATE * getattr(rule.rate_factors, record.group) * record.rate_factor

@@ -50,12 +50,9 @@ class Groups:
         """Seed the random numbers from which dropout masks are drawn.
 
         megatron draws the masks of activations that all tensor ranks hold from one stream, and
-        those of activations that are divided between them from another stream.
-
-        Args:
-            seed: up to 2**62; must be equal on the tensor ranks of a stage and replica.
-            own_masks: whether the activations outside the divided matrices are divided too, as with
-                sequence parallelism, so that the first stream must differ between tensor ranks.
+        those of activations that are divided between them from another stream. The seed is up to
+        2**62 and must be equal on the tensor ranks of a stage and replica. With `own_masks`, as for
+        sequence parallelism, the first stream differs between tensor ranks.
         """
         tensor = self.coordinates.tensor
         model_parallel_cuda_manual_seed(
@@ -83,11 +80,8 @@ def make_groups(
 ) -> Groups:
     """Create the process groups of the grid.
 
-    Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
-
-    Args:
-        communicators: `collectives.communicators`. Unless it is `many`, groups of the same ranks
-            are one group.
+    Collective over all ranks, in one fixed order. `torch.distributed` must be initialised. Unless
+    `collectives.communicators` is `many`, groups of the same ranks are one group.
     """
     assert dist.group.WORLD is not None
     with _shared_groups(timeout, [dist.group.WORLD] if _shares_world(communicators) else []):
@@ -236,7 +230,7 @@ def abort_groups() -> None:
 def forget_groups() -> None:
     """Let the next groups have the same names on all ranks, also after groups that failed.
 
-    torch counts the groups of a process, and counts one more if `init_process_group` has failed.
+    torch counts the groups of a process, and one more if `init_process_group` has failed.
     """
     dist.distributed_c10d._world.group_count = 0
 
