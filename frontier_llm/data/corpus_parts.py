@@ -24,6 +24,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -119,15 +120,6 @@ class PartFiles:
         """Read a part's table of documents: [documents, len(COLUMNS)] uint64."""
         return np.fromfile(self.documents(number), dtype=np.uint64).reshape(-1, len(COLUMNS))
 
-    def write_note(self, number: int, skipped: SkippedTexts) -> None:
-        """Write the note, which marks a part as done."""
-        draft = self.note(number).with_suffix(".draft")
-        with draft.open("w") as stream:
-            stream.write(skipped.model_dump_json())
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(self.note(number))
-
 
 def plan_parts(scans: Sequence[Scan]) -> list[Part]:
     """Group the cuts of all files, in order, into parts of about PART_BYTES."""
@@ -197,21 +189,13 @@ class PartWriter:
     def write(self, part: Part) -> None:
         """Write all files of a part, which other processes may write at the same time."""
         skipped = SkippedTexts()
-        drafts = [_draft(self._files.tokens(part.number, split)) for split in range(len(SPLITS))]
-        with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
+        tokens = [self._files.tokens(part.number, split) for split in range(len(SPLITS))]
+        with _new_file(tokens[0]) as train, _new_file(tokens[1]) as validation:
             rows = self._write_tokens(part, (train, validation), skipped)
-            for stream in (train, validation):
-                stream.flush()
-                os.fsync(stream.fileno())
-        for split, draft in enumerate(drafts):
-            draft.replace(self._files.tokens(part.number, split))
-        table = _draft(self._files.documents(part.number))
-        with table.open("wb") as stream:
+        with _new_file(self._files.documents(part.number)) as stream:
             rows.tofile(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        table.replace(self._files.documents(part.number))
-        self._files.write_note(part.number, skipped)
+        with _new_file(self._files.note(part.number)) as stream:
+            stream.write(skipped.model_dump_json().encode())
 
     def _write_tokens(
         self, part: Part, streams: Sequence[IO[bytes]], skipped: SkippedTexts
@@ -236,9 +220,15 @@ class PartWriter:
         return rows
 
 
-def _draft(path: Path) -> Path:
-    """Return a temporary path in the same folder that no other process of this host writes."""
-    return path.with_name(f"{path.name}-{os.getpid()}.draft")
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file under a name that no other process of this host writes; sync and rename it."""
+    draft = path.with_name(f"{path.name}-{os.getpid()}.draft")
+    with draft.open("wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(path)
 
 
 COPY_BYTES = 4 * MIB

@@ -41,9 +41,9 @@ class Listing:
         """Count a file that is not read."""
         self.left_out.setdefault(reason, Tally()).add(name, size)
 
-    def leave_out_broken(self, name: str, problem: str, size: int = 0) -> None:
+    def leave_out_broken(self, name: str, problem: str) -> None:
         """Count a path that cannot be read."""
-        self.leave_out(BROKEN, f"{name} ({problem})", size)
+        self.leave_out(BROKEN, f"{name} ({problem})", 0)
         self.broken.append(f"{self.root / name}: {problem}")
 
 
