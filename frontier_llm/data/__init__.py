@@ -7,7 +7,7 @@
     source           lists and reads the documents of a source, and assigns each to training or
                      validation; source_choice chooses the files by the formats that file_formats
                      finds
-    source_format    interface of the file formats; text_files and record_files implement it
+    source_format    interface of the file formats; file_readers implements it
     corpus_manifest  describes a prepared corpus, and what was read and left out; finds bytes that
                      have changed
     prepare          writes the tokenizer, token files and manifest of a source to one folder, once

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from frontier_llm.data.record_files import Csv, JsonLines, JsonValues, Parquet, Tsv
+from frontier_llm.data.file_readers import (
+    LONG_FILE_BYTES,
+    CompressedWholeText,
+    Csv,
+    JsonLines,
+    JsonValues,
+    LongText,
+    Parquet,
+    Tsv,
+    WholeText,
+)
 from frontier_llm.data.source_format import (
     BOM,
     SUFFIXES,
@@ -19,7 +29,6 @@ from frontier_llm.data.source_format import (
     compression_of,
     open_plain,
 )
-from frontier_llm.data.text_files import LONG_FILE_BYTES, CompressedWholeText, LongText, WholeText
 from frontier_llm.errors import DataError
 from frontier_llm.units import KIB
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
 from frontier_llm.data.file_formats import FORMATS, Detected, claim_of, detect
+from frontier_llm.data.file_readers import LONG_FILE_BYTES
 from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
-from frontier_llm.data.text_files import LONG_FILE_BYTES
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
 from frontier_llm.units import KIB, format_bytes

@@ -1,6 +1,6 @@
 """Define the interface of the formats of source files, and open compressed files.
 
-text_files.py and record_files.py implement it. A format divides a file into cuts, and reads the
+file_readers.py implements it. A format divides a file into cuts, and reads the
 texts of a cut. What a file is compressed with is read from its first bytes.
 
 - A *cut* is a range of a file that can be read independently, so that several worker processes can

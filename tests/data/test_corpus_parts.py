@@ -19,8 +19,7 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.data import (
     corpus_parts,
     file_formats,
-    record_files,
-    text_files,
+    file_readers,
     worker_pool,
 )
 from frontier_llm.data.corpus_manifest import EMPTY, MANIFEST_FILE, OTHER_FORMAT
@@ -35,9 +34,8 @@ from tests.patience import wait_until
 def small_parts(monkeypatch):
     """Make parts and cuts so small that a small corpus has many."""
     monkeypatch.setattr(corpus_parts, "PART_BYTES", 3000)
-    monkeypatch.setattr(record_files, "CUT_BYTES", 1000)
-    monkeypatch.setattr(record_files, "READ_BYTES", 700)
-    monkeypatch.setattr(text_files, "CUT_BYTES", 1000)
+    monkeypatch.setattr(file_readers, "CUT_BYTES", 1000)
+    monkeypatch.setattr(file_readers, "READ_BYTES", 700)
 
 
 def mixed_folder(root: Path, kind: str) -> Path:
@@ -85,8 +83,8 @@ def test_the_result_does_not_depend_on_the_parts(tmp_path: Path, monkeypatch, ki
     text = mixed_folder(tmp_path / "text", kind)
     whole = prepare(config(tmp_path / "one", text), workers=1)
     monkeypatch.setattr(corpus_parts, "PART_BYTES", 500)
-    monkeypatch.setattr(record_files, "CUT_BYTES", 300)
-    monkeypatch.setattr(record_files, "READ_BYTES", 200)
+    monkeypatch.setattr(file_readers, "CUT_BYTES", 300)
+    monkeypatch.setattr(file_readers, "READ_BYTES", 200)
     assert content(prepare(config(tmp_path / "two", text), workers=2)) == content(whole)
 
 
