@@ -17,6 +17,16 @@ Values = dict[str, Any]
 """Content of config.json, or values of our configuration by key."""
 NEEDED: Final = object()
 """Stands for the default value of a key that config.json must contain."""
+PLAIN: Mapping[str, Any] = {
+    "scaled_attention": True,
+    "norm_placement": "input",
+    "qk_norm": "none",
+    "window": None,
+    "window_every": 1,
+    "attention_softcap": None,
+    "logit_softcap": None,
+}
+"""The values that most families want of the variants that few families have."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +94,6 @@ def put(theirs: Values, key: str, value: Any) -> None:
     theirs[last] = value
 
 
-PLAIN: Mapping[str, Any] = {
-    "scaled_attention": True,
-    "norm_placement": "input",
-    "qk_norm": "none",
-    "window": None,
-    "window_every": 1,
-    "attention_softcap": None,
-    "logit_softcap": None,
-}
-"""The values that most families want of the variants that few families have."""
 SIZES = (
     Setting("vocabulary", "vocab_size"),
     Setting("data.sequence_length", "max_position_embeddings"),

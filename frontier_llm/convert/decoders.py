@@ -38,6 +38,8 @@ _KNOWN = {
     "truncate", *_TURNS["llama3"], *_TURNS["yarn"],
 }  # fmt: skip
 """Keys whose meaning we compute. `truncate` must be true."""
+_TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
+"""Maps each of their names of the tanh approximation of GELU to ours."""
 
 
 class RotaryFamily(Family, ABC):
@@ -129,10 +131,6 @@ def _refusal(got: str, wants: str) -> DataError:
         f"config.json: rope_parameters or rope_scaling: {got} is not supported, only {wants}\n"
         "  do: our rotary positions have no such variant; nothing was written"
     )
-
-
-_TANH = {name: "gelu" for name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")}
-"""Maps each of their names of the tanh approximation of GELU to ours."""
 
 
 def _pair(ours: str, theirs: str, transform: Transform = SAME) -> list[Row]:

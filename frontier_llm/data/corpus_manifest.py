@@ -44,6 +44,27 @@ DISAGREES = "whose name and content disagree"
 BESIDE = "documentation and other files beside the data"
 OTHER_FORMAT = "of another format"
 EMPTY = "empty"
+FORMAT = 3
+MANIFEST_FILE = "manifest.json"
+FILES_FILE = "files.jsonl"
+TYPE_CODES = {"uint16": 8, "int32": 4}
+"""Code of each type of token ids in an .idx file. They are those of megatron-core's DType, whose
+module would import torch."""
+IDX_HEADER = struct.Struct("<9sQBQQ")
+"""Layout of the header of an `.idx` file (see `idx_header`)."""
+_COUNTS_OF_FORMAT_2 = (
+    "files", "skipped_files", "empty_documents", "broken_documents", "repeated_documents",
+    "examples",
+)  # fmt: skip
+DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
+BLOCK_BYTES = 64 * MIB
+"""Size of a block in bytes. It is part of the format of digests.json."""
+_FILES = [
+    f"{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx", "places")
+]
+_DIGESTS = TypeAdapter(dict[str, list[str]])
+OnRead = Callable[[int], None]
+"""A function that is called with the number of bytes after each read."""
 
 
 class Tally(BaseModel):
@@ -172,22 +193,6 @@ def _files(tally: Tally) -> str:
     return f"{tally.files:,} {'file' if tally.files == 1 else 'files'}, {tally.bytes:,} bytes"
 
 
-FORMAT = 3
-MANIFEST_FILE = "manifest.json"
-FILES_FILE = "files.jsonl"
-TYPE_CODES = {"uint16": 8, "int32": 4}
-"""Code of each type of token ids in an .idx file. They are those of megatron-core's DType, whose
-module would import torch."""
-IDX_HEADER = struct.Struct("<9sQBQQ")
-"""Layout of the header of an `.idx` file (see `idx_header`)."""
-
-
-_COUNTS_OF_FORMAT_2 = (
-    "files", "skipped_files", "empty_documents", "broken_documents", "repeated_documents",
-    "examples",
-)  # fmt: skip
-
-
 class Split(BaseModel):
     """Sizes of one split, the documents for training or the documents for validation."""
 
@@ -310,17 +315,6 @@ def _damaged(folder: Path, reason: str) -> DataError:
         f"the prepared corpus {folder} is damaged: {reason}\n"
         "  do: delete this folder; it is prepared again at the next start"
     )
-
-
-DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
-BLOCK_BYTES = 64 * MIB
-"""Size of a block in bytes. It is part of the format of digests.json."""
-_FILES = [
-    f"{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx", "places")
-]
-_DIGESTS = TypeAdapter(dict[str, list[str]])
-OnRead = Callable[[int], None]
-"""A function that is called with the number of bytes after each read."""
 
 
 @dataclass(frozen=True)

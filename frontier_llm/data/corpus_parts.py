@@ -52,6 +52,14 @@ the lower half of its 128-bit hash."""
 MAX_EXAMPLES = 10
 Rows = npt.NDArray[np.uint64]
 """Table of documents: [documents, len(COLUMNS)]."""
+LONGEST_DOCUMENT_TOKENS = 2**31 - 1
+"""Limit of Megatron's index, which stores the length of a document as int32."""
+_LOW_64_BITS = 2**64 - 1
+COPY_BYTES = 4 * MIB
+ROUND_DOCUMENTS = 1 << 22
+"""Approximate number of documents whose hashes are compared at once. This limits the memory."""
+_COLUMN = {name: index for index, name in enumerate(COLUMNS)}
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -140,11 +148,6 @@ def _group_cuts(scans: Sequence[Scan]) -> Iterator[list[tuple[int, Cut]]]:
         yield cuts
 
 
-LONGEST_DOCUMENT_TOKENS = 2**31 - 1
-"""Limit of Megatron's index, which stores the length of a document as int32."""
-_LOW_64_BITS = 2**64 - 1
-
-
 @dataclass(frozen=True)
 class PartReader:
     """Reads the documents of parts of a source."""
@@ -229,13 +232,6 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         stream.flush()
         os.fsync(stream.fileno())
     draft.replace(path)
-
-
-COPY_BYTES = 4 * MIB
-ROUND_DOCUMENTS = 1 << 22
-"""Approximate number of documents whose hashes are compared at once. This limits the memory."""
-_COLUMN = {name: index for index, name in enumerate(COLUMNS)}
-Mask = npt.NDArray[np.bool_]
 
 
 class Merger:

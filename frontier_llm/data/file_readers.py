@@ -46,6 +46,10 @@ SMALL_FILE_SECTIONS = 128
 """Number of sections of a file that is too small for this number of sections of SECTION_BYTES."""
 _CHARACTER_BYTES = 4
 """Largest number of bytes of a character in UTF-8."""
+_SHOWN_CHARACTERS = 200
+_BETWEEN = re.compile(r"[\s,]*")
+"""What is between the elements of an array."""
+BATCH_ROWS = 256
 
 
 class WholeText(Format):
@@ -163,11 +167,6 @@ def _read_line(stream: io.BufferedReader) -> bytes:
             break
         line += stream.read(1)
     return line
-
-
-_SHOWN_CHARACTERS = 200
-_BETWEEN = re.compile(r"[\s,]*")
-"""What is between the elements of an array."""
 
 
 class JsonLines(Undivided):
@@ -340,9 +339,6 @@ class Tsv(Csv):
     """A TSV file, read as a CSV file with tabs."""
 
     delimiter = "\t"
-
-
-BATCH_ROWS = 256
 
 
 class Parquet(Format):

@@ -26,6 +26,10 @@ from frontier_llm.data.batch import (
 )
 
 CPU = torch.device("cpu")
+Tokens = npt.NDArray[np.int64]
+MakeBatch = Callable[[Sequence[Any], Sequence[int]], AnyBatch]
+"""A function that builds a micro-batch from the windows of its samples and their indices in the
+run. A window is an array of tokens, or a `Row` of documents (data/document_rows.py)."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,6 @@ class BatchTransfer:
     def _send_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         # torch keeps the page-locked memory until the copy is done, and then reuses it
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-Tokens = npt.NDArray[np.int64]
-MakeBatch = Callable[[Sequence[Any], Sequence[int]], AnyBatch]
-"""A function that builds a micro-batch from the windows of its samples and their indices in the
-run. A window is an array of tokens, or a `Row` of documents (data/document_rows.py)."""
 
 
 class Windows(Protocol):

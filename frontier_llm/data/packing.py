@@ -30,6 +30,8 @@ from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.errors import DataError
 
 Numbers = npt.NDArray[np.int64]
+PAD = 0
+"""Token id of padding, which no label and no other token reads."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,6 @@ def _write(folder: Path, packing: Packing) -> None:
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-PAD = 0
-"""Token id of padding, which no label and no other token reads."""
 
 
 class PackedSamples:

@@ -38,6 +38,12 @@ _RUNS = Splitting(
     border=_WORDS.border,
 )
 """A run is a series of blanks and the letters after it, or the digits and signs after it."""
+FIXED_PIECES = 256 + 3
+"""Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
+MAX_LINE_CHARACTERS = 1024
+"""Longer lines are split for training, because sentencepiece drops lines of more than 4 KiB."""
+COVERAGE = 0.9995
+"""Fraction of the characters of the training text that get pieces; the others become bytes."""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -155,14 +161,6 @@ class SentencePieceTokenizer(Tokenizer):
                 "a tokenizer on the corpus",
             )
         return found
-
-
-FIXED_PIECES = 256 + 3
-"""Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
-MAX_LINE_CHARACTERS = 1024
-"""Longer lines are split for training, because sentencepiece drops lines of more than 4 KiB."""
-COVERAGE = 0.9995
-"""Fraction of the characters of the training text that get pieces; the others become bytes."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> SentencePieceTokenizer:

@@ -23,6 +23,15 @@ from frontier_llm.data.source_format import Cut, Entry, Format, Scan
 from frontier_llm.errors import DataError
 
 STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_SHOWN_PROBLEMS = 5
+_FIRST_FORMATS = {
+    ".jsonl": ("jsonl", ""),
+    ".jsonl.gz": ("jsonl", "gzip"),
+    ".jsonl.zst": ("jsonl", "zstandard"),
+    ".parquet": ("parquet", ""),
+}
+"""Format and compression by suffix, from the time when the name alone told them. The digest of a
+source does not contain them, so corpora of that time are found."""
 
 
 @dataclass
@@ -159,17 +168,6 @@ def _preference(file: tuple[Path, int]) -> tuple[bool, bool, Path]:
 def _hides(name: str) -> bool:
     """Return whether a file or folder is hidden: it begins with a dot, or holds Python's caches."""
     return name.startswith(".") or name == "__pycache__"
-
-
-_SHOWN_PROBLEMS = 5
-_FIRST_FORMATS = {
-    ".jsonl": ("jsonl", ""),
-    ".jsonl.gz": ("jsonl", "gzip"),
-    ".jsonl.zst": ("jsonl", "zstandard"),
-    ".parquet": ("parquet", ""),
-}
-"""Format and compression by suffix, from the time when the name alone told them. The digest of a
-source does not contain them, so corpora of that time are found."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,18 @@ _FIRST_BYTES = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
 }
+CUT_BYTES = 4 * MIB
+"""A cut ends at the first possible position after this number of bytes."""
+LONGEST_DOCUMENT_BYTES = 64 * MIB
+"""Largest size of a line, a row or a JSON value. No text that a person wrote is longer. It limits
+the memory of a process, which needs several times this size for the longest document."""
+BOM = b"\xef\xbb\xbf"
+"""Byte order mark of UTF-8, which some programs write at the beginning of a file."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS = {
+    "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
+    "float": "a number", "bool": "true or false", "str": "a text",
+}  # fmt: skip
 
 
 def compression_of(head: bytes) -> str:
@@ -118,15 +130,6 @@ class _ZstandardFrames(io.RawIOBase):
 
 def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} is damaged: {error}\n  do: compress it again, or remove it")
-
-
-CUT_BYTES = 4 * MIB
-"""A cut ends at the first possible position after this number of bytes."""
-LONGEST_DOCUMENT_BYTES = 64 * MIB
-"""Largest size of a line, a row or a JSON value. No text that a person wrote is longer. It limits
-the memory of a process, which needs several times this size for the longest document."""
-BOM = b"\xef\xbb\xbf"
-"""Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 
 
 @dataclass(frozen=True)
@@ -227,15 +230,6 @@ def decode(content: bytes, start: int = 0) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise NoTextError(f"{error.reason} at byte {start + error.start}") from None
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-_KINDS = {
-    "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
-    "float": "a number", "bool": "true or false", "str": "a text",
-}  # fmt: skip
 
 
 def kind_of(value: object) -> str:

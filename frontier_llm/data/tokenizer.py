@@ -22,6 +22,16 @@ from frontier_llm.units import MIB
 
 _FIRST_SENTINEL = ("\u2581<extra_id_0>", "<extra_id_0>")
 """Names of the first sentinel in the tokenizers of mT5 and T5."""
+BLOCK_CHARACTERS = MIB
+"""Number of characters that are split into substrings at a time. This limits the memory, because
+the list of substrings takes ten times the memory of the text."""
+MIXED_BLOCK_CHARACTERS = 512
+"""The same in texts with characters that are not ASCII, most of which have few of them: the blocks
+without any are split into runs."""
+CACHE_ENTRIES = 1 << 18
+"""Number of cached substrings at which the cache is cleared."""
+CACHED_CHARACTERS = 40
+"""Length of the longest cached substring in characters; longer ones seldom recur."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +140,6 @@ def check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(f"cannot encode a text that is not valid Unicode: {error}") from error
-
-
-BLOCK_CHARACTERS = MIB
-"""Number of characters that are split into substrings at a time. This limits the memory, because
-the list of substrings takes ten times the memory of the text."""
-MIXED_BLOCK_CHARACTERS = 512
-"""The same in texts with characters that are not ASCII, most of which have few of them: the blocks
-without any are split into runs."""
-CACHE_ENTRIES = 1 << 18
-"""Number of cached substrings at which the cache is cleared."""
-CACHED_CHARACTERS = 40
-"""Length of the longest cached substring in characters; longer ones seldom recur."""
 
 
 class Encoder:

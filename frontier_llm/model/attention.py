@@ -43,6 +43,13 @@ from frontier_llm.model.flex import FlexMasks, FlexScores, uses_flex
 from frontier_llm.model.relative import block_bias
 from frontier_llm.model.transformer import DTYPES
 
+NAMES = {
+    SDPBackend.MATH: "math",
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+}
+
 
 def in_blocks(device: torch.device, dropout: float, *, relative: bool) -> bool:
     """Return whether attention without FlexAttention is computed in blocks of queries."""
@@ -196,14 +203,6 @@ def _checkpointed(function: Any, *arguments: Any, dropout: float) -> Any:
     The backward pass calls the function again, with the same random numbers if there is dropout.
     """
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
-
-
-NAMES = {
-    SDPBackend.MATH: "math",
-    SDPBackend.FLASH_ATTENTION: "flash",
-    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
-    SDPBackend.CUDNN_ATTENTION: "cuDNN",
-}
 
 
 def attention_kernels(layout: ResolvedLayout, device: torch.device) -> dict[str, str]:

@@ -54,6 +54,32 @@ of the encoder and of the decoder these are). For each stack they have a submodu
 `encoder` or `decoder`, with `layers` and `final_layernorm`. If the embedding or the output layer
 belongs to the chunk, they have the submodule `embedding` or `output_layer`.
 """
+BLOCK_ELEMENTS = 1 << 20
+"""Maximum number of elements per block, unless one row has more."""
+_BRANCH_ENDS = (".attention.output.weight", ".ffn.down.weight")
+"""Suffixes of the names of the matrices that end a residual branch of a GPT."""
+# megatron's names of modules and parameters -> global names
+_LAYER_MODULES = {
+    "input_layernorm": "attention_norm",
+    "self_attention.linear_qkv": "attention.qkv",
+    "self_attention.linear_proj": "attention.output",
+    "self_attention.norms.query": "attention.query_norm",
+    "self_attention.norms.key": "attention.key_norm",
+    "pre_cross_attn_layernorm": "cross_attention_norm",
+    "cross_attention.linear_q": "cross_attention.query",
+    "cross_attention.linear_kv": "cross_attention.key_value",
+    "cross_attention.linear_proj": "cross_attention.output",
+    "pre_mlp_layernorm": "ffn_norm",
+    "mlp.linear_fc1": "ffn.up",
+    "mlp.linear_fc2": "ffn.down",
+}
+_OTHER_PARAMETERS = {
+    "embedding.word_embeddings.weight": "embedding.tokens.weight",
+    "embedding.position_embeddings.weight": "embedding.positions.weight",
+    "output_layer.weight": "head.weight",
+}
+_STACK_PARAMETER = re.compile(r"(encoder|decoder)\.(.+)\.(weight|bias)")
+_LAYER_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 def make_chunk(
@@ -102,12 +128,6 @@ def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
             yield UnitReader(block.final_layernorm, (stack.norm_unit,))
     if chunk.post_process:
         yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))
-
-
-BLOCK_ELEMENTS = 1 << 20
-"""Maximum number of elements per block, unless one row has more."""
-_BRANCH_ENDS = (".attention.output.weight", ".ffn.down.weight")
-"""Suffixes of the names of the matrices that end a residual branch of a GPT."""
 
 
 def initialise(records: Iterable[ParameterRecord], model: ModelConfig, seed: int) -> None:
@@ -188,30 +208,6 @@ def _block_seed(seed: int, name: str, block: int) -> int:
     """Return the seed of a block of rows of a global matrix: 63 bits."""
     digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-# megatron's names of modules and parameters -> global names
-_LAYER_MODULES = {
-    "input_layernorm": "attention_norm",
-    "self_attention.linear_qkv": "attention.qkv",
-    "self_attention.linear_proj": "attention.output",
-    "self_attention.norms.query": "attention.query_norm",
-    "self_attention.norms.key": "attention.key_norm",
-    "pre_cross_attn_layernorm": "cross_attention_norm",
-    "cross_attention.linear_q": "cross_attention.query",
-    "cross_attention.linear_kv": "cross_attention.key_value",
-    "cross_attention.linear_proj": "cross_attention.output",
-    "pre_mlp_layernorm": "ffn_norm",
-    "mlp.linear_fc1": "ffn.up",
-    "mlp.linear_fc2": "ffn.down",
-}
-_OTHER_PARAMETERS = {
-    "embedding.word_embeddings.weight": "embedding.tokens.weight",
-    "embedding.position_embeddings.weight": "embedding.positions.weight",
-    "output_layer.weight": "head.weight",
-}
-_STACK_PARAMETER = re.compile(r"(encoder|decoder)\.(.+)\.(weight|bias)")
-_LAYER_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)

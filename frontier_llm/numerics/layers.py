@@ -29,6 +29,9 @@ ROWS, FEATURES = 256, 1024
 """Rows and columns of a matrix product that are compared with the product of the same rows and
 columns in fp64."""
 NORMS = ("input_layernorm", "pre_cross_attn_layernorm", "pre_mlp_layernorm")
+COLUMNS = 64
+LOGITS_BYTES = 2**30
+"""Largest memory of the compared logits in fp32."""
 
 
 def model_checks(s: Subject) -> Iterator[Check]:
@@ -202,11 +205,6 @@ def _residual(s: Subject, layer: Any) -> tuple[str, Pairs]:
         "gradient of the residual stream": exact(grad),
     }
     return shape_of(("tokens", count, s.tokens), ("wide", hidden)), paired([y, *found], expected)
-
-
-COLUMNS = 64
-LOGITS_BYTES = 2**30
-"""Largest memory of the compared logits in fp32."""
 
 
 def embedding_rows(s: Subject, embedding: Any) -> tuple[str, Pairs]:

@@ -22,6 +22,9 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.states import shard
 
 RATE = 1e-2
+UPDATES, SEEDS = 2, 64
+DIVISOR = 2.0
+"""Divisor of the gradients, as clipping and the loss scale give one."""
 
 
 def expected_update(
@@ -212,11 +215,6 @@ def _adafactor(
         )
         results["exp_avg"] = moved
     return results | {"master": kept.minus(moved).round(times=2)}
-
-
-UPDATES, SEEDS = 2, 64
-DIVISOR = 2.0
-"""Divisor of the gradients, as clipping and the loss scale give one."""
 
 
 def state_checks(s: Subject) -> Iterator[Check]:
