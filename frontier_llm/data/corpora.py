@@ -166,7 +166,6 @@ class BlendedSamples:
         set_lengths(self._samples, self.schedule, segments)
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch, summed over the corpora."""
         return sum(map(len, self._samples.values()))
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64] | Row:

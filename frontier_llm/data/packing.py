@@ -49,7 +49,6 @@ class Packing:
     """[samples + 1] int64, the index of each sample's first piece; last the number of pieces."""
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.first_pieces) - 1
 
     @property
@@ -237,7 +236,6 @@ class PackedSamples:
         return self._kept.left_out
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch."""
         return len(self._kept)
 
     def epoch(self, index: int) -> int:
@@ -245,7 +243,6 @@ class PackedSamples:
         return self._order.locate(index)[0]
 
     def __getitem__(self, index: int) -> Row:
-        """Return sample `index` of the run."""
         return self.row(index)
 
     def window(self, index: int) -> int:

@@ -217,7 +217,6 @@ class Samples:
         return self._order.locate(index)[0]
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample `index` of the run, as `read`."""
         return self.read(index)
 
     def read(self, index: int) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@ A loader reads micro-batches. It needs the windows of the run, which are the ran
 its samples read, and a function that builds a micro-batch from windows.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,7 @@ from frontier_llm.data.corpora import (
     prepare_all,
 )
 from frontier_llm.data.corpus_build import Progress
-from frontier_llm.data.document_rows import BorderRows, DocumentBatches, DocumentSamples, RowWindows
+from frontier_llm.data.document_rows import BorderRows, DocumentSamples, RowWindows, document_batch
 from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
 from frontier_llm.data.packing import PackedSamples
 from frontier_llm.data.permutation import make_key
@@ -159,7 +160,7 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     check_vocabulary(config, tokenizer)
     data = config.data
     if has_rows(data):
-        return DocumentBatches(separate=data.documents == "separate").batch
+        return partial(document_batch, separate=data.documents == "separate")
     if {"causal": True, "spans": False}[data.objective]:
         return causal_batch
     length = config.data.sequence_length
