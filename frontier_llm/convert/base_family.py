@@ -163,11 +163,12 @@ class Family(ABC):
         ]
         if model.mup_base_hidden is not None:
             reasons.append(f"model.mup_base_hidden={model.mup_base_hidden}, not null")
-        return reasons + self.more_mismatches(model)
-
-    def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Return the reasons that depend on several settings; families override this method."""
-        return []
+        expressed = {setting.ours for setting in self.settings}
+        if "kv_heads" not in expressed and model.kv_heads != model.heads:
+            reasons.append(f"model.kv_heads={model.kv_heads}, not model.heads")
+        if "head_dim" not in expressed and model.heads * model.head_dim != model.hidden:
+            reasons.append(f"model.head_dim={model.head_dim}, not model.hidden / model.heads")
+        return reasons
 
     def refuse_variants(self, theirs: Values) -> None:
         """Refuse a config.json that our model cannot compute; the error names the key."""
@@ -193,17 +194,3 @@ def query_key_value(model: ModelConfig, *, joined: bool = False) -> Transform:
     width = model.head_dim
     rows = (model.heads // model.kv_heads * width, width, width)
     return split_heads(model.kv_heads, rows, joined=joined)
-
-
-def head_width_mismatch(model: ModelConfig) -> list[str]:
-    """Return a reason against the model if its head width is not hidden / heads."""
-    if model.heads * model.head_dim == model.hidden:
-        return []
-    return [f"model.head_dim={model.head_dim}, not model.hidden / model.heads"]
-
-
-def grouped_mismatch(model: ModelConfig) -> list[str]:
-    """Return a reason against the model if several query heads share a key and a value head."""
-    if model.kv_heads == model.heads:
-        return []
-    return [f"model.kv_heads={model.kv_heads}, not model.heads"]

@@ -18,8 +18,6 @@ from frontier_llm.convert.base_family import (
     Family,
     Setting,
     Values,
-    grouped_mismatch,
-    head_width_mismatch,
     look_up,
     query_key_value,
 )
@@ -193,10 +191,6 @@ class Gpt2(Family):
             *_pair("final_norm", "transformer.ln_f"),
         ]
 
-    def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Refuse grouped queries and head widths other than hidden / heads; GPT-2 has neither."""
-        return grouped_mismatch(model) + head_width_mismatch(model)
-
 
 class GptNeoX(RotaryFamily):
     """GPT-NeoX and Pythia: rotary positions, biases, parallel or sequential residual branches."""
@@ -239,10 +233,6 @@ class GptNeoX(RotaryFamily):
             *_pair("final_norm", "gpt_neox.final_layer_norm"),
             Row("head.weight", ("embed_out.weight",)),
         ]
-
-    def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Refuse grouped queries and head widths other than hidden / heads, as for GPT-2."""
-        return grouped_mismatch(model) + head_width_mismatch(model)
 
 
 class LlamaLike(RotaryFamily, ABC):
@@ -289,14 +279,6 @@ class LlamaLike(RotaryFamily, ABC):
             Row("final_norm.weight", ("model.norm.weight",)),
             Row("head.weight", ("lm_head.weight",)),
         ]
-
-
-class _WithoutHeadWidth(Family, ABC):
-    """A family whose heads have the width hidden / heads."""
-
-    def more_mismatches(self, model: ModelConfig) -> list[str]:
-        """Refuse other head widths, which the family cannot express."""
-        return head_width_mismatch(model)
 
 
 class _WithoutWindow(Family, ABC):
@@ -346,7 +328,7 @@ class Mistral(LlamaLike):
     required: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
 
 
-class Qwen2(_WithoutWindow, _WithoutHeadWidth, LlamaLike):
+class Qwen2(_WithoutWindow, LlamaLike):
     """Qwen 2 and 2.5: biases of queries, keys and values (arXiv:2407.10671)."""
 
     name = "qwen2"
@@ -377,7 +359,7 @@ class Qwen3(_WithoutWindow, LlamaLike):
     required: ClassVar[Mapping[str, Any]] = {**LlamaLike.required, "use_sliding_window": False}
 
 
-class Olmo2(_WithoutHeadWidth, LlamaLike):
+class Olmo2(LlamaLike):
     """OLMo 2: norms of the outputs of branches, and of all queries and keys (arXiv:2501.00656)."""
 
     name = "olmo2"
