@@ -20,6 +20,11 @@ class _Labels:
     labels: torch.Tensor
     loss_mask: torch.Tensor | None
 
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.labels.shape[0]
+
     def mean_loss(self, losses: torch.Tensor, by: LossMean = "samples") -> torch.Tensor:
         """Average losses to a scalar in fp32, which a step averages over its micro-batches.
 
@@ -102,11 +107,6 @@ class Batch(_Labels):
     cumulative_lengths: torch.Tensor | None = None
 
     @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.tokens.shape[0]
-
-    @property
     def length(self) -> int:
         """Length in tokens of the activations that pipeline stages exchange per sample."""
         return self.tokens.shape[1]
@@ -146,11 +146,6 @@ class Seq2SeqBatch(_Labels):
     decoder_tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.encoder_tokens.shape[0]
 
     @property
     def length(self) -> int:

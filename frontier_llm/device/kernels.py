@@ -53,18 +53,13 @@ class Kernels:
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
-COMPILED = Kernels(
-    torch_layer_norm,
-    torch_rms_norm,
-    "compiled",
-    "torch.compile of each layer",
-    compiles_layers=True,
+COMPILED = replace(
+    TORCH, source="compiled", reason="torch.compile of each layer", compiles_layers=True
 )
-ELEMENTWISE = Kernels(
-    torch_layer_norm,
-    torch_rms_norm,
-    "elementwise",
-    "torch.compile of rotary positions and gated activations",
+ELEMENTWISE = replace(
+    TORCH,
+    source="elementwise",
+    reason="torch.compile of rotary positions and gated activations",
     compiles_functions=True,
 )
 
@@ -129,7 +124,7 @@ def _fused_or_torch(device: torch.device, dtype: torch.dtype, hidden: int) -> Ke
             errors.append(f"{make.__name__.strip('_')}: {error}")
         else:
             return kernels
-    return Kernels(torch_layer_norm, torch_rms_norm, "torch", "; ".join(errors))
+    return replace(TORCH, reason="; ".join(errors))
 
 
 def _apex() -> Kernels:

@@ -157,7 +157,7 @@ def decoder_block(
     """Specify causal layers. megatron adds the final norm after the model's last layer."""
     return TransformerBlockSubmodules(
         layer_specs=[_gpt_layer(number, model, kernels) for number in layers],
-        layer_norm=ModuleSpec(module=Norm, params=_norm_parameters(kernels)),
+        layer_norm=ModuleSpec(module=Norm, params={"kernels": kernels}),
     )
 
 
@@ -181,7 +181,7 @@ def layer_spec(
     scores: Scores | None = None,
 ) -> ModuleSpec:
     """Specify one layer; with `recompute` attention is computed again in the backward pass."""
-    norm = ModuleSpec(module=Norm, params=_norm_parameters(kernels))
+    norm = ModuleSpec(module=Norm, params={"kernels": kernels})
     core = partial(SdpaAttention, recompute=recompute, scores=scores)
     mask = AttnMaskType.causal if causal else AttnMaskType.padding
     # "bda" stands for megatron's function that adds bias, dropout and residual
@@ -228,8 +228,3 @@ def _cross_attention(core: partial[SdpaAttention]) -> ModuleSpec:
             linear_proj=RowLinear,
         ),
     )
-
-
-def _norm_parameters(kernels: Kernels) -> dict[str, Any]:
-    """Return the arguments of `Norm` that megatron does not pass by itself."""
-    return {"kernels": kernels}

@@ -96,7 +96,8 @@ def _local_product(
     sink = _sink(layer, weight)
     if sink is None:
         return F.linear(inputs, weight, layer.bias)
-    return _apply(inputs, weight, layer.bias, sink)
+    output: Tensor = _Linear.apply(inputs, weight, layer.bias, sink, None, False, False)
+    return output
 
 
 def _product(
@@ -108,18 +109,14 @@ def _product(
 ) -> Tensor:
     """Multiply [..., in] by this rank's part of a weight, as megatron does if it has no sink."""
     sink = _sink(layer, weight)
+    output: Tensor
     if sink is None:
-        output: Tensor = megatron_forward(inputs, weight, **options)
-        return output
-    return _apply(
-        inputs,
-        weight,
-        options["bias"],
-        sink,
-        options["tp_group"],
-        gathers_tokens=options["sequence_parallel"],
-        sums_inputs=options["allreduce_dgrad"],
-    )
+        output = megatron_forward(inputs, weight, **options)
+    else:
+        bias, group = options["bias"], options["tp_group"]
+        gathers_tokens, sums_inputs = options["sequence_parallel"], options["allreduce_dgrad"]
+        output = _Linear.apply(inputs, weight, bias, sink, group, gathers_tokens, sums_inputs)
+    return output
 
 
 def _sink(layer: ColumnParallelLinear | RowParallelLinear, weight: Tensor) -> ProductSink | None:
@@ -127,20 +124,6 @@ def _sink(layer: ColumnParallelLinear | RowParallelLinear, weight: Tensor) -> Pr
     if torch.compiler.is_compiling() or weight is not layer.weight or not weight.requires_grad:
         return None
     return product_sink(weight)
-
-
-def _apply(
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    sink: ProductSink,
-    group: dist.ProcessGroup | None = None,
-    *,
-    gathers_tokens: bool = False,
-    sums_inputs: bool = False,
-) -> Tensor:
-    output: Tensor = _Linear.apply(inputs, weight, bias, sink, group, gathers_tokens, sums_inputs)
-    return output
 
 
 class _Linear(torch.autograd.Function):
