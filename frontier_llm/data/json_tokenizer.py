@@ -103,10 +103,8 @@ class JsonTokenizer(Tokenizer):
             self._unknown: int | None = content["model"]["unk_id"]
         else:
             self._unknown = None if unknown is None else self.id_of(unknown)
-        if end is None:
-            self.eod = self.named_end(path, _find_end(path, content))
-        else:
-            self.eod = end if isinstance(end, int) else self.named_end(path, end)
+        end = _find_end(path, content) if end is None else end
+        self.eod = end if isinstance(end, int) else self.named_end(path, end)
 
     @cached_property
     def vocabulary(self) -> int:

@@ -47,7 +47,7 @@ COVERAGE = 0.9995
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A trained sentencepiece model. Unless `end` is given, the end-of-sentence piece is it."""
+    """A trained sentencepiece model. Its end-of-sentence piece ends documents by default."""
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
         model = path.read_bytes()
@@ -65,10 +65,8 @@ class SentencePieceTokenizer(Tokenizer):
         self._space_mark_ids = [
             self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
         ]
-        if end is None:
-            self.eod = self._end_of_sentence(path)
-        else:
-            self.eod = end if isinstance(end, int) else self.named_end(path, end)
+        end = self._end_of_sentence(path) if end is None else end
+        self.eod = end if isinstance(end, int) else self.named_end(path, end)
 
     @property
     def vocabulary(self) -> int:
