@@ -116,7 +116,7 @@ class BatchLoader:
     the previous step. Which samples a step has, and their order, do not depend on the threads. A
     single thread must call all methods.
 
-    If the samples `end`, they have no second epoch. The last micro-batches then contain copies of
+    With `ends` the samples have no second epoch. The last micro-batches then contain copies of
     sample 0 that predict nothing, and a step has only as many as are needed.
     """
 

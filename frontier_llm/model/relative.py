@@ -72,8 +72,8 @@ def block_bias(
 ) -> Tensor:
     """Return the bias of the scores of a block of queries: [1 or samples, heads, queries, t].
 
-    The mask is [samples, 1, 1, t] bool, false at padding. It is -inf where a key is masked. (With a
-    finite number instead, queries whose keys are all masked would get a gradient.)
+    The mask is [samples, 1, 1, t] bool, false at padding. The bias is -inf where a key is masked.
+    (With a finite number instead, queries whose keys are all masked would get a gradient.)
     """
     # All scores on a diagonal of the block [queries, t] have the same distance and so the same
     # bias. `diagonals` holds one bias per diagonal, from the lower left to the upper right corner.
