@@ -151,15 +151,15 @@ def test_a_killed_worker_is_reported_and_finished_parts_are_kept(
 ):
     text = write_jsonl(tmp_path / "text.jsonl", 400)
     parent = os.getpid()
-    write_note = corpus_parts.PartFiles.write_note
+    note = corpus_parts.PartFiles.note
 
-    def die_once(self, number, skipped):
+    def die_once(self, number):
         if number == 6 and os.getpid() != parent and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        write_note(self, number, skipped)
+        return note(self, number)
 
-    monkeypatch.setattr(corpus_parts.PartFiles, "write_note", die_once)
+    monkeypatch.setattr(corpus_parts.PartFiles, "note", die_once)
     settings = config(tmp_path / "c", text)
     with pytest.raises(DataError, match=r"a worker process was killed.*out of memory\?\n  do: "):
         prepare(settings, workers=2)
