@@ -124,7 +124,7 @@ def _fused_or_torch(device: torch.device, dtype: torch.dtype, hidden: int) -> Ke
             errors.append(f"{make.__name__.strip('_')}: {error}")
         else:
             return kernels
-    return replace(TORCH, reason="; ".join(errors))
+    return Kernels(torch_layer_norm, torch_rms_norm, "torch", "; ".join(errors))
 
 
 def _apex() -> Kernels:
