@@ -44,9 +44,9 @@ from frontier_llm.data.corpus_manifest import (
     idx_header,
 )
 from frontier_llm.data.run_loader import make_loader
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer_source import MODEL_FILE
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
 from frontier_llm.units import format_bytes, format_count
 

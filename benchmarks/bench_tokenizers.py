@@ -42,9 +42,8 @@ from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.data.corpus_parts import SPLITS
-from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK
+from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, train_tokenizer
 from frontier_llm.data.tokenizer_source import MODEL_FILE
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.units import MIB
 
 BATCH_CHARACTERS = 2 * MIB

@@ -29,9 +29,8 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
-from frontier_llm.convert.families import family_for, family_of, model_overrides
+from frontier_llm.convert.families import check_surplus, family_for, family_of, model_overrides
 from frontier_llm.convert.ours import OurWeights, plan_shards, write_weights
-from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import Row, select, surplus_names
 from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs

@@ -24,7 +24,7 @@ from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
-from frontier_llm.data.corpus_check import find_damage
+from frontier_llm.data.corpus_manifest import find_damage
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens

@@ -31,9 +31,8 @@ from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
-from frontier_llm.data.corpus_account import account_rows
 from frontier_llm.data.corpus_build import MERGING
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, account_rows
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.prepared_corpus import streams
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds

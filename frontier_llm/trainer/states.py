@@ -10,8 +10,7 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
 from frontier_llm.engine.hooks import attach
 from frontier_llm.geometry.formats import Feedback, StateFormats
-from frontier_llm.model.build import Model
-from frontier_llm.model.unit_readers import unit_readers
+from frontier_llm.model.build import Model, unit_readers
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups

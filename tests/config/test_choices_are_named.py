@@ -22,9 +22,9 @@ FORMATS = {"bf16", "fp32", "int4", "int8"}
 CHOOSERS = {
     "data.loss_mean": "data/batch.py",
     "data.format": "data/file_formats.py data/source_choice.py:auto",
-    "model.kind": "model/chunk.py",
+    "model.kind": "model/build.py",
     "model.positions": "model/gpt.py",
-    "model.rotary_scaling": "model/rotary_frequencies.py none",
+    "model.rotary_scaling": "model/rotary.py none",
     "model.norm": "model/transformer.py",
     "model.norm_placement": "model/layer_specs.py",
     "model.qk_norm": "model/rotary.py",

@@ -11,12 +11,12 @@ from transformers import AutoTokenizer
 from benchmarks.peers.tokenizer_families import train_family
 from frontier_llm.config import decode
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,
     open_tokenizer,
     tokens_before_text,
 )
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
 from tests.values import tiny_values
 

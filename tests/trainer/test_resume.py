@@ -19,7 +19,7 @@ from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.run_loader import make_batch_maker, make_windows
-from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.trainer import run_directory
