@@ -18,10 +18,7 @@ from frontier_llm.planner.step_time import step_time
 def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[str, Any]:
     """Return the content of the new cluster file: `cluster` with the measured values replaced.
 
-    Args:
-        cluster: content of the file that the calibration is based on.
-        figures: what was measured.
-        small: configurations of the small models whose steps were measured.
+    `small` are the configurations of the small models whose steps were measured.
     """
     device = figures.device
     source = f"measured on {device.name} by frontier-llm calibrate"

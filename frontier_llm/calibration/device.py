@@ -1,14 +1,16 @@
 """Measure memory bandwidth, attention, element-wise kernels and the time to start a kernel."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
+from statistics import median
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from frontier_llm.calibration.timing import device, device_name, seconds_of
 from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.model.gelu import gelu_tanh
 from frontier_llm.planner.compute import BACKWARD_FLOPS
@@ -34,7 +36,6 @@ class KernelFigures:
     """Measured speeds in one number format."""
 
     precision: str
-    """Number format: `fp32`, `bf16` or `fp16`."""
     attention_tflops: float
     """Speed of causal attention in TFLOP/s. The masked half of the scores is not counted."""
     attention_backward_tflops: float
@@ -53,7 +54,6 @@ class DeviceFigures:
     name: str
     memory_bytes_per_second: float
     kernels: tuple[KernelFigures, ...]
-    """One element per number format."""
     kernel_seconds: float
     """Seconds from the start of a tiny kernel to the start of the next one."""
 
@@ -89,7 +89,6 @@ def _measure_kernels(precision: str) -> KernelFigures:
 
 
 def _attention_seconds(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the seconds of the forward and of the backward pass of causal attention."""
     shape = ATTENTION[device().type]
     query, key, value = (_random(shape, dtype).requires_grad_() for _ in range(3))
 
@@ -132,7 +131,6 @@ def _elementwise_bytes_per_second(dtype: torch.dtype) -> float:
 
 
 def _passes(run: Callable[[], Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Return the seconds of a forward pass and of its backward pass."""
     output = run()
     gradient = torch.ones_like(output)
 
@@ -149,3 +147,54 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _kernel_seconds() -> float:
     tensor = torch.zeros(1, device=device())
     return seconds_of(lambda: tensor.add_(1.0))
+
+
+SECONDS = 0.04
+"""Minimum duration of one measurement, in seconds."""
+REPETITIONS = 5
+"""Number of measurements. Their median counts, as a step takes about as long as the median step:
+the fastest measurement may have run at a higher clock speed, and other programs slow down some."""
+
+
+def device() -> torch.device:
+    """Return the GPU of this rank, or the CPU of a machine without a GPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name() -> str:
+    """Return the name of the device."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"a CPU with {threads} {'thread' if threads == 1 else 'threads'} per rank"
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    """Return the seconds of one call of `action`. A first call, as warm-up, is not measured.
+
+    If there are several ranks, all measure the same action at the same time, as in training: ranks
+    share the memory of the machine, and on a CPU its caches and its clock speed.
+    """
+    action()
+    finish()
+    if dist.is_initialized():
+        dist.barrier()
+    return median(_measure(action) for _ in range(REPETITIONS))
+
+
+def finish() -> None:
+    """Wait until the device has finished all work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _measure(action: Callable[[], object]) -> float:
+    """Return the average seconds of a call over calls that take at least `SECONDS` together."""
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < SECONDS or not calls:
+        action()
+        calls += 1
+        if calls % 16 == 0:  # a GPU only queues the calls, which takes less time than running them
+            finish()
+    finish()
+    return (time.perf_counter() - start) / calls

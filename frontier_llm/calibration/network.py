@@ -44,11 +44,9 @@ class Outcome(NamedTuple):
     """What was measured with one set of variables."""
 
     name: str
-    """The variables, in words."""
     gb_per_second: Mapping[str, float]
     """GB/s that each rank sends, by collective; empty if the set failed."""
     failure: str = ""
-    """Why nothing was measured."""
 
 
 def compare(cluster: ClusterConfig, world: World, store: "Store", console: Console) -> None:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from frontier_llm.calibration.device import COLD_BYTES, DTYPES
-from frontier_llm.calibration.timing import device, seconds_of
-from frontier_llm.planner.tiles import tile_flops
+from frontier_llm.calibration.device import COLD_BYTES, DTYPES, device, seconds_of
+from frontier_llm.planner.compute import tile_flops
 
 SHAPES = {
     "cpu": (
@@ -53,9 +52,7 @@ class ProductFigures:
     """The measurements in one number format, and the curve that was fitted to them."""
 
     precision: str
-    """Number format: `fp32`, `bf16` or `fp16`."""
     tflops: float
-    """Fitted speed of very large products."""
     half_size: float
     """Fitted size below which products are slow (`MatrixCurve`); 0 with `processors`."""
     samples: tuple[Sample, ...]

@@ -34,23 +34,17 @@ class Figures:
 
     ranks: int
     products: tuple[ProductFigures, ...]
-    """One element per number format."""
     device: DeviceFigures
     links: LinkFigures | None
     """None if there was only one rank."""
     small_steps: Seconds
-    """Seconds of a step of small models."""
 
 
 def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
     """Measure on `ranks` new processes; return the means over the ranks.
 
-    On a machine with GPUs, each rank uses the GPU whose number is the rank.
-
-    Args:
-        ranks: number of processes.
-        precisions: number formats to measure.
-        small: configurations of the small models whose steps are measured.
+    On a machine with GPUs, each rank uses the GPU whose number is the rank. `small` are the
+    configurations of the small models whose steps are measured.
 
     Raises:
         LaunchError: the machine has GPUs, but fewer than ranks.

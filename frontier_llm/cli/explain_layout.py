@@ -24,9 +24,8 @@ from frontier_llm.cli.unused_keys import configured
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
-from frontier_llm.planner.layout_svg import draw
 from frontier_llm.planner.memory import host_memory, runtime_bytes
-from frontier_llm.planner.state_layout import StateLayout
+from frontier_llm.planner.state_layout import StateLayout, draw
 from frontier_llm.units import GIB, counted, format_bytes, format_count
 
 NARROW_BAR, WIDE_BAR = 16, 32

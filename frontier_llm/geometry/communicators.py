@@ -26,9 +26,9 @@ from itertools import pairwise
 
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
-from frontier_llm.geometry.optimizer_states import updates_whole_matrices
 from frontier_llm.geometry.partition import Hop
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import updates_whole_matrices
 from frontier_llm.units import MIB
 
 CONNECTION_BYTES = 14 * MIB
@@ -47,7 +47,6 @@ class Communicator:
     """A communicator of one rank."""
 
     name: str
-    """Name of what it is for."""
     ring: int
     """Ranks whose collectives run in rings or trees; 1 = there are no such collectives."""
     near: int = 0
@@ -58,10 +57,9 @@ class Communicator:
     """Whether these are all other ranks of the group, by all-to-alls."""
 
     def buffer_bytes(self, channels: int) -> int:
-        """Return the device memory of the buffers.
+        """Return the device memory of the buffers with so many channels of collectives.
 
-        Args:
-            channels: channels of collectives. Direct messages use the next power of two.
+        Direct messages use the next power of two.
         """
         in_rings = channels * min(2, self.ring - 1)
         direct = self.near * (1 << (channels - 1).bit_length()) if channels else 0
@@ -81,10 +79,7 @@ def tied_stages(layout: ResolvedLayout) -> TiedStages:
 
 
 def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
-    """Return the communicators that the first rank of a stage creates in a run; gloo has none.
-
-    The arguments are those of `used_groups`.
-    """
+    """Return the communicators that the first rank of a stage creates in a run; gloo has none."""
     is_gloo = layout.collectives.backend == "gloo"
     return () if is_gloo else used_groups(layout, stage, tied)
 
@@ -92,10 +87,7 @@ def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple
 def used_groups(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
     """Return what the first rank of a stage uses in a run, each with several ranks.
 
-    Args:
-        layout: layout of the run.
-        stage: position on the pipeline axis.
-        tied: the result of `tied_stages`.
+    `tied` is the result of `tied_stages`.
     """
     grid = layout.grid
     ranks = [layout.grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
@@ -135,7 +127,6 @@ def neighbours(layout: ResolvedLayout, stage: int) -> tuple[int, ...]:
 
 
 def _merged(groups: Iterable[Communicator], grid: Grid) -> list[Communicator]:
-    """Merge the communicators of groups that have all ranks."""
     merged: dict[str, Communicator] = {}
     for group in groups:
         size = (
@@ -178,12 +169,8 @@ def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
 def _hop_places(grid: Grid, hop: Hop, place: int) -> tuple[int, int]:
     """Count the other ranks of a hop's group on the first rank's node, and on other nodes.
 
-    Cached, because a search asks for the stages of many layouts, whose groups are equal.
-
-    Args:
-        grid: all ranks.
-        hop: the hop of the data rank.
-        place: position of the first rank on its node.
+    Cached, because a search asks for the stages of many layouts, whose groups are equal. `place`
+    is the position of the first rank on its node.
     """
     offsets = [grid.rank(Coordinates(0, data_rank, 0)) for data_rank in hop.group(0)]
     near = sum(place + offset < grid.ranks_per_node for offset in offsets[1:])

@@ -22,9 +22,8 @@ def refit(
     becomes the largest number that is at most the configured factor and that divides the factor
     chosen before. The first factor divides the number of replicas.
 
-    Returns:
-        New values by key. The result is empty if no value has to change. It is also empty if
-        `world_size` is not a multiple of tensor x pipeline, which `config.rules.check` reports.
+    The result is empty if no value has to change, or if `world_size` is not a multiple of tensor x
+    pipeline, which `config.rules.check` reports.
 
     Raises:
         ConfigError: the number of replicas does not divide the global batch.

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.cut import whole_bounds
 from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.partition import whole_bounds
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ def flat_layout(
 def divided_layouts(layouts: Sequence[FlatLayout], parts: int) -> list[FlatLayout]:
     """Return layouts whose optimizer intervals do not end inside a matrix that stays whole.
 
-    Args:
-        layouts: the buffers of all trained units of a rank, in the order of the forward pass.
-        parts: number of optimizer intervals per buffer.
+    `layouts` are the buffers of all trained units of a rank, in the order of the forward pass.
     """
     if parts == 1:
         return list(layouts)

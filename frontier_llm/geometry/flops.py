@@ -27,11 +27,9 @@ class ForwardFlops:
     projections: float
     """Products with the query, key, value and output matrices, also in cross attention."""
     attention: float
-    """Attention scores and weighted values."""
     feed_forward: float
     """Products with the two matrices of feed-forward blocks, or three if gated."""
     head: float
-    """The product that computes the logits."""
 
     @property
     def layers(self) -> float:
@@ -49,11 +47,8 @@ def forward_flops(
 ) -> ForwardFlops:
     """Count the operations of a forward pass over one sample.
 
-    Args:
-        model: dimensions of the model.
-        sequence_length: tokens per sample of a GPT, or tokens that the encoder reads. The length of
-            the decoder follows from it (geometry/lengths.py).
-        causal: whether only the unmasked half of the decoder's scores counts.
+    With `causal`, only the unmasked half of the decoder's scores counts. The length of the decoder
+    of an encoder-decoder follows from `sequence_length` (geometry/lengths.py).
     """
     lengths = sample_lengths(model, sequence_length)
     kinds = [
@@ -103,14 +98,10 @@ def equal_layers(model: ModelConfig, layers: range) -> list[Sequence[int]]:
 
 
 def score_pairs(model: ModelConfig, layer: int, tokens: int, *, causal: bool) -> float:
-    """Count the scores of a layer's self attention, per head and sample.
+    """Count the scores of a layer's self attention, per head and sample of s tokens.
 
-    Args:
-        model: the model.
-        layer: number of the layer in the model.
-        tokens: s, tokens per sample.
-        causal: whether only unmasked scores count: half of s^2, or s * w - w^2 / 2 with a window of
-            w tokens. Otherwise s^2 count, or s * w.
+    If only unmasked scores count (`causal`), these are half of s^2, or s * w - w^2 / 2 with a
+    window of w tokens. Otherwise s^2 count, or s * w.
     """
     reach = min(tokens, model.layer_window(layer) or tokens)
     return reach * (tokens - reach / 2) if causal else float(tokens * reach)
@@ -126,11 +117,7 @@ def step_hardware_flops(
 ) -> float:
     """Count the operations that a step executes, including recomputation.
 
-    Args:
-        model: dimensions of the model.
-        sequence_length: as in `forward_flops`.
-        samples: samples per step.
-        recompute: `none`, `selective` (attention without its projections) or `full` (every layer).
+    `recompute` is `none`, `selective` (attention without its projections) or `full` (every layer).
     """
     forward = forward_flops(model, sequence_length)
     repeated = {"none": 0.0, "selective": forward.attention, "full": forward.layers}

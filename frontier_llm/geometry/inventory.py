@@ -89,15 +89,10 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
 def chunk_parameters(
     model: ModelConfig, chunk: ModelChunk, sequence_length: int
 ) -> Iterator[ParameterShape]:
-    """Yield the parameters of one model chunk.
+    """Yield the parameters of one model chunk; learned positions have `sequence_length` rows.
 
     If several chunks need a parameter, it is yielded for each of them. This happens to a table that
     is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
-
-    Args:
-        model: dimensions of the model.
-        chunk: model chunk whose parameters are listed.
-        sequence_length: number of rows of the learned position table.
     """
     table = (model.vocabulary, model.hidden)
     if chunk.has_embedding or (chunk.has_head and model.tied):
@@ -147,7 +142,6 @@ def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[in
 
 
 def _query_key_norms(model: ModelConfig, attention: str, unit: str) -> Iterator[ParameterShape]:
-    """Yield the weights of the norms of queries and keys."""
     if model.qk_norm == "none":
         return
     for name, heads in (("query_norm", model.heads), ("key_norm", model.kv_heads)):

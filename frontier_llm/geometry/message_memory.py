@@ -30,11 +30,7 @@ def refresh_is_lossy(formats: StateFormats, factors: Factors, compute_bytes: int
 def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elements: int) -> int:
     """Return the bytes of the rounding errors that a rank keeps for the gradients of a unit.
 
-    Args:
-        config: message formats, and whether rounding errors are kept.
-        grid: grid of ranks, which decides which ranks share a node.
-        factors: sharding factors.
-        elements: size of the flat buffer of the unit, padding included.
+    `elements` is the size of the flat buffer of the unit, padding included.
     """
     feedback = Feedback.of(config)
     if feedback is None:
@@ -60,13 +56,6 @@ def message_bytes(
 
     Units of the same size share buffers. Each buffer counts as many times as the number of
     collectives that may use such a buffer at the same time.
-
-    Args:
-        formats: number formats of all messages.
-        factors: sharding factors.
-        layouts: the flat buffer of each unit of the rank.
-        compute_bytes: bytes per element of the parameters.
-        units_in_flight: `sharding.units_in_flight`.
     """
     units = Counter((layout.size, layout.decayed) for layout in layouts)
     total = 0
@@ -95,13 +84,7 @@ def _buffers(
     p, g, o = factors.params, factors.grads, factors.optimizer
 
     def slots(message_format: Format, parts: int, intervals: int) -> int:
-        """Return the bytes of all slots of a collective over the last interval of the buffer.
-
-        Args:
-            message_format: format of the messages.
-            parts: number of parts of the interval; each has a slot.
-            intervals: number of equal intervals into which the buffer is divided.
-        """
+        """Return the bytes of a collective over the last of equal intervals: a slot per part."""
         length = size // intervals
         border = max(0, decayed - (size - length))
         return parts * message_format.slot_bytes(length // parts, parts, border)

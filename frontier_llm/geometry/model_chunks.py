@@ -78,16 +78,9 @@ def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
 def make_model_chunks(
     layers: int, placement: Placement, layers_per_chunk: tuple[int, ...] | None = None
 ) -> tuple[ModelChunk, ...]:
-    """Divide the layers of a model over a pipeline.
+    """Divide the layers of a model over a pipeline, in the order of the forward pass.
 
-    Args:
-        layers: number of transformer layers of the model.
-        placement: placement of the model chunks on the stages.
-        layers_per_chunk: number of layers of each chunk, in the order of the forward pass;
-            None = as even as possible.
-
-    Returns:
-        The chunks in the order of the forward pass.
+    `layers_per_chunk` are the numbers of layers of the chunks; None = as even as possible.
     """
     sizes = layers_per_chunk or split_layers(layers, placement.chunks)
     chunks, first = [], 0

@@ -22,6 +22,17 @@ class Action(NamedTuple):
     micro_batch: int
 
 
+class Event(NamedTuple):
+    """One action of one stage, measured or simulated."""
+
+    stage: int
+    action: Action
+    start: float
+    """Seconds since the start of the step."""
+    end: float
+    """Seconds since the start of the step."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """On which stage each model chunk is.
@@ -30,7 +41,6 @@ class Placement:
     """
 
     stages: int
-    """Number of pipeline stages."""
     virtual_stages: int = 1
     """Model chunks per stage."""
     folded: bool = False
@@ -57,10 +67,9 @@ class Placement:
         return virtual_stage * self.stages + self._reflected(virtual_stage, stage)
 
     def source(self, chunk: int, *, is_forward: bool) -> tuple[bool, int] | None:
-        """Return which action of the same micro-batch computes the input of an action.
+        """Return the action of the same micro-batch that computes the input of an action.
 
-        Returns:
-            Whether that action is forward, and its chunk; None = the input needs no action.
+        It is given by whether it is forward, and by its chunk; None = the input needs no action.
         """
         if is_forward:
             return (True, chunk - 1) if chunk > 0 else None
@@ -85,9 +94,8 @@ def actions_of(kind: Kind, virtual_stages: int, micro_batches: int) -> ActionLis
 def run_stages(stages: Sequence[Iterator[int]]) -> None:
     """Run the work of all stages, each until it needs a result of another stage, until all end.
 
-    Args:
-        stages: for each stage, an iterator that yields the number of its actions so far whenever it
-            needs a result that is not yet known.
+    The iterator of a stage yields the number of its actions so far whenever it needs a result that
+    is not yet known.
 
     Raises:
         RuntimeError: the stages wait for each other.

@@ -15,8 +15,7 @@ from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.grid_levels import data_ranks_per_node, level_borders
+from frontier_llm.geometry.grid import Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
 from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, refresh_is_lossy
 from frontier_llm.geometry.model_chunks import (
@@ -24,12 +23,6 @@ from frontier_llm.geometry.model_chunks import (
     chunks_of_stage,
     has_shared_table,
     make_model_chunks,
-)
-from frontier_llm.geometry.optimizer_states import (
-    check_whole_matrices,
-    rank_state_bytes,
-    saved_bytes,
-    updates_whole_matrices,
 )
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.pipeline_actions import Placement
@@ -40,9 +33,16 @@ from frontier_llm.geometry.pipeline_schedule import (
     make_schedule,
     pass_order,
 )
-from frontier_llm.geometry.state_memory import COMPUTE_BYTES, gathered_elements, needs_master
-from frontier_llm.geometry.state_traffic import Gathers
-from frontier_llm.geometry.unit_gathers import count_gathers
+from frontier_llm.geometry.state_memory import (
+    COMPUTE_BYTES,
+    check_whole_matrices,
+    gathered_elements,
+    needs_master,
+    rank_state_bytes,
+    saved_bytes,
+    updates_whole_matrices,
+)
+from frontier_llm.geometry.state_traffic import Gathers, count_gathers
 from frontier_llm.geometry.wire import ActivationTraffic
 
 
@@ -53,17 +53,13 @@ class ResolvedLayout:
     grid: Grid
     model: ModelConfig
     sequence_length: int
-    """`data.sequence_length`."""
     lengths: SampleLengths
-    """Tokens per sample of the encoder and of the decoder."""
     model_chunks: tuple[ModelChunk, ...]
     """Model chunks of the whole pipeline, in the order of the forward pass."""
     virtual_stages: int
-    """Model chunks per stage."""
     schedule_name: ScheduleName
-    """Name of the pipeline schedule."""
     waiting_weights: int
-    """How many weight gradients of a stage may wait (`parallel.waiting_weights`)."""
+    """How many weight gradients of a stage may wait."""
     sequence_parallel: bool
     """Whether norms and dropout are divided over the tensor ranks, along the sequence."""
     recompute: str
@@ -79,9 +75,7 @@ class ResolvedLayout:
     micro_batches: int
     """Micro-batches per replica and step."""
     factors: Factors
-    """The sharding factors: over how many data ranks one copy of each model state is divided."""
     units_in_flight: int
-    """`sharding.units_in_flight`."""
     collectives: CollectivesConfig
     communicators: CommunicatorCount
     """How many communicators of a rank may work at the same time."""
@@ -108,7 +102,7 @@ class ResolvedLayout:
             ranks_per_node: number of neighbouring ranks that share a node.
             precision: compute format, if the run has already chosen it; None = the format of the
                 configuration, where `auto` stands for bf16.
-            ignore_sharding: whether to ignore `config.sharding` and leave model states unsharded.
+            ignore_sharding: whether to leave model states unsharded.
             check_rules: whether to check the configuration first (config/rules.py). Only programs
                 that do not train skip this check.
 
@@ -202,10 +196,7 @@ class ResolvedLayout:
         return chunks_of_stage(self.model_chunks, stage)
 
     def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
-        """Return the layout of each unit's flat buffer on a tensor rank of a stage.
-
-        A unit is the parameters that are gathered together: the embedding, a layer or the head.
-        """
+        """Return the layout of each unit's flat buffer on a tensor rank of a stage."""
         return unit_layouts(
             self.model,
             self.chunks_of_stage(stage),
@@ -244,13 +235,9 @@ class ResolvedLayout:
         """Return the bytes of model states on a rank of a stage, by category.
 
         The categories `gathered` (gathered parameters) and `messages` (buffers of encoded messages)
-        are upper bounds. The other categories are exact. `messages` and `feedback` (rounding errors
-        that are kept) are present only if messages are encoded.
-
-        Args:
-            stage: position on the pipeline axis.
-            data_rank: position on the data axis; None = the rank with the most bytes. Ranks differ
-                only if the optimizer updates whole matrices (geometry/cut.py).
+        are upper bounds; the others are exact. `messages` and `feedback` (rounding errors that are
+        kept) are present only if messages are encoded. Without a data rank, the one with the most
+        bytes counts: ranks differ if the optimizer updates whole matrices (`partition.Cut`).
         """
         layouts = list(self.unit_layouts(stage).values())
         factors, compute_bytes = self.factors, self.compute_bytes
@@ -288,7 +275,6 @@ class ResolvedLayout:
 
 
 def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
-    """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
     parallel = config.parallel
     data = ranks // (parallel.tensor * parallel.pipeline)
     ranks_per_package = config.cluster.ranks_per_package(ranks_per_node)
@@ -319,6 +305,5 @@ def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:
 
 
 def _model_chunks(layers: int, parallel: ParallelConfig) -> tuple[ModelChunk, ...]:
-    """Divide the layers of a model over the pipeline."""
     placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
     return make_model_chunks(layers, placement, parallel.layers_per_stage)

@@ -3,10 +3,17 @@
 A unit is the parameters that are gathered together: the embedding, a layer or the head.
 """
 
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from frontier_llm.geometry.partition import Factors
+from frontier_llm.config.optimizer import OptimizerConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.flat_layout import FlatLayout
+from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.partition import Cut, Factors, Interval
 
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per parameter and per activation, by compute format."""
@@ -36,15 +43,8 @@ def state_bytes(
 ) -> dict[str, int]:
     """Return the bytes that one rank keeps of a flat buffer, without gathered parameters.
 
-    Args:
-        elements: number of elements of the buffer, padding included.
-        factors: sharding factors.
-        compute_bytes: bytes per element of the parameters.
-        master: whether master weights are stored (`needs_master`).
-
-    Returns:
-        The bytes of `parameters`, `gradients` (fp32 sums), `master` and `moments` (two per
-        element).
+    They are the bytes of `parameters`, `gradients` (fp32 sums), `master` (if `needs_master`) and
+    `moments` (two per element).
     """
     optimizer_elements = elements // factors.optimizer
     return {
@@ -58,8 +58,7 @@ def state_bytes(
 def small_elements(units: Mapping[int, int]) -> int:
     """Return the number of elements up to which a unit is small (see `SMALL_SHARE`).
 
-    Args:
-        units: number of units by the size of their buffers.
+    `units` has the number of units by the size of their buffers.
     """
     total = sum(size * count for size, count in units.items())
     return total // sum(units.values()) // SMALL_SHARE
@@ -80,9 +79,6 @@ def prefetch_window(
             is being read, if there is one. The other pairs are the uses that follow.
         small: small units (`small_elements`), which do not count towards `units_in_flight`.
         units_in_flight: `sharding.units_in_flight`.
-
-    Yields:
-        The first use of each unit in the window.
     """
     seen, remaining = set[UnitT](), units_in_flight
     for use in uses:
@@ -104,13 +100,8 @@ def gathered_elements(
 
     All small units count. At most `units_in_flight + 1` large units are gathered at the same time:
     the unit that is read, `units_in_flight - 1` units that are arriving, and the previous unit,
-    whose pass has just ended or whose last gradient is still being computed.
-
-    Args:
-        units: number of units by the size of their buffers.
-        units_in_flight: `sharding.units_in_flight`.
-        has_shared_table: whether one table is both embedding and head. This table stays gathered
-            during the whole backward pass.
+    whose pass has just ended or whose last gradient is still being computed. A table that is both
+    embedding and head stays gathered during the whole backward pass.
     """
     small_limit, total = small_elements(units), 0
     remaining = units_in_flight + 1 + has_shared_table  # large units that may still count
@@ -120,3 +111,104 @@ def gathered_elements(
         total += counted * size
         remaining -= 0 if is_small else counted
     return total
+
+
+def updates_whole_matrices(config: OptimizerConfig) -> bool:
+    """Whether the optimizer updates the matrices of layers as a whole."""
+    return config.name == "muon"
+
+
+def check_whole_matrices(config: RunConfig, factors: Factors, formats: StateFormats) -> None:
+    """Refuse encoded messages where the intervals of a unit differ in length (`partition.Cut`).
+
+    Raises:
+        ConfigError: the optimizer updates whole matrices, its states are divided over several
+            ranks, and messages are sent in integers or parameters in fewer bits than they have.
+    """
+    if not updates_whole_matrices(config.optimizer) or factors.optimizer == 1:
+        return
+    compute_bytes = COMPUTE_BYTES["fp32" if config.precision.name == "fp32" else "bf16"]
+    sums = replace(formats, sums=StateFormats().sums)  # not sent if there is one replica
+    if (formats if factors.data > factors.optimizer else sums).any_encoded(compute_bytes):
+        raise ConfigError(
+            "collectives",
+            f"{config.collectives.name}, with optimizer.name={config.optimizer.name}",
+            "messages that are not encoded, because the optimizer keeps matrices whole and its "
+            f"states are divided over {factors.optimizer} ranks",
+            "set collectives=plain, collectives.grads_format=bf16 if you like; or "
+            "sharding=replicated, or optimizer=adamw",
+        )
+
+
+def moment_bytes(config: OptimizerConfig, layout: FlatLayout, interval: Interval) -> int:
+    """Return the bytes of all optimizer states of an interval but the master weights.
+
+    AdamW keeps two fp32 moments per element, or two codes per element and two scales per block.
+    Muon keeps one fp32 momentum per element of the matrices that it updates, and uses AdamW for all
+    other elements. Adafactor keeps sums over the rows and columns of matrices, on each rank those
+    of the whole unit, second moments of norms and biases, and momentum only if beta1 is not 0.
+    """
+    if config.name == "adamw_8bit":
+        blocks = -(-interval.length // MOMENT_BLOCK_ELEMENTS)
+        return 2 * blocks * (MOMENT_BLOCK_ELEMENTS + FP32_BYTES)
+    if config.name == "adafactor":
+        vectors = interval.length - max(0, min(layout.decayed, interval.stop) - interval.start)
+        momentum = interval.length if config.beta1 else 0
+        return FP32_BYTES * (momentum + vectors + layout.factored)
+    whole = max(0, min(layout.whole, interval.stop) - interval.start)
+    return FP32_BYTES * (2 * interval.length - whole)
+
+
+def rank_state_bytes(
+    config: OptimizerConfig,
+    layouts: Sequence[FlatLayout],
+    factors: Factors,
+    compute_bytes: int,
+    data_rank: int | None,
+    *,
+    master: bool,
+) -> dict[str, int]:
+    """Return the bytes that one rank keeps of its units, without gathered parameters.
+
+    They are the bytes of `parameters`, `gradients` (fp32 sums), `master` (if `needs_master`) and
+    `moments` (all other states of the optimizer). Without a data rank, the fullest one counts.
+    """
+    rank = _fullest(layouts, factors) if data_rank is None else data_rank
+    total = Counter(parameters=0, gradients=0, master=0, moments=0)
+    for layout in layouts:
+        cut = Cut(factors, layout.size, layout.bounds)
+        own = cut.interval(rank, factors.optimizer)
+        total["parameters"] += compute_bytes * cut.interval(rank, factors.params).length
+        total["gradients"] += FP32_BYTES * cut.interval(rank, factors.grads).length
+        total["master"] += FP32_BYTES * own.length if master else 0
+        total["moments"] += moment_bytes(config, layout, own)
+    return dict(total)
+
+
+def saved_bytes(
+    config: OptimizerConfig,
+    layouts: Sequence[FlatLayout],
+    factors: Factors,
+    data_rank: int | None,
+) -> int:
+    """Return the bytes of all optimizer states of a rank: fp32 master weights and moments."""
+    if config.name == "adamw_8bit":  # checkpoints store decoded moments
+        config = config.model_copy(update={"name": "adamw"})
+    states = rank_state_bytes(config, layouts, factors, 0, data_rank, master=True)
+    return states["master"] + states["moments"]
+
+
+def _fullest(layouts: Sequence[FlatLayout], factors: Factors) -> int:
+    """Return the data rank with the most elements of optimizer states."""
+    divided = [layout.bounds for layout in layouts if layout.bounds]
+    if not divided:
+        return 0
+    loads = [
+        sum(bounds[index + 1] - bounds[index] for bounds in divided)
+        for index in range(factors.optimizer)
+    ]
+    fullest = loads.index(max(loads))
+    ranks = range(factors.optimizer)
+    return next(
+        rank for rank in ranks if factors.interval(len(ranks), rank, len(ranks)).start == fullest
+    )

@@ -24,16 +24,19 @@ bytes over other links. So are those of buffers whose intervals differ in length
 padding.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
-from frontier_llm.geometry.cut import Cut
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
-from frontier_llm.geometry.partition import Digit, Factors, Hop
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, has_shared_table
+from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
+from frontier_llm.geometry.pipeline_actions import Action
+from frontier_llm.geometry.state_memory import prefetch_window, small_elements
 from frontier_llm.geometry.wire import (
     Sent,
     all_reduce_bytes,
@@ -55,27 +58,22 @@ class Flow(NamedTuple):
     """The bytes of a unit that a rank sends per step in the collectives along one hop."""
 
     name: str
-    """Name of the flow, such as `gather_params`."""
     hop: Hop
     sent_bytes: float
     pairs: bool = False
     """Whether these are messages between all pairs of ranks; otherwise a ring."""
     to_each: tuple[float, ...] = ()
-    """The bytes that are sent to each rank of the group, if they differ; `sent_bytes` is then the
-    number of bytes to all of them."""
+    """The bytes sent to each rank of the group, if they differ; `sent_bytes` is their sum."""
 
 
 class Buffer(NamedTuple):
     """The flat buffer of a unit on a rank."""
 
     cut: Cut
-    """The intervals of the buffer."""
     border: int
     """Number of elements at the start of the buffer that may be quantised."""
     rank: int
-    """Rank in the grid."""
     data_rank: int
-    """Position of the rank on the data axis."""
 
     def length(self, ranks: int) -> int:
         """Return the length of the rank's interval if the buffer is divided over `ranks` ranks."""
@@ -92,7 +90,6 @@ class StateTraffic:
     grid: Grid
     factors: Factors
     micro_batches: int
-    """Micro-batches per replica and step."""
     params_bytes: float
     """Bytes per element of the parameters in gathers and in the refresh."""
     grads_bytes: float = 4.0
@@ -157,7 +154,6 @@ class StateTraffic:
         return dict(total)
 
     def _flows(self, buffer: Buffer, gathers: Gathers) -> Iterator[Flow]:
-        """Yield the flows of one unit."""
         factors, formats = self.factors, self.formats or StateFormats()
         for times, message_format in (
             (gathers.forward, formats.params),
@@ -228,7 +224,6 @@ class StateTraffic:
         return Flow(name, hop, sum(to_each) - own, pairs=True, to_each=to_each)
 
     def _sums(self, buffer: Buffer) -> Iterator[Flow]:
-        """Yield the sums of gradients over replicas."""
         whole, hops = self.factors.whole("replica"), self.factors.hops("replica")
         if self.formats is None or not self.factors.divides_sums:
             total_bytes = buffer.length(whole.low) * self.sums_bytes
@@ -244,19 +239,14 @@ class StateTraffic:
     def _slot_bytes(self, buffer: Buffer, message_format: Format, whole: int, parts: int) -> int:
         """Return the bytes of a message.
 
-        Args:
-            buffer: the unit's buffer.
-            message_format: number format of the message.
-            whole: number of ranks over which the buffer is divided before a reduce-scatter, or
-                after a gather.
-            parts: the same after the reduce-scatter, or before the gather.
+        Before a reduce-scatter, or after a gather, the buffer is divided over `whole` ranks, and
+        on the other side over `parts` ranks.
         """
         interval = buffer.cut.interval(buffer.data_rank, whole)
         border = max(0, min(buffer.border - interval.start, interval.length))
         return message_format.slot_bytes(buffer.length(parts), parts // whole, border)
 
     def _level(self, hop: Hop, buffer: Buffer) -> Level:
-        """Return the farthest level of links that the group of the buffer's rank crosses."""
         return self.grid.farthest_level(self._group(hop, buffer.rank))
 
     def _group(self, hop: Hop, rank: int) -> tuple[int, ...]:
@@ -264,3 +254,97 @@ class StateTraffic:
         ranks = self.grid.data_group(rank)
         data_ranks = hop.group(self.grid.coordinates(rank).data)
         return tuple(ranks[data_rank] for data_rank in data_ranks)
+
+
+class _Event(NamedTuple):
+    """The moment at which a pass starts (`acquires`) or stops using a unit."""
+
+    forward: bool
+    acquires: bool
+    unit: str
+
+
+def count_gathers(
+    model: ModelConfig,
+    chunks: Sequence[ModelChunk],
+    actions: Sequence[Action],
+    sizes: Mapping[str, int],
+    units_in_flight: int,
+) -> dict[str, Gathers]:
+    """Count how often each unit is gathered in a step of a stage whose parameters are sharded.
+
+    A unit is needed in the forward pass and again in the backward pass. It stays gathered in
+    between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
+    the first step of a run, in which the order of the passes is not known yet and no unit stays.
+
+    Args:
+        model: dimensions of the model.
+        chunks: model chunks of the stage.
+        actions: actions of the stage in one step. Weight gradients read no parameters.
+        sizes: elements of the buffer of each unit, padding included.
+        units_in_flight: `sharding.units_in_flight`.
+    """
+    events = [
+        event
+        for kind, virtual_stage, _ in actions
+        if kind != "weight_gradients"
+        for event in _events(model, chunks[virtual_stage], forward=kind == "forward")
+    ]
+    limit = small_elements(Counter(sizes.values()))
+    small = {unit for unit, size in sizes.items() if size <= limit}
+    return _count(events, small, units_in_flight)
+
+
+def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[_Event]:
+    """Yield the moments at which one pass starts and stops using units, as in engine/hooks.py."""
+    tables = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
+    output = "embedding" if model.tied else "head"
+    units = []  # all units after the embedding, in the order of the forward pass
+    for stack in chunk_stacks(model, chunk):
+        # the table of relative positions belongs to the unit of the first layer
+        units += [f"layers.{layer}" for layer in stack.layers]
+        units += [stack.norm_unit] if stack.ends else []
+    units += [output] if chunk.has_head else []
+    if forward:
+        if chunk.has_embedding:
+            yield from (_Event(forward, True, unit) for unit in tables)
+            yield from (_Event(forward, False, unit) for unit in tables)
+        for unit in units:
+            yield _Event(forward, True, unit)
+            yield _Event(forward, False, unit)
+        return
+    # The gradient of a table that is both embedding and head is complete only after the backward
+    # pass of the embedding, so this table is released last.
+    shared_table = output if has_shared_table(model, [chunk]) else None
+    for unit in reversed(units):
+        yield _Event(forward, True, unit)
+        if unit != shared_table:
+            yield _Event(forward, False, unit)
+    if shared_table:
+        yield _Event(forward, False, shared_table)
+
+
+def _count(
+    events: Sequence[_Event], small: Collection[str], units_in_flight: int
+) -> dict[str, Gathers]:
+    gathers: dict[str, Gathers] = {}
+    gathered: set[str] = set()  # units that have memory at this moment
+    uses = [(event.unit, not event.forward) for event in events if event.acquires]
+    position = 0  # index of the next use
+    reading: list[tuple[str, bool]] = []  # the use that has started and not stopped
+    for forward, acquires, unit in events:
+        if acquires:
+            reading = [uses[position]]
+            position += 1
+            count, is_missing = gathers.get(unit, Gathers(0, 0)), unit not in gathered
+            gathers[unit] = Gathers(
+                count.forward + (is_missing and forward),
+                count.backward + (is_missing and not forward),
+            )
+            gathered.add(unit)
+            continue
+        reading = [use for use in reading if use[0] != unit]
+        next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
+        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
+            gathered.discard(unit)
+    return gathers

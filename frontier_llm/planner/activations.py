@@ -23,7 +23,6 @@ class Activations:
     """Bytes of a stage's activations, which do not depend on the sharding factors."""
 
     stage: int
-    """Index of the stage."""
     kept: int
     """Bytes kept for backward passes and weight gradients of all micro-batches in flight."""
     logits: int
@@ -68,11 +67,7 @@ def stage_activations(
 ) -> Activations:
     """Count the bytes of a stage's activations.
 
-    Args:
-        candidate: the layout.
-        stage: position on the pipeline axis.
-        kind: kind of this stage.
-        is_least: whether to return a lower bound, in which no weight gradients wait.
+    With `is_least` the result is a lower bound, in which no weight gradients wait.
     """
     layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
     loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
@@ -98,14 +93,8 @@ def _kept_bytes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Count the bytes that each virtual stage keeps of a micro-batch.
 
-    Args:
-        layout: layout of the run.
-        kind: kind of the stage.
-        of_chunks: the layers of each model chunk.
-
-    Returns:
-        The bytes that are kept from the forward pass to the backward pass or the input gradients,
-        and the bytes that are kept from input gradients to weight gradients.
+    The first ones are kept from the forward pass to the backward pass or the input gradients, the
+    second ones from input gradients to weight gradients.
     """
     compute_bytes = layout.compute_bytes
     kept = [
@@ -119,7 +108,6 @@ def _kept_bytes(
 
 
 def _kept_elements(layout: ResolvedLayout, chunk: ModelChunk, blocks: Blocks) -> float:
-    """Count the elements that a model chunk keeps for the backward pass of one micro-batch."""
     is_recomputed = layout.recompute == "full"
     total = 0.0
     for block, count in blocks:
@@ -158,13 +146,8 @@ def _peak(
 ) -> int:
     """Return the peak bytes that a stage keeps for later actions of a step.
 
-    Args:
-        layout: layout of the run.
-        stage: position on the pipeline axis.
-        kept: for each virtual stage, the bytes kept from the forward pass of a micro-batch until
-            its backward pass or its input gradients.
-        factors: for each virtual stage, the bytes kept from input gradients to weight gradients.
-        is_least: whether passes are counted in their order before backward passes are split.
+    `kept` and `factors` are the results of `_kept_bytes`. With `is_least`, passes are counted in
+    their order before backward passes are split.
     """
     if layout.schedule_name == "1f1b" and not layout.splits_backward:
         return kept[0] * min(layout.grid.pipeline - stage, layout.micro_batches)

@@ -37,9 +37,7 @@ class Attention(NamedTuple):
     """Sizes of one self-attention or cross-attention of a layer."""
 
     queries: int
-    """Tokens per sample that have queries."""
     keys: int
-    """Tokens per sample that have keys and values."""
     causal: bool
     cross: bool = False
     """Whether keys and values come from the encoder."""
@@ -52,7 +50,6 @@ class Block:
     """Counts for the forward pass of one layer. The backward pass has twice the operations."""
 
     products: tuple[Product, ...]
-    """Matrix products of weights and activations."""
     attention_flops: float
     """Operations of attention without its projections and without the masked half if causal."""
     score_elements: float
@@ -65,7 +62,6 @@ class Block:
     """Those of `moved_elements` that belong to rotary embeddings and activation functions, which
     `kernels=elementwise` compiles."""
     kernels: int
-    """Number of kernels that read or write `moved_elements`."""
     kept_elements: float
     """Elements that the layer keeps for its backward pass if nothing is recomputed."""
     input_elements: float
@@ -76,12 +72,7 @@ class Block:
 
 
 def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Block:
-    """Count a layer with the given attentions and one feed-forward block.
-
-    Args:
-        layout: layout of the run.
-        attentions: one attention, or two in a decoder layer of an encoder-decoder.
-    """
+    """Count a layer with one feed-forward block, and with two attentions if it reads an encoder."""
     model, tensor = layout.model, layout.grid.tensor
     samples, tokens = layout.micro_batch, attentions[0].queries
     # elements of the layer's input on this rank, which sequence parallelism divides
@@ -117,7 +108,6 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
 
 
 Blocks = list[tuple[Block, int]]
-"""The distinct layers of a model chunk and the number of each."""
 
 
 def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> Blocks:
@@ -141,7 +131,6 @@ def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[B
 
 
 def _attentions(layout: ResolvedLayout, layer: int) -> list[Attention]:
-    """Return the attentions of a layer."""
     model, lengths = layout.model, layout.lengths
     if layer < model.encoder_layers:
         return [Attention(lengths.encoder, lengths.encoder, causal=False)]
@@ -227,7 +216,6 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
 
 
 def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> tuple[Product, Product]:
-    """Return the products of a feed-forward block over `rows` tokens."""
     width = model.ffn // tensor
     first_width = 2 * width if model.gated else width
     return Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)

@@ -36,7 +36,6 @@ class UnitRun:
     elements: int
     """Elements of each unit on one tensor rank."""
     count: int
-    """Number of the units."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,7 @@ class StageKind:
     """Index of the first of these stages. It has the most micro-batches in flight and therefore the
     most activations of its kind."""
     last: int
-    """Index of the last of these stages."""
     count: int
-    """Number of these stages."""
     chunks: tuple[ModelChunk, ...]
     """Model chunks (groups of consecutive layers) of the first stage, ordered by virtual stage."""
     units: tuple[tuple[int, int], ...]
@@ -177,12 +174,12 @@ class Candidate:
 
     @property
     def grid(self) -> Grid:
-        """The tensor x pipeline x data grid of all ranks."""
+        """All ranks of the layout."""
         return self.layout.grid
 
     @property
     def factors(self) -> Factors:
-        """The sharding factors: over how many data-parallel ranks each model state is sharded."""
+        """The sharding factors."""
         return self.layout.factors
 
     @property
@@ -233,8 +230,8 @@ def _shape(model: ModelConfig, chunks: tuple[ModelChunk, ...]) -> Shape:
 def ranks_to_plan(config: RunConfig) -> tuple[int, int]:
     """Return the number of ranks to plan for, and the number of ranks per node.
 
-    The number of ranks comes from the last value of `planner.nodes`. If this list is not set, it
-    comes from `launch.nodes`, and otherwise from `launch.ranks`.
+    The number of ranks comes from the last value of `planner.nodes`, else from `launch.nodes`, else
+    from `launch.ranks`.
     """
     nodes = config.planner.nodes[-1] if config.planner.nodes else config.launch.nodes
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node

@@ -37,7 +37,6 @@ class Span:
     """A group of ranks at equal distances, with the speed of the links that it crosses."""
 
     width: int
-    """Number of ranks."""
     bandwidth: float
     """Bytes per second around the group's ring."""
     exchange_bandwidth: float
@@ -54,13 +53,7 @@ class Span:
     """Measured speeds of the library's collectives; empty if the ring crosses several levels."""
 
     def collective(self, kind: Collective, ring_bytes: float, messages: float = 1) -> Cost:
-        """Return the cost of all-gathers or reduce-scatters, as measured if they were measured.
-
-        Args:
-            kind: the collective; not `all_reduce`.
-            ring_bytes: bytes that one rank sends in all calls together.
-            messages: number of calls.
-        """
+        """Return the cost of all-gathers or reduce-scatters, as measured if they were measured."""
         if kind not in self.measured:
             return self.gather(ring_bytes, messages)
         return self._measured(kind, self.width - 1, ring_bytes, messages)
@@ -73,9 +66,8 @@ class Span:
     def gather(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-gathers or reduce-scatters.
 
-        Args:
-            ring_bytes: bytes that one rank sends in all calls together.
-            messages: number of calls. Each call takes the latency of all steps around the ring.
+        A rank sends `ring_bytes` in all `messages` calls together. Each call takes the latency of all
+        steps around the ring.
         """
         latency = messages * (self.start_seconds + (self.width - 1) * self.step_seconds)
         return Cost(latency + ring_bytes / self.bandwidth, self.link)
@@ -83,10 +75,7 @@ class Span:
     def exchange(self, sent_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of exchanges, in which each rank sends `sent_bytes` to all others.
 
-        Args:
-            sent_bytes: bytes that one rank sends in all calls together.
-            messages: number of calls. A call takes the latency of a message, since all messages of
-                a rank are sent at once.
+        A call takes the latency of one message, since all messages of a rank are sent at once.
         """
         latency = messages * (self.start_seconds + self.step_seconds)
         return Cost(latency + sent_bytes / self.exchange_bandwidth, self.link)
@@ -170,12 +159,7 @@ class GridGroups:
         return self._spans[key]
 
     def level(self, width: int, stride: int) -> Level:
-        """Return the farthest level of links that a group of data ranks crosses.
-
-        Args:
-            width: number of data ranks.
-            stride: distance between neighbouring data ranks of the group.
-        """
+        """Return the farthest level of links that a group of data ranks crosses."""
         extent = width * stride * self._grid.tensor
         if extent > self._grid.ranks_per_node and width > 1:
             return "network"

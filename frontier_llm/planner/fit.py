@@ -1,13 +1,32 @@
-"""Fit positive constants to measurements by least squares (Levenberg and Marquardt).
+"""Fit the constants of one cluster file to measured runs, and judge the fit on runs left out.
 
-The logarithms of the constants are fitted. The residual of a measurement is the logarithm of
-predicted over measured, damped beyond 10% so that single slow runs do not decide a constant. Each
-constant is drawn towards its starting value: a change by a factor of e^`SPREAD` counts as much as
-a mean error of 1% in a table. Equal inputs give equal results.
+Factors on the starting values are fitted by least squares. The residual of a measurement is the
+logarithm of predicted over measured, damped beyond 10% so that single slow runs do not decide a
+constant. Each constant is drawn towards its starting value: a change by a factor of e^`SPREAD`
+counts as much as a mean error of 1% in a table. Equal inputs give equal results.
+
+| constant | meaning |
+|---|---|
+| `product_share` | speed of large matrix products as a share of the device's peak |
+| `attention_share` | speed of fused attention as a share of that of large products |
+| `memory_share` | share of the memory bandwidth that element-wise kernels reach |
+| `hidden_share` | share of overlapping communication that is hidden |
+| `near`, `far` | efficiency of the links inside a node, and between nodes |
+| `elementwise_factor` | bytes of the engine's element-wise kernels, relative to fused kernels |
+| `layer_us`, `micro_batch_us` | times of the engine on the host |
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from frontier_llm.config.cluster import ClusterConfig
+from frontier_llm.config.engine import EngineConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.measured import Errors, MeasuredRun, Prediction, errors, predict
 
 SPREAD = 0.2
 """Expected error of the logarithm of a starting value."""
@@ -15,58 +34,124 @@ MEAN_ERROR = 0.01
 """Mean relative error of a table that weighs as much as a change of one constant by SPREAD."""
 DAMPED_ABOVE = 0.1
 """Residuals grow in proportion up to about this size, and more slowly beyond it."""
+SMALLEST_FACTOR = 1e-3
+"""Smallest fitted value of a constant, relative to its starting value."""
 STEP = 0.02
-"""Change of the logarithm of a constant from which derivatives are computed."""
-LONGEST_STEP = 0.5
-ROUNDS = 12
+"""Relative change of a constant from which derivatives are computed."""
+ROUNDS = 25
 LEAST_GAIN = 0.002
 """The fit ends if a round reduces the sum of squares by less than this share."""
-Residuals = Callable[[Mapping[str, float]], Sequence[float]]
-"""Returns the weighted logarithms of predicted over measured for some constants."""
+LEAST_ROWS = 3
+"""Smallest number of rows to which constants are fitted."""
+MOST_FOLDS = 10
+"""Largest number of parts that are left out in turn."""
+MOST_FITTED = 300
+"""Largest number of rows in a fit; of more rows, evenly spaced ones are used."""
+Constants = Mapping[str, float]
+"""Values of some constants, by name."""
+CALIBRATION = ("attention_share", "memory_share", "hidden_share")
+HOST = ("layer_us", "micro_batch_us")
+LARGEST: Constants = {
+    "product_share": 0.95,
+    "attention_share": 1.0,
+    "memory_share": 0.95,
+    "hidden_share": 1.0,
+    "near": 1.0,
+    "far": 1.0,
+}
+"""Upper limits of the shares; the other constants have none. Speeds above 95% of the datasheet's
+are not believed."""
+
+
+class Fitted(NamedTuple):
+    """The constants of a cluster that were fitted to measured runs."""
+
+    start: dict[str, float]
+    """Constants of the cluster file."""
+    constants: dict[str, float]
+    before: Errors
+    """Errors with the constants of the file."""
+    in_sample: Errors
+    """Errors with the fitted constants."""
+    left_out: Errors
+    """Errors of rows with constants that were fitted to other rows."""
+    rows: int
+    folds: int
+    """Number of parts that were left out in turn."""
+
+
+def fit_cluster(
+    runs: Sequence[MeasuredRun], progress: Callable[[str, float], None] = lambda *_: None
+) -> Fitted:
+    """Fit the constants of the cluster on which all runs were measured.
+
+    Raises:
+        ConfigError: there are too few runs, they were measured on different clusters, or scipy is
+            not installed.
+    """
+    cluster = _one_cluster(runs)
+    start = cluster_constants(cluster, runs[0].candidates[0].layout.precision)
+    used = runs[:: -(-len(runs) // MOST_FITTED)]
+    folds = min(MOST_FOLDS, len(used))
+    progress("fit", 0.0)
+    constants = _fit(used, start)
+    left_out: list[Prediction] = []
+    for fold in range(folds):
+        progress("fits without some rows", (fold + 1) / (folds + 1))
+        others = [run for index, run in enumerate(used) if index % folds != fold]
+        left_out += _predict(used[fold::folds], _fit(others, start))
+    return Fitted(
+        start,
+        constants,
+        before=errors([predict(run) for run in used]),
+        in_sample=errors(_predict(used, constants)),
+        left_out=errors(left_out),
+        rows=len(used),
+        folds=folds,
+    )
 
 
 def fit(
-    residuals: Residuals, start: Mapping[str, float], largest: Mapping[str, float] | None = None
+    residuals: Callable[[Constants], Sequence[float]],
+    start: Constants,
+    largest: Constants | None = None,
 ) -> dict[str, float]:
-    """Return the constants with the smallest sum of squares.
+    """Return the constants with the smallest sum of squared residuals.
 
     Args:
-        residuals: the weights of the squared residuals of a table should add up to 1.
+        residuals: returns the weighted logarithms of predicted over measured. The weights of the
+            squared residuals of a table should add up to 1.
         start: starting values of the constants to fit.
         largest: upper limits by name.
     """
-    names, limits = list(start), largest or {}
-    origin = [math.log(start[name]) for name in names]
-    highest = [math.log(limits[name]) if name in limits else math.inf for name in names]
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as error:
+        raise ConfigError(
+            "--fit",
+            "a Python without scipy",
+            "scipy, which fits the constants",
+            "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'",
+        ) from error
+    limits = largest or {}
+    highest = [limits.get(name, math.inf) / value for name, value in start.items()]
 
-    def values(logs: Sequence[float]) -> dict[str, float]:
-        return {name: math.exp(log) for name, log in zip(names, logs, strict=True)}
+    def values(factors: Sequence[float]) -> dict[str, float]:
+        return {name: start[name] * factor for name, factor in zip(start, factors, strict=True)}
 
-    def all_residuals(logs: Sequence[float]) -> list[float]:
-        prior = [MEAN_ERROR / SPREAD * (log - at) for log, at in zip(logs, origin, strict=True)]
-        return [*residuals(values(logs)), *prior]
+    def all_residuals(factors: Sequence[float]) -> list[float]:
+        prior = [MEAN_ERROR / SPREAD * math.log(factor) for factor in factors]
+        return [*residuals(values(factors)), *prior]
 
-    logs = list(origin)
-    current = all_residuals(logs)
-    caution = 0.01
-    for _ in range(ROUNDS):
-        columns = []
-        for index in range(len(names)):
-            moved = [log + STEP * (i == index) for i, log in enumerate(logs)]
-            ahead = all_residuals(moved)
-            columns.append([(a - b) / STEP for a, b in zip(ahead, current, strict=True)])
-        before = _squares(current)
-        for _ in range(4):
-            step = _step(columns, current, caution)
-            tried = [min(log + s, high) for log, s, high in zip(logs, step, highest, strict=True)]
-            found = all_residuals(tried)
-            if _squares(found) < before:
-                logs, current, caution = tried, found, caution / 4
-                break
-            caution *= 5
-        if _squares(current) > (1 - LEAST_GAIN) * before:
-            break
-    return values(logs)
+    found = least_squares(
+        all_residuals,
+        [min(1.0, limit) for limit in highest],
+        bounds=(SMALLEST_FACTOR, highest),
+        diff_step=STEP,
+        ftol=LEAST_GAIN,
+        max_nfev=ROUNDS,
+    )
+    return values(found.x.tolist())
 
 
 def damped(residual: float, weight: float) -> float:
@@ -79,31 +164,86 @@ def damped(residual: float, weight: float) -> float:
     return math.copysign(size, residual) * math.sqrt(weight)
 
 
-def _squares(residuals: Sequence[float]) -> float:
-    return sum(residual * residual for residual in residuals)
+def cluster_constants(cluster: ClusterConfig, precision: str) -> dict[str, float]:
+    """Return the constants of a cluster; `product_share` only if the peak is known."""
+    device, calibration = cluster.device, cluster.device.calibration
+    found = {name: float(getattr(calibration, name)) for name in CALIBRATION}
+    peak = device.peak_tflops.get(precision)  # type: ignore[call-overload]
+    curve = calibration.products.get(precision)  # type: ignore[call-overload]
+    if peak and curve:
+        found = {"product_share": curve.tflops / peak, **found}
+    if len(cluster.links) > 1:
+        found["near"] = cluster.links[0].efficiency
+    return {**found, "far": cluster.links[-1].efficiency}
 
 
-def _step(
-    columns: Sequence[Sequence[float]], residuals: Sequence[float], caution: float
-) -> list[float]:
-    """Solve the normal equations of one round, with a larger diagonal for shorter steps."""
-    matrix = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in columns] for x in columns]
-    for index, row in enumerate(matrix):
-        row[index] *= 1 + caution
-    right = [-sum(a * b for a, b in zip(x, residuals, strict=True)) for x in columns]
-    return [max(-LONGEST_STEP, min(LONGEST_STEP, s)) for s in _solve(matrix, right)]
+def with_constants(candidate: Candidate, constants: Constants) -> Candidate:
+    """Return the same layout with other constants of its cluster and of its engine."""
+    config = candidate.config
+    planner = config.planner.model_copy(
+        update={"engine": _changed_engine(config.planner.engine, constants)}
+    )
+    cluster = changed_cluster(config.cluster, constants)
+    changed = config.model_copy(update={"cluster": cluster, "planner": planner})
+    return replace(candidate, config=changed)
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a system of linear equations with a positive definite matrix (elimination)."""
-    size = len(right)
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for pivot in range(size):
-        for below in range(pivot + 1, size):
-            share = rows[below][pivot] / rows[pivot][pivot]
-            rows[below] = [b - share * p for b, p in zip(rows[below], rows[pivot], strict=True)]
-    solution = [0.0] * size
-    for index in reversed(range(size)):
-        known = sum(rows[index][j] * solution[j] for j in range(index + 1, size))
-        solution[index] = (rows[index][size] - known) / rows[index][index]
-    return solution
+def changed_cluster(cluster: ClusterConfig, constants: Constants) -> ClusterConfig:
+    """Return a cluster with other constants; names that are not given stay."""
+    device = cluster.device
+    update: dict[str, Any] = {name: constants[name] for name in CALIBRATION if name in constants}
+    if "product_share" in constants:
+        update["products"] = {
+            name: curve.model_copy(
+                update={"tflops": constants["product_share"] * device.peak_tflops[name]}
+            )
+            if name in device.peak_tflops
+            else curve
+            for name, curve in device.calibration.products.items()
+        }
+    links = []
+    for link in cluster.links:
+        name = "far" if link.ranks is None else "near"
+        efficiency = constants.get(name, link.efficiency)
+        links.append(link.model_copy(update={"efficiency": efficiency}))
+    calibration = device.calibration.model_copy(update=update)
+    device = device.model_copy(update={"calibration": calibration})
+    return cluster.model_copy(update={"device": device, "links": tuple(links)})
+
+
+def _changed_engine(engine: EngineConfig, constants: Constants) -> EngineConfig:
+    host = engine.host.model_copy(
+        update={name: constants[name] for name in HOST if name in constants}
+    )
+    factor = constants.get("elementwise_factor", engine.elementwise_factor)
+    return engine.model_copy(update={"host": host, "elementwise_factor": factor})
+
+
+def _one_cluster(runs: Sequence[MeasuredRun]) -> ClusterConfig:
+    clusters = {c.config.cluster.name: c.config.cluster for run in runs for c in run.candidates}
+    if len(clusters) > 1:
+        raise ConfigError(
+            "--fit",
+            f"rows on {len(clusters)} clusters: {', '.join(clusters)}",
+            "rows on one cluster, whose constants are fitted",
+            "split the table by its column cluster",
+        )
+    if len(runs) < LEAST_ROWS:
+        raise ConfigError(
+            "--fit", f"{len(runs)} rows", f"at least {LEAST_ROWS} rows", "measure more runs"
+        )
+    (cluster,) = clusters.values()
+    return cluster
+
+
+def _fit(runs: Sequence[MeasuredRun], start: Constants) -> dict[str, float]:
+    def residuals(constants: Constants) -> list[float]:
+        found = _predict(runs, constants)
+        return [damped(math.log1p(prediction.error), 1 / len(runs)) for prediction in found]
+
+    return fit(residuals, start, LARGEST)
+
+
+def _predict(runs: Sequence[MeasuredRun], constants: Constants) -> list[Prediction]:
+    change = partial(with_constants, constants=constants)
+    return [predict(run, change) for run in runs]

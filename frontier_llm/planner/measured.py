@@ -34,11 +34,9 @@ class MeasuredRun:
     quantity: str
     """A key of `QUANTITIES`."""
     measured: float
-    """The measured value."""
     rounding: float
     """Largest error of rounding of the measured value."""
     candidates: tuple[Candidate, ...]
-    """The layouts; the fastest one is predicted."""
 
 
 class Prediction(NamedTuple):
@@ -46,9 +44,7 @@ class Prediction(NamedTuple):
 
     run: MeasuredRun
     predicted: float
-    """Predicted value of the quantity of the run."""
     estimate: Estimate
-    """The estimate from which the value is taken."""
 
     @property
     def error(self) -> float:
@@ -65,11 +61,7 @@ class Errors(NamedTuple):
 
 
 def predict(run: MeasuredRun, change: Callable[[Candidate], Candidate] | None = None) -> Prediction:
-    """Predict the measured quantity of a run.
-
-    Args:
-        run: the measured run.
-        change: returns a candidate with other constants; None leaves candidates unchanged.
+    """Predict the measured quantity of a run; `change` returns a candidate with other constants.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.

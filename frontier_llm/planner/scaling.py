@@ -42,10 +42,8 @@ class Point:
 def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Point]:
     """Search on each number of `planner.nodes`, with a fixed and with a growing batch.
 
-    Args:
-        configs: alternative configurations; the best layout of all of them is taken. On the first
-            number of nodes, the growing batch is the configured batch.
-        progress: called with the progress of the search.
+    The best layout of all configurations is taken. On the first number of nodes, the growing batch
+    is the configured batch.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known, or the growing batch would
@@ -75,13 +73,10 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
 
 
 def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
-    """Search on each number of `planner.nodes`, in ascending order, until the goal is reached.
-
-    The goal is `planner.goal_tokens_per_second`.
+    """Search on ascending numbers of `planner.nodes` until `planner.goal_tokens_per_second` is met.
 
     Raises:
-        ConfigError: the goal or the list of nodes is missing, or no number of nodes reaches the
-            goal.
+        ConfigError: the goal or the list of nodes is missing, or the goal is never reached.
     """
     config = configs[0]
     goal, node_counts = config.planner.goal_tokens_per_second, sorted(config.planner.nodes or ())

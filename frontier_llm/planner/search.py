@@ -106,24 +106,19 @@ class _BoundedCut:
 
     cut: Cut
     min_seconds: float
-    """Lower bound on the seconds of a step."""
     min_peak: int
-    """Lower bound on the bytes of the fullest stage."""
     order: int
     """Position of the cut in the search space, which decides between cuts with equal bounds."""
     candidate: Candidate
     """The cut with arbitrary sharding factors."""
     time: LayoutTime
-    """Times of the cut that do not depend on the sharding factors."""
     activations: tuple[Activations, ...]
     """Activations of each kind of stage, or lower bounds on them. Stages of one kind need equal
     memory and time (`StageKinds`)."""
     of_stages: list[Activations] | None = None
-    """Activations of every stage, if they were counted."""
 
     @property
     def bounds(self) -> tuple[int, float]:
-        """Lower bounds on the memory and on the seconds."""
         return self.min_peak, self.min_seconds
 
 
@@ -151,11 +146,7 @@ def _without_collector() -> Iterator[None]:
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
     """Find the best layouts of a configuration.
 
-    Args:
-        config: the model, the batch and the cluster. Its section `planner` has the objective and
-            the values to which the search is restricted.
-        goal: the ranks.
-        progress: called with the progress of the search.
+    `config.planner` has the objective and the values to which the search is restricted.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -195,7 +186,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
 def search_all(
     configs: Sequence[RunConfig], goal: Goal, progress: Progress = lambda *_: None
 ) -> Found:
-    """Find the best layouts among several configurations. The arguments are those of `search`."""
+    """Find the best layouts among several configurations, as `search` does for one."""
     merged, front = Found(), ParetoFront[Estimate]()
     for index, config in enumerate(configs):
 
@@ -255,11 +246,10 @@ def _bounded_cuts(
 
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
-    """Compute the bounds of a cut.
+    """Return a cut with its bounds.
 
-    Returns:
-        The cut with its bounds; None if no sharding factors are legal, or if the cut does not fit
-        into memory with any of them. `found.refused` then counts it.
+    None if no sharding factors are legal, or if the cut does not fit into memory with any of them.
+    `found.refused` then counts it.
     """
     if not legal_factors(candidate.config, candidate.grid, candidate.factors):
         data, wanted = candidate.grid.data, candidate.config.planner.survives
@@ -277,16 +267,10 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
 def _refined(
     cut: _BoundedCut, found: Found, slowest: float, front: ParetoFront[Item]
 ) -> _BoundedCut | None:
-    """Count the activations of a cut from its schedule, unless lower bounds exclude the cut.
+    """Return a cut with the activations of its schedule; None if bounds exclude it.
 
-    Args:
-        cut: the cut.
-        found: counts the cut as refused if it does not fit into memory with any sharding factors.
-        slowest: seconds of the slowest of the best layouts; infinite = any time is acceptable.
-        front: the Pareto front of the layouts found so far.
-
-    Returns:
-        The cut with the activations of its schedule; None = it is excluded.
+    A cut that does not fit into memory with any sharding factors is counted as refused in `found`.
+    `slowest` are the seconds of the slowest of the best layouts; infinite = any time is acceptable.
     """
     if cut.min_seconds >= slowest and front.beats(*cut.bounds):
         return None
@@ -303,7 +287,7 @@ def _refined(
 
 
 def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
-    """Return whether lower bounds exclude the cut with each set of factors."""
+    """Whether lower bounds exclude the cut with each set of factors."""
     for candidate, peak in _fitting(cut):
         seconds = step_time(candidate, cut.time, is_least=True).seconds
         if seconds < slowest or not front.beats(peak, seconds):
@@ -339,6 +323,5 @@ def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:
-    """Count a refused cut, and keep the first example of each reason."""
     found.refused[reason] += 1
     found.examples.setdefault(reason, example)

@@ -11,8 +11,7 @@ from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.survival import ORDER, survives
+from frontier_llm.geometry.partition import ORDER, Factors, survives
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
 """Model chunks per stage that are tried if `planner.chunks` is not set."""
@@ -47,13 +46,9 @@ class Order(NamedTuple):
 def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
     """Yield the pipeline schedules to try, those with whole backward passes first.
 
-    `parallel.schedule` and `parallel.waiting_weights` are not read. A schedule that splits backward
-    passes needs fused gradients and layers that are not compiled (config/rules.py).
-
-    Args:
-        config: its `planner.schedule` restricts the schedules.
-        stages: pipeline stages.
-        chunks: model chunks per stage.
+    `planner.schedule` restricts them; `parallel.schedule` and `parallel.waiting_weights` are not
+    read. A schedule that splits backward passes needs fused gradients and layers that are not
+    compiled (config/rules.py).
     """
     can_split = (
         stages > 1
@@ -74,13 +69,10 @@ class Cut:
     """How a model is divided over ranks and computed: a layout without its sharding factors."""
 
     tensor: int
-    """Tensor parallel ranks."""
     pipeline: int
-    """Pipeline stages."""
     chunks: int
     """Model chunks (virtual stages) per stage."""
     order: Order
-    """Pipeline schedule."""
     micro_batch: int
     """Samples per micro-batch."""
     recompute: str
@@ -137,12 +129,9 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
 
 
 def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors, ...]:
-    """Return every legal set of sharding factors, in ascending order.
+    """Return every legal set of sharding factors that `planner` allows, in ascending order.
 
-    Args:
-        config: its section `planner` may restrict the factors.
-        grid: all ranks.
-        base: any factors for the same ranks and message formats.
+    `base` are any factors for the same ranks and message formats.
     """
     planner = config.planner
     sizes = planner.params, planner.grads, planner.optimizer
@@ -165,17 +154,12 @@ def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors,
 
 
 def _recomputes(config: RunConfig) -> tuple[Recompute, ...]:
-    """Return the recomputation modes to try.
-
-    Fused attention keeps no scores. Then `selective` would take longer than `none` and save no
-    memory.
-    """
+    """Leave out `selective` if attention is fused: it would take longer and save no memory."""
     fused = config.planner.engine.fused_attention
     return ("none", "full") if fused else ("none", "selective", "full")
 
 
 def _micro_batches(config: RunConfig) -> list[int]:
-    """Return the powers of two up to the largest micro-batch that is tried."""
     largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
     return [2**power for power in range(largest.bit_length())]
 

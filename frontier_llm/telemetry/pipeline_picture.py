@@ -5,9 +5,8 @@ The planner draws a simulated step, and the report of a run draws a measured one
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
+from frontier_llm.geometry.pipeline_actions import Event, Kind
 
 WIDTH = 1080
 """Width of the picture in pixels."""
@@ -22,17 +21,6 @@ _COLOURS: dict[Kind, tuple[str, str]] = {
 """Colour and name of each kind of action."""
 _LABELS, _TOP, _ROW = 80, 34, 26
 """Width of the labels, top of the first row, and height of a row, in pixels."""
-
-
-class Event(NamedTuple):
-    """One action of one stage."""
-
-    stage: int
-    action: Action
-    start: float
-    """Seconds since the start of the step."""
-    end: float
-    """Seconds since the start of the step."""
 
 
 def draw(events: Sequence[Event], label: str = "pipeline", last: float | None = None) -> str:

@@ -9,9 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
+from frontier_llm.geometry.pipeline_actions import Action, Event, Kind
 from frontier_llm.geometry.pipeline_schedule import Schedule
-from frontier_llm.telemetry.pipeline_picture import Event
 
 TIMELINE_FILE = "timeline.json"
 RECORDED_ACTIONS = 240

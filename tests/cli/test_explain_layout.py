@@ -13,8 +13,7 @@ from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.planner.layout_svg import draw
-from frontier_llm.planner.state_layout import StateLayout
+from frontier_llm.planner.state_layout import StateLayout, draw
 
 pytestmark = pytest.mark.slow
 

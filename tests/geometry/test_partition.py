@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.grid_levels import data_ranks_per_node, level_borders
+from frontier_llm.geometry.grid import Coordinates, Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.partition import DIGITS, Digits, Factors, Interval
 from tests.geometry.factors import any_factors
 

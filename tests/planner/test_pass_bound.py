@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.planner.pass_bound import least_pass_seconds
-from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
+from frontier_llm.planner.timeline import ActionSeconds, Send, least_pass_seconds, pass_seconds
 from tests.planner.layouts import make
 
 SPLIT = {"1f1b": (1,), "interleaved": (2, 3), "zb_h1": (1,), "zb_v": (2,), "v_half": (2,)}

@@ -5,7 +5,7 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.survival import survives
+from frontier_llm.geometry.partition import survives
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
