@@ -129,11 +129,8 @@ def _shards_table(layout: StateLayout, bar: int) -> Table:
     size = factors.padded(1)
     shown = min(factors.data, MOST_ROWS)
     for rank in range(shown):
-        intervals = (
-            factors.params_interval(size, rank),
-            factors.grads_interval(size, rank),
-            factors.optimizer_interval(size, rank),
-        )
+        widths = (factors.params, factors.grads, factors.optimizer)
+        intervals = [factors.interval(size, rank, width) for width in widths]
         table.add_row(
             f"{rank}",
             f"{layout.node(rank)}",

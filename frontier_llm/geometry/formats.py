@@ -95,7 +95,7 @@ class Format:
         return self.bits >= 8 * element_bytes
 
     def quantised_of(self, border: int, start: int, elements: int) -> int:
-        """Return how many of the elements from `start` on are quantised: those before the border."""
+        """Return how many of the elements from `start` on are quantised: those before a border."""
         return max(0, min(border - start, elements)) if self.is_quantised else 0
 
     def slot(self, elements: int, quantised: int) -> Slot:
@@ -121,7 +121,7 @@ class Format:
         return max(self.slot(elements, quantised).stop for quantised in quantised_counts)
 
     def _value_bytes(self, quantised: int) -> int:
-        """Count one byte per value of each half of a block with 4 bits, also of a shorter last block."""
+        """With 4 bits, a byte holds a value of each half of a block, also of a shorter last one."""
         full_blocks, rest = divmod(quantised, self.block_elements)
         block_bytes = self.block_elements * self.bits // 8
         return full_blocks * block_bytes + min(rest, block_bytes)

@@ -38,7 +38,6 @@ The factors come from AMSP (arXiv:2311.00257). AMSP divides optimizer states ten
 the flat buffer of a unit is divided, regardless of the borders between tensors.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -158,28 +157,22 @@ class Factors:
         params, grads, optimizer = numbers
         return cls(params, grads, optimizer, data)
 
-    def padded(self, elements: int, block: int = 1) -> int:
-        """Round the size of a buffer up to a multiple of `multiple(block)`."""
-        multiple = self.multiple(block)
+    def padded(self, elements: int) -> int:
+        """Round the size of a buffer up to a multiple of `multiple()`."""
+        multiple = self.multiple()
         return -(-elements // multiple) * multiple
 
-    def multiple(self, block: int = 1) -> int:
+    def multiple(self) -> int:
         """Return the number of elements that must divide the size of a buffer.
 
-        The length of each optimizer interval is a multiple of `block`, such as the elements of a
-        quantisation block, and of ALIGNED_ELEMENTS. If sums over replicas are divided
-        (`divides_sums`), so is the length of each part of an optimizer interval.
+        The length of each optimizer interval, and if sums over replicas are divided that of each
+        part of an interval, is a multiple of ALIGNED_ELEMENTS.
         """
-        parts = self.data if self.divides_sums else self.optimizer
-        return parts * math.lcm(block, ALIGNED_ELEMENTS)
+        return (self.data if self.divides_sums else self.optimizer) * ALIGNED_ELEMENTS
 
     def digits(self, rank: int) -> Digits:
         """Return the digits of a data rank."""
         return Digits(*((rank // low) % (high // low) for low, high in self._strides))
-
-    def data_rank(self, digits: Digits) -> int:
-        """Return the data rank that has these digits."""
-        return sum(digit * low for digit, (low, _) in zip(digits, self._strides, strict=True))
 
     def width(self, digit: Digit) -> int:
         """Return the number of values of a digit."""
@@ -208,18 +201,6 @@ class Factors:
             return hops
         return (*(hop for hop in hops if hop.digit != "replica"), self.whole("replica"))
 
-    def params_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a padded buffer whose parameters a data rank stores."""
-        return self.interval(elements, rank, self.params)
-
-    def grads_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a padded buffer whose summed gradients a data rank stores."""
-        return self.interval(elements, rank, self.grads)
-
-    def optimizer_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a padded buffer whose optimizer states a data rank updates."""
-        return self.interval(elements, rank, self.optimizer)
-
     def interval(self, elements: int, rank: int, ranks: int) -> Interval:
         """Return the interval of a data rank in a padded buffer that is divided over `ranks` ranks.
 
@@ -230,18 +211,6 @@ class Factors:
         hops = (hop for hop in self._all_hops if hop.high <= ranks)
         start = sum(hop.value(rank) * (elements // hop.high) for hop in hops)
         return Interval(start, elements // ranks)
-
-    def params_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that store the parameter at one element of a buffer."""
-        return self._holders(elements, element, self.params)
-
-    def grads_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that store the summed gradient of one element."""
-        return self._holders(elements, element, self.grads)
-
-    def optimizer_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that update one element: one rank per replica, replica 0 first."""
-        return self._holders(elements, element, self.optimizer)
 
     @property
     def _strides(self) -> tuple[tuple[int, int], ...]:
@@ -267,15 +236,6 @@ class Factors:
                 yield Hop(digit, low, border)
                 low = border
         yield Hop(digit, low, high)
-
-    def _holders(self, elements: int, element: int, ranks: int) -> tuple[int, ...]:
-        """Return the ranks whose interval, of a buffer divided over `ranks`, has this element."""
-        assert elements % ranks == 0, f"{elements} elements are not padded for {self}"
-        first_rank, offset = 0, element
-        for hop in (hop for hop in self._all_hops if hop.high <= ranks):
-            value, offset = divmod(offset, elements // hop.high)
-            first_rank += value * hop.low
-        return tuple(range(first_rank, self.data, ranks))
 
 
 def _configured(config: ShardingConfig) -> _ConfiguredFactors:

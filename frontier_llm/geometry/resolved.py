@@ -268,11 +268,6 @@ class ResolvedLayout:
         layouts = list(self.unit_layouts(stage).values())
         return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
 
-    @property
-    def fullest_stage_bytes(self) -> int:
-        """Bytes of model states on a rank of the stage with the most bytes."""
-        return max(sum(self.state_bytes(stage).values()) for stage in range(self.grid.pipeline))
-
 
 def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
     parallel = config.parallel

@@ -36,7 +36,7 @@ from frontier_llm.geometry.grid import Grid, Level
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, has_shared_table
 from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
 from frontier_llm.geometry.pipeline_actions import Action
-from frontier_llm.geometry.state_memory import prefetch_window, small_elements
+from frontier_llm.geometry.state_memory import FP32_BYTES, prefetch_window, small_elements
 from frontier_llm.geometry.wire import (
     Sent,
     all_reduce_bytes,
@@ -45,6 +45,8 @@ from frontier_llm.geometry.wire import (
     ring_sent,
     unequal_sent,
 )
+
+ALL_FP32 = StateFormats()
 
 
 class Gathers(NamedTuple):
@@ -90,26 +92,17 @@ class StateTraffic:
     grid: Grid
     factors: Factors
     micro_batches: int
-    params_bytes: float
-    """Bytes per element of the parameters in gathers and in the refresh."""
-    grads_bytes: float = 4.0
-    """Bytes per element of the gradients in reduce-scatters."""
-    sums_bytes: float = 4.0
-    """Bytes per element of the summed gradients in the all-reduce over replicas."""
-    gathers_per_micro_batch: int = 2
-    """2: one gather for each pass; 1: parameters stay gathered between the forward and the backward
-    pass."""
+    params_bytes: int
+    """Bytes per element of the parameters, in the compute format."""
+    formats: StateFormats = ALL_FP32
     pairs: bool = False
     """Whether gathers and reduce-scatters are messages between all pairs of ranks, not rings."""
-    formats: StateFormats | None = None
-    """Number formats of all flows. If they are given, `params_bytes` is the size of the compute
-    format, and `grads_bytes` is not used."""
 
     def unit(
         self,
         rank: int,
         elements: int,
-        gathers: int | Gathers | None = None,
+        gathers: Gathers | None = None,
         decayed: int | None = None,
         bounds: tuple[int, ...] = (),
     ) -> dict[str, Sent]:
@@ -118,16 +111,12 @@ class StateTraffic:
         Args:
             rank: rank in the grid.
             elements: size of the buffer of the unit, padding included.
-            gathers: gathers of this unit per step; None = `gathers_per_micro_batch` in each
-                micro-batch.
+            gathers: gathers of this unit per step; None = one for each pass.
             decayed: number of elements before the norms and biases (`FlatLayout.decayed`), which
                 may be quantised; None = all elements.
             bounds: bounds of the optimizer intervals (`FlatLayout.bounds`); empty = equal ones.
         """
-        if gathers is None:
-            gathers = self.micro_batches * self.gathers_per_micro_batch
-        if isinstance(gathers, int):
-            gathers = Gathers(gathers - gathers // 2, gathers // 2)
+        gathers = gathers or Gathers(self.micro_batches, self.micro_batches)
         border = elements if decayed is None else decayed
         cut = Cut(self.factors, elements, bounds)
         buffer = Buffer(cut, border, rank, self.grid.coordinates(rank).data)
@@ -143,22 +132,10 @@ class StateTraffic:
                 sent[flow.name] += by_link(self.grid, rank, group, flow.sent_bytes)
         return dict(sent)
 
-    def rank(self, rank: int, units: Sequence[int]) -> dict[str, Sent]:
-        """Return the bytes that a rank sends by flow; `units` are the sizes of its units."""
-        if self.formats is None:
-            return self.unit(rank, sum(units))  # the bytes of every flow are proportional to n
-        total: defaultdict[str, Sent] = defaultdict(Sent)
-        for elements in units:
-            for name, sent in self.unit(rank, elements).items():
-                total[name] += sent
-        return dict(total)
-
     def _flows(self, buffer: Buffer, gathers: Gathers) -> Iterator[Flow]:
-        factors, formats = self.factors, self.formats or StateFormats()
-        for times, message_format in (
-            (gathers.forward, formats.params),
-            (gathers.backward, formats.params_backward),
-        ):
+        factors, formats = self.factors, self.formats
+        params = zip(gathers, (formats.params, formats.params_backward), strict=True)
+        for times, message_format in params:
             yield from self._gather("gather_params", ("params",), buffer, message_format, times)
         for hop in (*factors.hops("params"), *factors.hops("grads")):
             yield self._scatter("reduce_grads", hop, buffer, self.micro_batches)
@@ -176,16 +153,12 @@ class StateTraffic:
         buffer: Buffer,
         message_format: Format,
         times: int,
-        element_bytes: float | None = None,
     ) -> Iterator[Flow]:
-        """Yield `times` gathers along digits, which begin with the last hop.
-
-        `element_bytes` is the size of an element that is not encoded; None = that of a parameter.
-        """
+        """Yield `times` gathers along digits, which begin with the last hop."""
         hops = [hop for digit in digits for hop in self.factors.hops(digit)]
         if not hops:
             return
-        element_bytes = element_bytes or self.params_bytes
+        element_bytes = FP32_BYTES if name == "reduce_states" else self.params_bytes
         first, last = hops[0].low, hops[-1].high
         if buffer.cut.bounds and digits != ("replica",):
             for hop in reversed(hops):
@@ -193,7 +166,7 @@ class StateTraffic:
                 yield Flow(name, hop, sent_bytes, pairs=True)
             return
         part_bytes = buffer.length(last) * element_bytes
-        if self.formats is not None and not message_format.is_lossless(round(element_bytes)):
+        if not message_format.is_lossless(element_bytes):
             part_bytes = self._slot_bytes(buffer, message_format, first, last)
         for hop in reversed(hops):
             sent_bytes = times * gather_bytes(part_bytes * (last // hop.low), hop.width)
@@ -201,23 +174,15 @@ class StateTraffic:
 
     def _scatter(self, name: str, hop: Hop, buffer: Buffer, times: int) -> Flow:
         """Return a reduce-scatter, which is a ring only in fp32 (primitives.ReduceScatter)."""
-        if self.formats is None:
-            return self._pieces(name, hop, buffer, times * self.grads_bytes, pairs=self.pairs)
         formats = self.formats.sums if hop.digit == "replica" else self.formats.grads
         message_format = formats.at(self._level(hop, buffer))
         if message_format.is_quantised:
             slot_bytes = self._slot_bytes(buffer, message_format, hop.low, hop.high)
             return Flow(name, hop, times * slot_bytes * (hop.width - 1), pairs=True)
-        pairs = self.pairs or message_format.bits < FP32.bits
-        return self._pieces(name, hop, buffer, times * message_format.element_bytes, pairs=pairs)
-
-    def _pieces(
-        self, name: str, hop: Hop, buffer: Buffer, element_bytes: float, *, pairs: bool
-    ) -> Flow:
-        """Return a reduce-scatter whose messages are not quantised."""
+        element_bytes = times * message_format.element_bytes
         if hop.digit == "replica" or not buffer.cut.bounds:
             sent_bytes = gather_bytes(buffer.length(hop.low) * element_bytes, hop.width)
-            return Flow(name, hop, sent_bytes, pairs)
+            return Flow(name, hop, sent_bytes, self.pairs or message_format.bits < FP32.bits)
         parts = pairwise(buffer.cut.parts(buffer.data_rank, hop.low, hop.high))
         to_each = tuple((end - start) * element_bytes for start, end in parts)
         own = buffer.length(hop.high) * element_bytes
@@ -225,16 +190,14 @@ class StateTraffic:
 
     def _sums(self, buffer: Buffer) -> Iterator[Flow]:
         whole, hops = self.factors.whole("replica"), self.factors.hops("replica")
-        if self.formats is None or not self.factors.divides_sums:
-            total_bytes = buffer.length(whole.low) * self.sums_bytes
+        if not self.factors.divides_sums:
+            total_bytes = buffer.length(whole.low) * FP32_BYTES
             yield Flow("reduce_states", whole, all_reduce_bytes(total_bytes, whole.width))
         elif hops:
             for hop in hops:
                 yield self._scatter("reduce_states", hop, buffer, 1)
             message_format = self.formats.sums.at(self._level(hops[-1], buffer))
-            yield from self._gather(
-                "reduce_states", ("replica",), buffer, message_format, 1, FP32.element_bytes
-            )
+            yield from self._gather("reduce_states", ("replica",), buffer, message_format, 1)
 
     def _slot_bytes(self, buffer: Buffer, message_format: Format, whole: int, parts: int) -> int:
         """Return the bytes of a message.
@@ -250,7 +213,6 @@ class StateTraffic:
         return self.grid.farthest_level(self._group(hop, buffer.rank))
 
     def _group(self, hop: Hop, rank: int) -> tuple[int, ...]:
-        """Return the ranks of a rank's group along a hop."""
         ranks = self.grid.data_group(rank)
         data_ranks = hop.group(self.grid.coordinates(rank).data)
         return tuple(ranks[data_rank] for data_rank in data_ranks)

@@ -66,8 +66,8 @@ class Span:
     def gather(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-gathers or reduce-scatters.
 
-        A rank sends `ring_bytes` in all `messages` calls together. Each call takes the latency of all
-        steps around the ring.
+        A rank sends `ring_bytes` in all `messages` calls together. Each call takes the latency of
+        all steps around the ring.
         """
         latency = messages * (self.start_seconds + (self.width - 1) * self.step_seconds)
         return Cost(latency + ring_bytes / self.bandwidth, self.link)

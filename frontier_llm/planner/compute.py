@@ -107,7 +107,7 @@ class Speed:
         )
 
     def attention(self, flops: float) -> tuple[float, float]:
-        """Return the forward and backward seconds of fused attention from its forward operations."""
+        """Return the forward and backward seconds of fused attention, given its forward FLOPs."""
         forward, backward = self._attention_tflops
         return flops / (forward * 1e12), BACKWARD_FLOPS * flops / (backward * 1e12)
 

@@ -130,14 +130,8 @@ class LayoutTime:
         return self.engine.accumulation_bytes + (self._layout.compute_bytes if compiles else 0)
 
     @property
-    def floor_seconds(self) -> float:
-        """Lower bound on the seconds of a step with any sharding factors."""
-        seconds = [passes.seconds for passes in self.passes]
-        return self.pipeline_seconds(seconds, [self._waited_for(passes) for passes in self.passes])
-
-    @property
     def bound_seconds(self) -> float:
-        """Lower bound on `floor_seconds` that needs no simulation."""
+        """Lower bound on the seconds of a step with any sharding factors, without simulation."""
         seconds = [passes.seconds for passes in self.passes]
         waited_for = [self._waited_for(passes) for passes in self.passes]
         return self.pipeline_seconds(seconds, waited_for, is_least=True)

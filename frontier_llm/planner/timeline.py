@@ -284,8 +284,8 @@ class _Chains:
     def work(self, stage: int) -> dict[str, list[float]]:
         """Return lower bounds on the seconds of passes, by kind and virtual stage.
 
-        Those of backward passes include the weight gradients. The two are one action only if no other
-        stage waits for the input gradients (pipeline_schedule.py).
+        Those of backward passes include the weight gradients. The two are one action only if no
+        other stage waits for the input gradients (pipeline_schedule.py).
         """
         forward, backward = [], []
         for virtual_stage, actions in enumerate(self._seconds[stage]):

@@ -111,7 +111,7 @@ def test_the_drawing_has_a_line_a_rank_and_a_box_a_node():
     widest = next(r for r in root.iter(f"{SVG}rect") if r.get("fill") == "#e1f2e7")
     left, scale = float(widest.get("x")), float(widest.get("width")) / size
     for rank, box in enumerate(held):
-        interval = layout.factors.optimizer_interval(size, rank)
+        interval = layout.factors.interval(size, rank, layout.factors.optimizer)
         assert float(box.get("x")) == pytest.approx(left + interval.start * scale, abs=0.01)
         assert float(box.get("width")) == pytest.approx(interval.length * scale, abs=0.01)
 
