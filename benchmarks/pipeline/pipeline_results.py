@@ -128,7 +128,7 @@ def planned_bytes(case: Case, contender: Contender) -> int:
     candidate = Candidate.of(case.config(contender), case.ranks, case.ranks)
     kinds = candidate.stages
     stages = [
-        stage_activations(candidate, stage, kinds.kind_of(stage)) for stage in range(case.ranks)
+        stage_activations(candidate, stage, kinds.by_stage[stage]) for stage in range(case.ranks)
     ]
     return max(one.kept + one.logits + one.working + one.exchange for one in stages)
 

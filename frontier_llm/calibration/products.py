@@ -68,40 +68,28 @@ class ProductFigures:
 def measure_products(precision: str) -> ProductFigures:
     """Measure all shapes in one number format and fit the speed of products to them."""
     samples = [_measure(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
-    return fitted(precision, samples, processor_count())
+    processors = None
+    if device().type != "cpu":
+        processors = int(torch.cuda.get_device_properties(device()).multi_processor_count)
+    return fitted(precision, samples, processors)
 
 
 def fitted(
     precision: str, samples: Sequence[Sample], processors: int | None = None
 ) -> ProductFigures:
-    """Return measured samples with the curve that fits them best."""
-    tflops, half_size = fit_curve(samples, processors)
-    return ProductFigures(precision, tflops, half_size, tuple(samples), processors)
-
-
-def processor_count() -> int | None:
-    """Return the multiprocessors or compute units of the GPU; None on a CPU."""
-    if device().type == "cpu":
-        return None
-    return int(torch.cuda.get_device_properties(device()).multi_processor_count)
-
-
-def fit_curve(samples: Sequence[Sample], processors: int | None = None) -> tuple[float, float]:
-    """Return the speed and the half size with the smallest sum of squared relative errors.
+    """Return samples with the speed and half size of the least sum of squared relative errors.
 
     The half sizes are tried one by one; with `processors` it is 0. For each of them, the best speed
     is sum((x/y)^2) / sum(x/y) over all samples. Here x is the time at a speed of 1 TFLOP/s, and y
     is the measured time.
     """
-    best: tuple[float, float, float] | None = None
+    found = []
     for half_size in HALF_SIZES if processors is None else (0,):
         ratios = [_work(m, k, n, half_size, processors) / seconds for m, k, n, seconds in samples]
         tflops = sum(ratio * ratio for ratio in ratios) / sum(ratios)
-        squared_errors = sum((ratio / tflops - 1) ** 2 for ratio in ratios)
-        if best is None or squared_errors < best[0]:
-            best = (squared_errors, tflops, float(half_size))
-    assert best is not None
-    return best[1], best[2]
+        found.append((sum((ratio / tflops - 1) ** 2 for ratio in ratios), half_size, tflops))
+    _, half_size, tflops = min(found)
+    return ProductFigures(precision, tflops, float(half_size), tuple(samples), processors)
 
 
 def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> float:

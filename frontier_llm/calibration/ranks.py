@@ -7,10 +7,11 @@ import os
 import pickle
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,46 +64,33 @@ def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
 
 
 def combine(figures: Sequence[Figures]) -> Figures:
-    """Return the means over the ranks. Those of links are the first rank's: all take part."""
-    first = figures[0]
+    """Return the means over the ranks, with curves that are fitted to the means.
+
+    The figures of links are the first rank's: all ranks take part in them.
+    """
+    means = _mean(figures)
     products = [
-        [
-            same[0]._replace(seconds=mean(sample.seconds for sample in same))
-            for same in zip(*(p.samples for p in of_format), strict=True)
-        ]
-        for of_format in zip(*(one.products for one in figures), strict=True)
+        fitted(of_format.precision, of_format.samples, of_format.processors)
+        for of_format in means.products
     ]
-    devices = [one.device for one in figures]
-    kernels = tuple(
-        replace(
-            same[0],
-            attention_tflops=mean(k.attention_tflops for k in same),
-            attention_backward_tflops=mean(k.attention_backward_tflops for k in same),
-            weight_gradient_ratio=mean(k.weight_gradient_ratio for k in same),
-            elementwise_bytes_per_second=mean(k.elementwise_bytes_per_second for k in same),
-        )
-        for same in zip(*(one.kernels for one in devices), strict=True)
-    )
-    return Figures(
-        first.ranks,
-        tuple(
-            fitted(of_format.precision, samples, of_format.processors)
-            for of_format, samples in zip(first.products, products, strict=True)
-        ),
-        DeviceFigures(
-            first.device.name,
-            mean(one.memory_bytes_per_second for one in devices),
-            kernels,
-            mean(one.kernel_seconds for one in devices),
-        ),
-        first.links,
-        {
-            precision: {
-                case: mean(one.small_steps[precision][case] for one in figures) for case in cases
-            }
-            for precision, cases in first.small_steps.items()
-        },
-    )
+    return replace(means, products=tuple(products), links=figures[0].links)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, field by field if they are in data classes or collections."""
+    first = values[0]
+    if isinstance(first, float):
+        return mean(values)
+    if isinstance(first, dict):
+        return {key: _mean([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        means = map(_mean, zip(*values, strict=True))
+        return first._make(means) if hasattr(first, "_make") else tuple(means)
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        found = {name: _mean([getattr(value, name) for value in values]) for name in names}
+        return type(first)(**found)
+    return first
 
 
 def _run_rank(

@@ -98,11 +98,6 @@ def make_model_chunks(
     return tuple(chunks)
 
 
-def chunks_of_stage(chunks: Sequence[ModelChunk], stage: int) -> tuple[ModelChunk, ...]:
-    """Return the model chunks of one stage, ordered by virtual stage."""
-    return tuple(chunk for chunk in chunks if chunk.stage == stage)
-
-
 def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:
     """Return the stacks of a model chunk, in the order of the forward pass."""
     start, stop, border = chunk.layers.start, chunk.layers.stop, model.encoder_layers

@@ -32,18 +32,6 @@ from frontier_llm.geometry.pipeline_actions import (
     run_stages,
 )
 
-__all__ = [
-    "Action",
-    "Kind",
-    "Placement",
-    "Schedule",
-    "ScheduleName",
-    "forward_actions",
-    "held",
-    "make_schedule",
-    "pass_order",
-]
-
 FOLDED = ("zb_v", "v_half")
 """Schedules with V placement."""
 

@@ -20,7 +20,6 @@ from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
 from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, refresh_is_lossy
 from frontier_llm.geometry.model_chunks import (
     ModelChunk,
-    chunks_of_stage,
     has_shared_table,
     make_model_chunks,
 )
@@ -193,7 +192,7 @@ class ResolvedLayout:
 
     def chunks_of_stage(self, stage: int) -> tuple[ModelChunk, ...]:
         """Return the model chunks of a stage, ordered by virtual stage."""
-        return chunks_of_stage(self.model_chunks, stage)
+        return tuple(chunk for chunk in self.model_chunks if chunk.stage == stage)
 
     def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
         """Return the layout of each unit's flat buffer on a tensor rank of a stage."""

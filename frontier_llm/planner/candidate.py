@@ -45,7 +45,6 @@ class StageKind:
     first: int
     """Index of the first of these stages. It has the most micro-batches in flight and therefore the
     most activations of its kind."""
-    last: int
     count: int
     chunks: tuple[ModelChunk, ...]
     """Model chunks (groups of consecutive layers) of the first stage, ordered by virtual stage."""
@@ -77,22 +76,16 @@ class StageKinds:
     @cached_property
     def kinds(self) -> tuple[StageKind, ...]:
         """The distinct kinds, ordered by their first stage."""
-        last = {shape: stage for stage, shape in enumerate(self._shapes)}
-        return tuple(
-            StageKind(
-                first=self._shapes.index(shape),
-                last=last[shape],
-                count=count,
-                chunks=self._layout.chunks_of_stage(self._shapes.index(shape)),
-                units=self._units(self._shapes.index(shape)),
-                chunk_units=tuple(
-                    _runs(self._layouts([chunk]))
-                    for chunk in self._layout.chunks_of_stage(self._shapes.index(shape))
-                ),
-                largest_table=self._largest_table(self._shapes.index(shape)),
-            )
-            for shape, count in Counter(self._shapes).items()
-        )
+        found = []
+        for shape, count in Counter(self._shapes).items():
+            first = self._shapes.index(shape)
+            chunks = self._layout.chunks_of_stage(first)
+            sizes = {name: unit.size for name, unit in self._layouts(chunks).items()}
+            units = tuple(sorted(Counter(sizes.values()).items()))
+            chunk_units = tuple(_runs(self._layouts([chunk])) for chunk in chunks)
+            largest_table = max((sizes[name] for name in TABLES if name in sizes), default=0)
+            found.append(StageKind(first, count, chunks, units, chunk_units, largest_table))
+        return tuple(found)
 
     @cached_property
     def tied(self) -> TiedStages:
@@ -116,29 +109,15 @@ class StageKinds:
             self._states[key] = count()
         return self._states[key]
 
-    def kind_of(self, stage: int) -> StageKind:
-        """Return the kind of a stage."""
-        return self._kind_of[stage]
-
     @cached_property
-    def _kind_of(self) -> list[StageKind]:
+    def by_stage(self) -> list[StageKind]:
+        """The kind of each stage."""
         return self.of_stages(self.kinds)
 
     def of_stages(self, values: Sequence[T]) -> list[T]:
         """Return a value for each stage from the values for each kind of stage."""
         by_first = {kind.first: value for kind, value in zip(self.kinds, values, strict=True)}
         return [by_first[self._shapes.index(shape)] for shape in self._shapes]
-
-    def _units(self, stage: int) -> tuple[tuple[int, int], ...]:
-        units = self._unit_layouts(stage).values()
-        return tuple(sorted(Counter(unit.size for unit in units).items()))
-
-    def _largest_table(self, stage: int) -> int:
-        units = self._unit_layouts(stage)
-        return max((units[name].size for name in TABLES if name in units), default=0)
-
-    def _unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
-        return self._layouts(self._layout.chunks_of_stage(stage))
 
     def _layouts(self, chunks: Sequence[ModelChunk]) -> dict[str, FlatLayout]:
         layout = self._layout

@@ -176,9 +176,7 @@ class LayoutTime:
     @cached_property
     def _least_bubble_seconds(self) -> float:
         """Lower bound on `_bubble_seconds`."""
-        kinds = self._stages.kinds
-        stages = [stage for kind in kinds for stage in (kind.first, kind.last)]
-        return self._bubble(least_pass_seconds(self._layout, self._actions, self.send, stages))
+        return self._bubble(least_pass_seconds(self._layout, self._actions))
 
     @property
     def _actions(self) -> list[list[ActionSeconds]]:

@@ -57,7 +57,7 @@ def stage_memory(
     candidate: Candidate, stage: int, activations: Activations | None = None
 ) -> StageMemory:
     """Predict the peak memory of a stage's ranks; its activations may be known already."""
-    layout, kind = candidate.layout, candidate.stages.kind_of(stage)
+    layout, kind = candidate.layout, candidate.stages.by_stage[stage]
     activations = activations or stage_activations(candidate, stage, kind)
     states = candidate.stages.state_bytes(layout.factors, kind, lambda: _states(layout, kind))
     by_category = dict(states)
@@ -150,7 +150,7 @@ def kinds_activations(
     for activations in of_stages or stages_activations(candidate):
         created = kinds.communicators(layout.factors, activations.stage)
         buffers = runtime_bytes(calibration, created)["communicators"]
-        key = kinds.kind_of(activations.stage).first, buffers
+        key = kinds.by_stage[activations.stage].first, buffers
         if key not in fullest or activations.kept > fullest[key].kept:
             fullest[key] = activations
     return tuple(

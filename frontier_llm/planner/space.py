@@ -1,13 +1,13 @@
 """Enumerate the space of a search: cuts of the model, and sharding factors of its states."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from frontier_llm.config.parallel import ScheduleName
-from frontier_llm.config.planner import Recompute, Sizes
+from frontier_llm.config.planner import Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.grid import Grid
@@ -114,18 +114,22 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
     Tensor ranks stay inside a node. Without a pipeline there is one model chunk.
     """
     planner = config.planner
-    for tensor in _allowed(planner.tensor, divisors(min(ranks, ranks_per_node))):
+    recomputes = planner.recompute
+    if recomputes is None:
+        # fused attention keeps no scores: `selective` would take longer and save no memory
+        is_fused = planner.engine.fused_attention
+        recomputes = ("none", "full") if is_fused else ("none", "selective", "full")
+    largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
+    micro_batches = planner.micro_batch or [2**power for power in range(largest.bit_length())]
+    for tensor in planner.tensor or divisors(min(ranks, ranks_per_node)):
         if ranks % tensor:
             continue
         stage_counts = [p for p in divisors(ranks // tensor) if p <= config.model.layers]
-        for pipeline in _allowed(planner.pipeline, stage_counts):
-            chunks = _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,))
-            micro_batches = _allowed(planner.micro_batch, _micro_batches(config))
-            recomputes = planner.recompute or _recomputes(config)
-            for count in chunks:
-                found = orders(config, pipeline, count)
+        for pipeline in planner.pipeline or stage_counts:
+            for chunks in planner.chunks or (DEFAULT_CHUNKS if pipeline > 1 else (1,)):
+                found = orders(config, pipeline, chunks)
                 for values in product(found, micro_batches, recomputes):
-                    yield Cut(tensor, pipeline, count, *values)
+                    yield Cut(tensor, pipeline, chunks, *values)
 
 
 def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors, ...]:
@@ -151,18 +155,3 @@ def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors,
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
     )
-
-
-def _recomputes(config: RunConfig) -> tuple[Recompute, ...]:
-    """Leave out `selective` if attention is fused: it would take longer and save no memory."""
-    fused = config.planner.engine.fused_attention
-    return ("none", "full") if fused else ("none", "selective", "full")
-
-
-def _micro_batches(config: RunConfig) -> list[int]:
-    largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
-    return [2**power for power in range(largest.bit_length())]
-
-
-def _allowed(configured: Sequence[int] | None, default: Sequence[int]) -> Sequence[int]:
-    return default if configured is None else configured
