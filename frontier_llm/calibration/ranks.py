@@ -44,8 +44,7 @@ class Figures:
 def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
     """Measure on `ranks` new processes; return the means over the ranks.
 
-    On a machine with GPUs, each rank uses the GPU whose number is the rank. `small` are the
-    configurations of the small models whose steps are measured.
+    On a machine with GPUs, each rank uses the GPU whose number is the rank.
 
     Raises:
         LaunchError: the machine has GPUs, but fewer than ranks.

@@ -15,15 +15,11 @@ def refit(
 ) -> dict[str, int]:
     """Choose new values of some keys with which a configuration runs on `world_size` ranks.
 
-    The new micro-batch is at most the configured one: the largest number of samples that divides
-    the samples of a replica.
-
-    Sharding factors that are numbers are chosen in the order `optimizer`, `grads`, `params`. Each
-    becomes the largest number that is at most the configured factor and that divides the factor
-    chosen before. The first factor divides the number of replicas.
-
-    The result is empty if no value has to change, or if `world_size` is not a multiple of tensor x
-    pipeline, which `config.rules.check` reports.
+    The new micro-batch is the largest number of samples, at most the configured one, that divides
+    the samples of a replica. Sharding factors that are numbers are chosen in the order `optimizer`,
+    `grads`, `params`: the largest number, at most the configured one, that divides the factor
+    chosen before, and first the number of replicas. The result is empty if no value has to change,
+    or if tensor x pipeline does not divide `world_size`, which `config.rules.check` reports.
 
     Raises:
         ConfigError: the number of replicas does not divide the global batch.

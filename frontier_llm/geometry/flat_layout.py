@@ -46,14 +46,10 @@ def flat_layout(
     multiple: int = 1,
     whole_names: Sequence[str | None] = (),
 ) -> FlatLayout:
-    """Place parameters in one buffer.
+    """Place parameters in one buffer, whose size is rounded up to a multiple of a number.
 
-    Args:
-        sizes: number of elements of each parameter.
-        decayed: for each parameter, whether it is a matrix.
-        multiple: the size of the buffer is rounded up to a multiple of this number.
-        whole_names: for each parameter, its name if it is a matrix that an optimizer updates as a
-            whole, else None; empty = there is none.
+    For each parameter, `decayed` says whether it is a matrix. `whole_names` has its name if it is a
+    matrix that an optimizer updates as a whole, else None; empty = there is none.
     """
     names = whole_names or [None] * len(sizes)
     kinds = list(zip(decayed, names, range(len(sizes)), strict=True))

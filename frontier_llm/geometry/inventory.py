@@ -49,9 +49,9 @@ class ParameterShape:
         return math.prod(self.shape)
 
 
-def padded_vocabulary(model: ModelConfig, tensor: int, multiple: int = 128) -> int:
-    """Return the rows of the embedding, which are padded to a multiple of `multiple * tensor`."""
-    block = multiple * tensor
+def padded_vocabulary(model: ModelConfig, tensor: int) -> int:
+    """Return the rows of the embedding, which are padded to a multiple of `128 * tensor`."""
+    block = 128 * tensor
     return -(-model.vocabulary // block) * block
 
 

@@ -58,9 +58,6 @@ class Stack:
 def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Return the number of layers of each chunk, as even as possible.
 
-    If there is a remainder, the last chunk and then the first chunk get one layer less than the
-    others, because they also have the head and the embedding.
-
     >>> split_layers(10, 4)
     (2, 3, 3, 2)
     """

@@ -105,10 +105,9 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """The sharding factors: over how many data ranks one copy of each model state is divided.
+    """Over how many data ranks ("ranks" in this class) one copy of each model state is divided.
 
-    Each factor divides the next one, and the last divides `data`. In this class, "rank" means a
-    data rank, which is a position in `Grid.data_group`.
+    Each factor divides the next one, and the last divides `data`.
     """
 
     params: int

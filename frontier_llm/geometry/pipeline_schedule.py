@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import NamedTuple
 
 from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.geometry.pipeline_actions import (
@@ -64,16 +63,12 @@ def make_schedule(
 ) -> Schedule:
     """Return the actions of all stages in one step.
 
-    Args:
-        name: `zb_h1` is `1f1b` with as many weight gradients waiting as the memory of the first
-            stage allows.
-        stages: pipeline stages.
-        virtual_stages: model chunks per stage: 1 for `1f1b` and `zb_h1`, 2 for `zb_v` and `v_half`.
-        micro_batches: micro-batches per replica and step.
-        waiting_weights: how many weight gradients of a stage, each of one micro-batch in one model
-            chunk, may wait. 0 = `1f1b` and `interleaved` do not split backward passes, and the
-            other schedules have no limit but the one of `defer`.
-        recomputes: whether backward passes recompute the whole forward pass.
+    `zb_h1` is `1f1b` with as many weight gradients waiting as the memory of the first stage allows.
+    There are 2 virtual stages with `zb_v` and `v_half`, and 1 with `1f1b` and `zb_h1`. At most
+    `waiting_weights` weight gradients of a stage, each of one micro-batch in one model chunk, may
+    wait. 0 = `1f1b` and `interleaved` do not split backward passes, and the other schedules have no
+    limit but the one of `defer`. `recomputes` says whether backward passes recompute the whole
+    forward pass.
     """
     whole = pass_order(name, stages, virtual_stages, micro_batches)
     if not waiting_weights and name in ("1f1b", "interleaved"):
@@ -206,108 +201,69 @@ def defer(
     """Split the backward passes of a schedule, and compute weight gradients in its gaps.
 
     Gaps follow from nominal costs: forward passes and weight gradients cost 1. A gap is then a
-    whole number, so that the weight gradients in it delay nothing. Weight gradients do not wait for
-    a gap where more than `limit` would wait, or where a stage would hold more passes for later than
-    `capacity`. From 1F1B this makes ZB-H1 (Qi et al., arXiv:2401.10241, section 2.3), in which the
-    last stages hold as much as the first one.
-
-    Args:
-        placement: placement of the model chunks.
-        lists: for each stage, its forward and backward passes in order.
-        capacity: how many passes the fullest stage of the lists holds for later.
-        limit: how many weight gradients of a stage may wait, at least 1.
-        input_cost: nominal cost of input gradients; 2 if they recompute the forward pass.
+    whole number, so that the weight gradients in it delay nothing. Input gradients cost 2 if they
+    recompute the forward pass. Weight gradients do not wait for a gap where more than `limit` would
+    wait, or where a stage would hold more passes for later than `capacity`: as many as the fullest
+    stage of the lists. From 1F1B this makes ZB-H1 (Qi et al., arXiv:2401.10241, section 2.3), in
+    which the last stages hold as much as the first one.
     """
     micro_batches = len(lists[0]) // (2 * placement.virtual_stages)
-    split = _SplitPasses.of(placement.virtual_stages, micro_batches)
-    stages = [_Stage(placement, stage, limit, capacity, split) for stage in range(placement.stages)]
-    links = _links(placement, micro_batches)
+    ends: _Ends = {
+        (is_forward, chunk): [None] * micro_batches
+        for is_forward in (True, False)
+        for chunk in range(placement.chunks)
+    }
+    ends[None] = [0] * micro_batches  # what a pass needs that needs no other pass
+    split = tuple(actions_of(kind, placement.virtual_stages, micro_batches) for kind in SPLIT_KINDS)
+    stages = [_Stage(placement, stage, ends, split) for stage in range(placement.stages)]
     run_stages(
         [
-            stage.add_passes(actions, linked, input_cost)
-            for stage, actions, linked in zip(stages, lists, links, strict=True)
+            stage.add_passes(actions, capacity, limit, input_cost)
+            for stage, actions in zip(stages, lists, strict=True)
         ]
     )
     return [stage.order for stage in stages]
 
 
-_Ends = list[int | None]
-"""When the passes of a chunk end, by micro-batch; None = not yet known."""
-
-
-class _Link(NamedTuple):
-    """The ends of the passes of which a pass needs the results, and of the pass itself."""
-
-    needed: _Ends
-    ends: _Ends
-    is_forward: bool
-
-
-def _links(placement: Placement, micro_batches: int) -> list[dict[str, list[_Link]]]:
-    """Return the links of all stages, by kind and virtual stage."""
-    ends: dict[tuple[bool, int], _Ends] = {
-        (is_forward, chunk): [None] * micro_batches
-        for is_forward in (True, False)
-        for chunk in range(placement.chunks)
-    }
-
-    at_once: _Ends = [0] * micro_batches
-
-    def link(chunk: int, is_forward: bool) -> _Link:
-        source = placement.source(chunk, is_forward=is_forward)
-        needed = at_once if source is None else ends[source]
-        return _Link(needed, ends[is_forward, chunk], is_forward)
-
-    return [
-        {
-            kind: [
-                link(placement.chunk(stage, virtual_stage), is_forward)
-                for virtual_stage in range(placement.virtual_stages)
-            ]
-            for kind, is_forward in (("forward", True), ("backward", False))
-        }
-        for stage in range(placement.stages)
-    ]
-
-
-class _SplitPasses(NamedTuple):
-    """The actions of backward passes by virtual stage and micro-batch, which all stages share."""
-
-    whole: ActionLists
-    inputs: ActionLists
-    weights: ActionLists
-
-    @classmethod
-    def of(cls, virtual_stages: int, micro_batches: int) -> "_SplitPasses":
-        kinds: tuple[Kind, ...] = ("backward", "input_gradients", "weight_gradients")
-        return cls(*(actions_of(kind, virtual_stages, micro_batches) for kind in kinds))
+SPLIT_KINDS: tuple[Kind, ...] = ("backward", "input_gradients", "weight_gradients")
+_Ends = dict[tuple[bool, int] | None, list[int | None]]
+"""By whether a pass is forward and by its chunk: when it ends, by micro-batch; None = unknown."""
 
 
 class _Stage:
     """The actions of one stage."""
 
     def __init__(
-        self, placement: Placement, stage: int, limit: int, capacity: int, split: _SplitPasses
+        self, placement: Placement, stage: int, ends: _Ends, split: tuple[ActionLists, ...]
     ) -> None:
         self.order: list[Action] = []
         """The actions, with split backward passes."""
         # weight gradients that wait: virtual stage and micro-batch
         self._waiting: deque[tuple[int, int]] = deque()
-        self._limit, self._capacity, self._split = limit, capacity, split
+        self._whole, self._inputs, self._weights = split
         chunks = [placement.chunk(stage, index) for index in range(placement.virtual_stages)]
         # by virtual stage: whether another stage waits for its input gradients
         self._sends = [chunk > 0 and placement.stage(chunk - 1) != stage for chunk in chunks]
+        # by kind and virtual stage: the ends of the passes that a pass needs, and its own
+        self._ends = {
+            kind: [
+                (ends[placement.source(chunk, is_forward=is_forward)], ends[is_forward, chunk])
+                for chunk in chunks
+            ]
+            for kind, is_forward in (("forward", True), ("backward", False))
+        }
 
     def add_passes(
-        self, actions: Sequence[Action], linked: dict[str, list[_Link]], input_cost: int
+        self, actions: Sequence[Action], capacity: int, limit: int, input_cost: int
     ) -> Iterator[int]:
         """Add passes in order, and yield where the input of a pass is not yet known."""
         now = held = 0  # a search runs this loop a million times, so it uses local variables
         order, waiting, add_weight_gradients = self.order, self._waiting, self._add_weight_gradients
-        limit, capacity, inputs = self._limit, self._capacity, self._split.inputs
+        links, inputs = self._ends, self._inputs
         for action in actions:
             kind, virtual_stage, micro_batch = action
-            needed, ends, is_forward = linked[kind][virtual_stage]
+            needed, ends = links[kind][virtual_stage]
+            is_forward = kind == "forward"
             while (ready := needed[micro_batch]) is None:
                 yield len(order)
             while waiting and (now < ready or (is_forward and held == capacity)):
@@ -336,8 +292,8 @@ class _Stage:
     def _add_weight_gradients(self) -> None:
         virtual_stage, micro_batch = self._waiting.popleft()
         # Together the two are faster. But the input gradients would be sent later.
-        is_last = self.order[-1] is self._split.inputs[virtual_stage][micro_batch]
+        is_last = self.order[-1] is self._inputs[virtual_stage][micro_batch]
         if is_last and not self._sends[virtual_stage]:
-            self.order[-1] = self._split.whole[virtual_stage][micro_batch]
+            self.order[-1] = self._whole[virtual_stage][micro_batch]
         else:
-            self.order.append(self._split.weights[virtual_stage][micro_batch])
+            self.order.append(self._weights[virtual_stage][micro_batch])

@@ -99,11 +99,10 @@ class ResolvedLayout:
             config: configuration of the run.
             ranks: number of ranks of the run.
             ranks_per_node: number of neighbouring ranks that share a node.
-            precision: compute format, if the run has already chosen it; None = the format of the
+            precision: compute format that the run has already chosen; None = that of the
                 configuration, where `auto` stands for bf16.
             ignore_sharding: whether to leave model states unsharded.
-            check_rules: whether to check the configuration first (config/rules.py). Only programs
-                that do not train skip this check.
+            check_rules: false only in programs that do not train (config/rules.py).
 
         Raises:
             ConfigError: the configuration cannot run on this number of ranks, or its sharding

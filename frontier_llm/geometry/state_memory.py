@@ -74,11 +74,8 @@ def prefetch_window(
     already used stay gathered if the window contains them again. This happens where a backward pass
     follows a forward pass, and where one micro-batch follows another.
 
-    Args:
-        uses: pairs of a unit and whether a backward pass reads it. The first pair is the unit that
-            is being read, if there is one. The other pairs are the uses that follow.
-        small: small units (`small_elements`), which do not count towards `units_in_flight`.
-        units_in_flight: `sharding.units_in_flight`.
+    `uses` are pairs of a unit and whether a backward pass reads it, first the one that is being
+    read, if there is one. The first use of each unit in the window is yielded.
     """
     seen, remaining = set[UnitT](), units_in_flight
     for use in uses:

@@ -108,13 +108,8 @@ class StateTraffic:
     ) -> dict[str, Sent]:
         """Return the bytes of one unit that a rank sends, by flow. Flows without bytes are absent.
 
-        Args:
-            rank: rank in the grid.
-            elements: size of the buffer of the unit, padding included.
-            gathers: gathers of this unit per step; None = one for each pass.
-            decayed: number of elements before the norms and biases (`FlatLayout.decayed`), which
-                may be quantised; None = all elements.
-            bounds: bounds of the optimizer intervals (`FlatLayout.bounds`); empty = equal ones.
+        `elements`, `decayed` and `bounds` are those of `FlatLayout`; without `decayed` all elements
+        may be quantised. None gathers = one for each pass.
         """
         gathers = gathers or Gathers(self.micro_batches, self.micro_batches)
         border = elements if decayed is None else decayed
@@ -238,13 +233,7 @@ def count_gathers(
     A unit is needed in the forward pass and again in the backward pass. It stays gathered in
     between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
     the first step of a run, in which the order of the passes is not known yet and no unit stays.
-
-    Args:
-        model: dimensions of the model.
-        chunks: model chunks of the stage.
-        actions: actions of the stage in one step. Weight gradients read no parameters.
-        sizes: elements of the buffer of each unit, padding included.
-        units_in_flight: `sharding.units_in_flight`.
+    Weight gradients, among the `actions` of the stage, read no parameters.
     """
     events = [
         event

@@ -135,11 +135,7 @@ class Candidate:
 
     @classmethod
     def of(cls, config: RunConfig, ranks: int, ranks_per_node: int) -> "Candidate":
-        """Resolve a configuration on a number of ranks.
-
-        Raises:
-            ConfigError: the configuration cannot run on this number of ranks.
-        """
+        """Resolve a configuration on a number of ranks, as `ResolvedLayout.resolve` does."""
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node)
         return cls(config, layout, StageKinds(layout))
 

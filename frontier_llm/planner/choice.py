@@ -26,8 +26,7 @@ def choose(
     """Replace every value `auto` that describes the layout.
 
     The factors are chosen first, for a schedule with whole backward passes if the schedule is
-    `auto` as well. The schedule then is the fastest one that fits with these factors. `explain` is
-    called with a line that says which sharding factors were chosen and why.
+    `auto` as well. `explain` is called with a line that says which factors were chosen and why.
 
     Raises:
         ConfigError: the configuration cannot run on these ranks, or no factors fit.
@@ -94,14 +93,10 @@ def choose_factors(
     """Replace the sharding factors `auto` by the fastest ones that fit in memory.
 
     All factors that are legal for the run's own ranks, batch and message formats are predicted.
-    Factors that leave some memory free are preferred where this costs less than 1% of a step. A
-    grid of 1024 data ranks has 286 sets of factors, which take a third of a second. The choice is a
-    pure function of the configuration and the ranks, so all ranks of a run agree. Returns the
-    configuration with three integers, and the choice; None = no factor is `auto`. The factors come
+    Factors that leave some memory free are preferred where this costs less than 1% of a step. 286
+    sets of factors, of 1024 data ranks, take a third of a second. The choice is a pure function of
+    its arguments, so all ranks of a run agree; it is None if no factor is `auto`. The factors come
     from AMSP (arXiv:2311.00257), whose planner also minimises predicted time.
-
-    Raises:
-        ConfigError: the configuration cannot run on this number of ranks, or no factors fit.
     """
     sharding = config.sharding
     if {sharding.params, sharding.grads, sharding.optimizer} != {"auto"}:

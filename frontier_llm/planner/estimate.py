@@ -138,13 +138,7 @@ def estimate(
     layout: LayoutTime | None = None,
     activations: Sequence[Activations] | None = None,
 ) -> Estimate:
-    """Predict memory and time of a candidate.
-
-    `layout` and the `activations` of every stage are computed if they are not given.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known.
-    """
+    """Predict memory and time; the layout's times and all `activations` may be known already."""
     layout = layout or LayoutTime(candidate)
     memory = stages_memory(candidate, activations)
     return Estimate(candidate, tuple(memory), step_time(candidate, layout))

@@ -83,12 +83,7 @@ class Fitted(NamedTuple):
 def fit_cluster(
     runs: Sequence[MeasuredRun], progress: Callable[[str, float], None] = lambda *_: None
 ) -> Fitted:
-    """Fit the constants of the cluster on which all runs were measured.
-
-    Raises:
-        ConfigError: there are too few runs, they were measured on different clusters, or scipy is
-            not installed.
-    """
+    """Fit the constants of the cluster on which all runs were measured."""
     cluster = _one_cluster(runs)
     start = cluster_constants(cluster, runs[0].candidates[0].layout.precision)
     used = runs[:: -(-len(runs) // MOST_FITTED)]
@@ -118,11 +113,8 @@ def fit(
 ) -> dict[str, float]:
     """Return the constants with the smallest sum of squared residuals.
 
-    Args:
-        residuals: returns the weighted logarithms of predicted over measured. The weights of the
-            squared residuals of a table should add up to 1.
-        start: starting values of the constants to fit.
-        largest: upper limits by name.
+    `residuals` returns the weighted logarithms of predicted over measured. The weights of the
+    squared residuals of a table should add up to 1. `largest` has upper limits by name.
     """
     try:
         from scipy.optimize import least_squares

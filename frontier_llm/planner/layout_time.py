@@ -100,11 +100,7 @@ class Passes:
 
 
 class LayoutTime:
-    """The seconds of a layout that do not depend on its sharding factors.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known.
-    """
+    """The seconds of a layout that do not depend on its sharding factors."""
 
     def __init__(self, candidate: Candidate) -> None:
         cluster, layout = candidate.config.cluster, candidate.layout

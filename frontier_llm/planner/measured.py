@@ -61,11 +61,7 @@ class Errors(NamedTuple):
 
 
 def predict(run: MeasuredRun, change: Callable[[Candidate], Candidate] | None = None) -> Prediction:
-    """Predict the measured quantity of a run; `change` returns a candidate with other constants.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known.
-    """
+    """Predict the measured quantity of a run; `change` returns a candidate with other constants."""
     candidates = run.candidates if change is None else map(change, run.candidates)
     estimates = [Estimate(candidate, (), step_time(candidate)) for candidate in candidates]
     fastest = min(

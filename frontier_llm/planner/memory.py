@@ -1,9 +1,8 @@
 """Predict the peak memory of a rank of each pipeline stage in bytes, by category.
 
 Model states are exact, because geometry/ counts the buffers that sharding/ allocates. Activations
-are counted for all micro-batches in flight (planner/activations.py). Temporary buffers are upper
-bounds. Slack, the memory that the allocator holds unused, is a share of all temporary memory. The
-communicators are those that the groups of the layout create (geometry/communicators.py).
+are counted for all micro-batches in flight. Temporary buffers are upper bounds. Slack, the memory
+that the allocator holds unused, is a share of all temporary memory.
 """
 
 from collections import Counter, deque

@@ -1,7 +1,4 @@
-"""Write the HTML page of `frontier-llm plan --html FILE`.
-
-The page compares the best layouts and lists the reasons for which other layouts were refused.
-"""
+"""Write the HTML page of `frontier-llm plan --html FILE`, which compares the best layouts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Search layouts on several numbers of nodes, for scaling curves or for the fewest nodes.
-
-`frontier-llm plan` calls this module if `planner.nodes` is a list.
-"""
+"""Search layouts on the numbers of nodes of `planner.nodes`, for curves or the fewest nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,10 +41,6 @@ def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Poi
 
     The best layout of all configurations is taken. On the first number of nodes, the growing batch
     is the configured batch.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known, or the growing batch would
-            not be a whole number of samples.
     """
     node_counts = configs[0].planner.nodes or ()
     points: list[Point] = []
@@ -104,11 +97,7 @@ def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
 
 
 def with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
-    """Return a configuration whose global batch has grown in proportion from `first` nodes.
-
-    Raises:
-        ConfigError: the batch would not be a whole number of samples.
-    """
+    """Return a configuration whose global batch has grown in proportion from `first` nodes."""
     batch, rest = divmod(config.data.global_batch * nodes, first)
     if rest:
         raise ConfigError(

@@ -6,16 +6,11 @@ cut has two lower bounds: one on its step time, without communication of model s
 its memory, with the finest sharding factors. A cut that does not fit by the second bound is
 refused.
 
-- With the objective `throughput`, cuts are examined in ascending order of the bound on the time. A
-  cut is skipped if its bounds show that it is neither one of the fastest layouts nor on the Pareto
-  front of time and memory.
-- With the objective `memory`, every cut that fits is examined, in the order of the search
-  space.
-
-A schedule with split backward passes is a long list of actions per stage (pipeline_actions.py),
-which takes long to make and to simulate. The list is made only if the bounds do not exclude the cut
-with any sharding factors. It is simulated only if the memory that follows from the list does not
-exclude it either. The search is deterministic.
+With the objective `memory`, every cut that fits is examined. With the others, cuts are examined in
+ascending order of the bound on the time, and a cut is skipped if its bounds show that it is neither
+one of the fastest layouts nor on the Pareto front of time and memory. The long list of actions of a
+schedule with split backward passes is made, and then simulated, only if the bounds do not exclude
+the cut. The search is deterministic.
 """
 
 import gc
@@ -147,9 +142,6 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     """Find the best layouts of a configuration.
 
     `config.planner` has the objective and the values to which the search is restricted.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known.
     """
     found = Found()
     bounded_cuts = list(_bounded_cuts(config, goal, found, progress))
@@ -269,7 +261,6 @@ def _refined(
 ) -> _BoundedCut | None:
     """Return a cut with the activations of its schedule; None if bounds exclude it.
 
-    A cut that does not fit into memory with any sharding factors is counted as refused in `found`.
     `slowest` are the seconds of the slowest of the best layouts; infinite = any time is acceptable.
     """
     if cut.min_seconds >= slowest and front.beats(*cut.bounds):

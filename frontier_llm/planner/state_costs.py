@@ -1,9 +1,7 @@
 """Predict seconds of the communication of model states on one stage, without overlap.
 
-The collectives and their bytes are those that geometry/state_traffic.py counts. Data ranks are
-numbered by four digits (params, grads, optimizer, replica; geometry/partition.py). A hop is a digit
-or a part of a digit. Each collective runs between the data ranks that differ only in one hop. The
-collectives of the hops of a digit run one after the other.
+The collectives and their bytes are those that geometry/state_traffic.py counts, along the hops of
+geometry/partition.py. The collectives of the hops of a digit run one after the other.
 
 Messages in integer formats are quantised before they are sent and dequantised when they have
 arrived. These kernels read and write memory (collectives/blockwise.py). They occupy the device, so
@@ -132,11 +130,10 @@ class StateCosts:
         return self._speed.moved(moved_bytes, 2 * self._messages)
 
     def _refresh_conversion(self, parts: int, elements: float) -> float:
-        """Return the seconds of the kernels of a refresh; arguments as for `_gather_conversion`.
+        """Return the seconds of the kernels of a refresh.
 
-        If differences are sent (`refresh_differences`), the kernel that quantises a part also reads
-        the old parameters of this part, and the kernel that dequantises also reads all old
-        parameters, to which it adds the differences.
+        If differences are sent, the kernels also read the old parameters: the one that quantises
+        those of its part, the one that dequantises all, to which it adds the differences.
         """
         seconds = self._gather_conversion(parts, elements, self._formats.refresh)
         if not seconds or not self._formats.refresh_differences:

@@ -1,7 +1,4 @@
-"""Describe the model states of one pipeline stage: how much each rank stores and sends.
-
-`frontier-llm explain-layout` prints and draws this description.
-"""
+"""Describe the model states of one pipeline stage, for `frontier-llm explain-layout`."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +35,6 @@ class StateLayout:
         """Resolve a composed configuration on `launch.ranks` ranks.
 
         A global batch that the replicas cannot share equally is rounded up.
-
-        Raises:
-            ConfigError: the configuration is wrong, or cannot run on these ranks.
         """
         config = _with_whole_micro_batches(decode(values))
         ranks = config.launch.ranks

@@ -2,9 +2,8 @@
 
 A stage takes f seconds for the forward pass and b seconds for the backward pass of a micro-batch,
 and computes M micro-batches. The pipeline bubble is the time in which it waits for the other
-stages, before its first and after its last micro-batch. With C virtual stages per stage, a stage
-waits for passes of single model chunks, which take 1/C of the time (Narayanan et al., SC'21,
-section 2.2):
+stages. With C virtual stages per stage, it waits for passes of single model chunks, which take 1/C
+of the time (Narayanan et al., SC'21, section 2.2):
 
     seconds of all passes = M max(f + b) + (sum of f + b over the other stages) / C
 
@@ -13,9 +12,6 @@ Schedules that split backward passes have no such formula. Their bubble is simul
 f and b include the communication of model states that is not hidden behind computation. Work that
 happens once per step follows the passes: the sum of gradients over replicas, the refresh (the
 gather of updated parameters), the gradient norm, the update, and waiting for checkpoints.
-
-Communication time is hidden behind computation up to a share of `hidden_share`, except for the
-communication of one sharding unit (`LayoutTime.hidden`).
 """
 
 from collections import defaultdict
@@ -62,10 +58,8 @@ def step_time(
 ) -> StepTime:
     """Predict the seconds of a step.
 
-    Args:
-        candidate: the layout.
-        layout: the times that do not depend on the sharding factors, if already computed.
-        is_least: whether to return a lower bound, for which no schedule is simulated.
+    `layout` has the times that do not depend on the sharding factors, if already computed. With
+    `is_least` the result is a lower bound, for which no schedule is simulated.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -144,16 +138,17 @@ class _Stage:
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
-        self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
-        elements = self._costs.elements
-        accumulation = layout.speed.moved(float(elements) * layout.accumulation_bytes)
+        costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
+        conversions = costs.conversions
+        accumulation = layout.speed.moved(float(costs.elements) * layout.accumulation_bytes)
         if layout.speed.weight_gradient_ratio is not None:
             accumulation = 0.0  # measured with the products
-        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
-        conversions = self._costs.conversions
-        sent_gather = self._exposed(self._costs.gather.seconds, forward)
-        sent_again, sent_reduce = self._backward_costs(backward)
+        sent_gather = self._exposed(costs.gather.seconds, forward)
+        again = costs.gather_again.seconds
+        traffic = again + costs.scatter.seconds  # of a backward pass
+        exposed, share = self._exposed(traffic, backward), again / traffic if traffic else 0.0
+        sent_again, sent_reduce = exposed * share, exposed * (1 - share)
         gather = sent_gather + conversions.gather
         gather_again = sent_again + conversions.gather_again
         reduce = sent_reduce + conversions.scatter
@@ -165,33 +160,30 @@ class _Stage:
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
         }
+        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         self.actions = tuple(
             _with_states(
                 chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation
             )
             for chunk in passes.chunks
         )
-        sums = Cost(self._replica_sums(backward), self._costs.sums.link)
+        # the last backward pass hides sums over replicas, the next forward pass the refresh
+        sums = self._exposed(costs.sums.seconds, backward, traffic)
+        refresh = self._exposed(costs.refresh.seconds, forward, costs.gather.seconds)
         tied = _tied_cost(candidate, passes.kind, layout.groups)
-        refresh = self._refresh(forward)
+        update = update_seconds(candidate.layout, passes.kind.chunks, costs.elements, layout.speed)
         self.per_step = {
-            "reduce_states": sums.seconds + conversions.sums + tied.seconds,
+            "reduce_states": sums + conversions.sums + tied.seconds,
             "refresh_params": refresh + conversions.refresh,
-            "update": update_seconds(candidate.layout, passes.kind.chunks, elements, layout.speed)
-            + layout.host.step_seconds,
+            "update": update + layout.host.step_seconds,
         }
-        costs = self._costs
         self.costs_per_micro_batch = [
             passes.tensor,
             passes.exchange,
             Cost(sent_gather + sent_again, costs.gather.link),
             Cost(sent_reduce, costs.scatter.link),
         ]
-        self.costs_per_step = [
-            sums,
-            tied,
-            Cost(refresh, costs.refresh.link),
-        ]
+        self.costs_per_step = [Cost(sums, costs.sums.link), tied, Cost(refresh, costs.refresh.link)]
 
     @property
     def seconds(self) -> float:
@@ -202,27 +194,11 @@ class _Stage:
         """Seconds of the forward passes and input gradients of one micro-batch."""
         return sum(actions.forward + actions.input_gradients for actions in self.actions)
 
-    def _backward_costs(self, computation: float) -> tuple[float, float]:
-        """Return the seconds of gathers and of scatters that a backward pass does not hide."""
-        gather, scatter = self._costs.gather_again.seconds, self._costs.scatter.seconds
-        exposed = self._exposed(gather + scatter, computation)
-        share = gather / (gather + scatter) if gather + scatter else 0.0
-        return exposed * share, exposed * (1 - share)
-
-    def _replica_sums(self, computation: float) -> float:
-        """Return the seconds of sums over replicas that the last backward pass does not hide."""
-        traffic = self._costs.gather_again.seconds + self._costs.scatter.seconds
-        with_sums = self._exposed(traffic + self._costs.sums.seconds, computation)
-        return with_sums - self._exposed(traffic, computation)
-
-    def _refresh(self, computation: float) -> float:
-        """Return the seconds of the refresh that the next forward pass does not hide."""
-        traffic = self._costs.gather.seconds
-        with_refresh = self._exposed(traffic + self._costs.refresh.seconds, computation)
-        return with_refresh - self._exposed(traffic, computation)
-
-    def _exposed(self, traffic: float, computation: float) -> float:
-        return traffic - self._layout.hidden(traffic, computation, self._units)
+    def _exposed(self, seconds: float, computation: float, traffic: float = 0.0) -> float:
+        """Return the seconds that `computation` does not hide after the `traffic` that it does."""
+        before = traffic - self._layout.hidden(traffic, computation, self._units)
+        traffic += seconds
+        return traffic - self._layout.hidden(traffic, computation, self._units) - before
 
 
 def _with_states(

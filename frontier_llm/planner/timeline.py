@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, Event, run_stages
+from frontier_llm.geometry.pipeline_actions import Action, Event, Placement, run_stages
 from frontier_llm.geometry.pipeline_schedule import Schedule
 from frontier_llm.geometry.resolved import ResolvedLayout
 
@@ -106,44 +106,33 @@ def _moments(
 ) -> list[list[float]]:
     """Return for each stage the start and the end of its actions, one after the other."""
     placement = schedule.placement
-    stages = range(placement.stages)
     micro_batches = 1 + max(action.micro_batch for action in schedule.actions[0])
-    results: dict[tuple[bool, int], _Arrivals] = {
+    results: _Results = {
         (is_forward, chunk): [None] * micro_batches
         for is_forward in (True, False)
         for chunk in range(placement.chunks)
     }
-    moments: list[list[float]] = [[] for _ in stages]
+    results[None] = [0.0] * micro_batches  # what an action needs that needs no other action
+    moments: list[list[float]] = [[] for _ in schedule.actions]
     run_stages(
         [
-            _run(
-                schedule.actions[stage],
-                _costs(schedule, stage, seconds[stage], send, results),
-                moments[stage],
-            )
-            for stage in stages
+            _run(actions, _costs(placement, stage, seconds[stage], send, results), moments[stage])
+            for stage, actions in enumerate(schedule.actions)
         ]
     )
     return moments
 
 
-_Arrivals = list[float | None]
-"""When the results of one kind of pass of a chunk have arrived where they are read, by micro-batch;
-None = not yet known."""
-
-
-class _Cost(NamedTuple):
-    duration: float
-    delay: float
-    """Seconds from the end of the action to the arrival of its result."""
-    needed: _Arrivals
-    result: _Arrivals | None
+_Results = dict[tuple[bool, int] | None, list[float | None]]
+"""By whether a pass is forward and by its chunk: when its result has arrived where it is read, by
+micro-batch; None = not yet known."""
+_Cost = tuple[float, float, list[float | None], list[float | None]]
+"""Seconds of an action, further seconds until its result arrives, when the results that it needs
+arrive, and when its own results arrive."""
 
 
 def _run(
-    actions: Sequence[Action],
-    costs: Mapping[str, Sequence[_Cost]],
-    moments: list[float],
+    actions: Sequence[Action], costs: Mapping[str, Sequence[_Cost]], moments: list[float]
 ) -> Iterator[int]:
     """Append the start and the end of each action, and yield where a result is not yet known."""
     free = 0.0
@@ -155,41 +144,30 @@ def _run(
         free = start + duration
         moments.append(start)
         moments.append(free)
-        if result is not None:
-            result[micro_batch] = free + delay
+        result[micro_batch] = free + delay
 
 
 def _costs(
-    schedule: Schedule,
+    placement: Placement,
     stage: int,
     seconds: Sequence[ActionSeconds],
     send: Send,
-    results: Mapping[tuple[bool, int], _Arrivals],
+    results: _Results,
 ) -> dict[str, list[_Cost]]:
-    """Return the costs of the actions of a stage, by kind and virtual stage.
-
-    `results` are known by whether they are those of a forward pass, and by chunk.
-    """
-    placement = schedule.placement
-    at_once: _Arrivals = [0.0] * len(results[True, 0])
+    """Return the costs of the actions of a stage, by kind and virtual stage."""
     costs: dict[str, list[_Cost]] = {kind: [] for kind in ActionSeconds._fields}
     for virtual_stage, chunk_seconds in enumerate(seconds):
         chunk = placement.chunk(stage, virtual_stage)
         for kind, duration in chunk_seconds._asdict().items():
             is_forward = kind == "forward"
-            if kind == "weight_gradients":  # it follows the input gradients of its own stage
-                costs[kind].append(_Cost(duration, 0.0, at_once, None))
-                continue
             reader = chunk + 1 if is_forward else chunk - 1
             is_sent = 0 <= reader < placement.chunks and placement.stage(reader) != stage
-            source = placement.source(chunk, is_forward=is_forward)
-            cost = _Cost(
-                duration + (send.occupied if is_sent else 0.0),
-                send.hidden if is_sent else 0.0,
-                at_once if source is None else results[source],
-                results[is_forward, chunk],
-            )
-            costs[kind].append(cost)
+            sent = send if is_sent else NO_SEND
+            needed = results[placement.source(chunk, is_forward=is_forward)]
+            result = results[is_forward, chunk]
+            if kind == "weight_gradients":  # they follow the input gradients of their own stage
+                sent, needed, result = NO_SEND, results[None], results[None].copy()
+            costs[kind].append((duration + sent.occupied, sent.hidden, needed, result))
     return costs
 
 
