@@ -18,7 +18,7 @@ from benchmarks.pipeline.pipeline_case import (
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import Action, Schedule
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.planner.activations import stage_activations
+from frontier_llm.planner.block import stage_activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
 

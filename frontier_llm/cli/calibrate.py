@@ -17,10 +17,9 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from frontier_llm.calibration.cluster_values import measured
 from frontier_llm.calibration.device import device
 from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
-from frontier_llm.calibration.ranks import Figures, measure
+from frontier_llm.calibration.ranks import Figures, measure, measured
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, tool_parser

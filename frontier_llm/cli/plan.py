@@ -40,8 +40,7 @@ from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import Estimate, estimate, run_cost
 from frontier_llm.planner.plan_page import make_page
-from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
-from frontier_llm.planner.search import Found, Goal, search_all
+from frontier_llm.planner.search import Found, Goal, Point, fewest_nodes, scaling_curves, search_all
 from frontier_llm.units import counted
 
 SEARCHED = ("parallel", "sharding", "collectives")

@@ -18,8 +18,15 @@ from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.estimate import budget_bytes
-from frontier_llm.planner.fit import Fitted, changed_cluster, fit_cluster
-from frontier_llm.planner.measured import MeasuredRun, Prediction, errors, predict
+from frontier_llm.planner.measured import (
+    Fitted,
+    MeasuredRun,
+    Prediction,
+    changed_cluster,
+    errors,
+    fit_cluster,
+    predict,
+)
 from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.search import Progress
 

@@ -8,8 +8,7 @@ from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.config.run import RunConfig
 from frontier_llm.planner.estimate import Estimate, budget_bytes, run_cost
 from frontier_llm.planner.memory import StageMemory
-from frontier_llm.planner.scaling import Point
-from frontier_llm.planner.search import Found
+from frontier_llm.planner.search import Found, Point
 from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure
 
 MOST_STAGES = 8

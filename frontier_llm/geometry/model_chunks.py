@@ -1,7 +1,7 @@
 """Divide the layers of a model over the stages and virtual stages of a pipeline.
 
 With S stages and C virtual stages per stage, the model is divided into S x C model chunks. The
-stage of a chunk follows from the placement (pipeline_actions.py).
+stage of a chunk follows from the placement (pipeline_schedule.py).
 
 A stack is a sequence of layers of one kind. A GPT has one stack, the decoder. The layers of an
 encoder-decoder form one list, in which the encoder comes first. The list may be divided anywhere,
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,15 @@ from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
-from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, refresh_is_lossy
 from frontier_llm.geometry.model_chunks import (
     ModelChunk,
     has_shared_table,
     make_model_chunks,
 )
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.pipeline_schedule import (
     FOLDED,
+    Placement,
     Schedule,
     ScheduleName,
     make_schedule,
@@ -35,9 +34,12 @@ from frontier_llm.geometry.pipeline_schedule import (
 from frontier_llm.geometry.state_memory import (
     COMPUTE_BYTES,
     check_whole_matrices,
+    feedback_bytes,
     gathered_elements,
+    message_bytes,
     needs_master,
     rank_state_bytes,
+    refresh_is_lossy,
     saved_bytes,
     updates_whole_matrices,
 )

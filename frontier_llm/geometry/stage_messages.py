@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, Placement
+from frontier_llm.geometry.pipeline_schedule import Action, Placement
 
 COSTS = {"forward": 1, "backward": 2, "input_gradients": 1, "weight_gradients": 1}
 """Nominal costs of actions by kind. They decide where in a program messages are, and no more."""

@@ -35,7 +35,7 @@ from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, has_shared_table
 from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
-from frontier_llm.geometry.pipeline_actions import Action
+from frontier_llm.geometry.pipeline_schedule import Action
 from frontier_llm.geometry.state_memory import FP32_BYTES, prefetch_window, small_elements
 from frontier_llm.geometry.wire import (
     Sent,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
-from frontier_llm.planner.activations import Activations
+from frontier_llm.planner.block import Activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, stages_memory

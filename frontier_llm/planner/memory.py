@@ -21,7 +21,7 @@ from frontier_llm.geometry.state_memory import (
     needs_master,
     state_bytes,
 )
-from frontier_llm.planner.activations import Activations, stage_activations, stages_activations
+from frontier_llm.planner.block import Activations, stage_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKind, UnitRun
 from frontier_llm.units import GIB, MIB
 
@@ -315,7 +315,7 @@ class BackwardPeak:
     def _count_buffers(self, elements: int) -> tuple[int, int]:
         """Return the bytes of a unit's buffer while it is written, and during its reduction.
 
-        Buffers of quantised gradients are message buffers (geometry/message_memory.py). A
+        Buffers of quantised gradients are message buffers (geometry/state_memory.py). A
         reduce-scatter by the communication library receives a part, in fp32. Otherwise a rank
         receives the parts of all ranks (collectives/primitives.py).
         """

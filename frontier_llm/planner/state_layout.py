@@ -10,9 +10,9 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import data_size
 from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
 from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.message_memory import feedback_bytes
 from frontier_llm.geometry.partition import DIGITS, Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import feedback_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.choice import choose

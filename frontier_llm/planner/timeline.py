@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, Event, Placement, run_stages
-from frontier_llm.geometry.pipeline_schedule import Schedule
+from frontier_llm.geometry.pipeline_schedule import Action, Event, Placement, Schedule, run_stages
 from frontier_llm.geometry.resolved import ResolvedLayout
 
 SIMULATED = 3

@@ -6,7 +6,7 @@ The planner draws a simulated step, and the report of a run draws a measured one
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from frontier_llm.geometry.pipeline_actions import Event, Kind
+from frontier_llm.geometry.pipeline_schedule import Event, Kind
 
 WIDTH = 1080
 """Width of the picture in pixels."""

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontier_llm.geometry.pipeline_actions import Action, Event, Kind
-from frontier_llm.geometry.pipeline_schedule import Schedule
+from frontier_llm.geometry.pipeline_schedule import Action, Event, Kind, Schedule
 
 TIMELINE_FILE = "timeline.json"
 RECORDED_ACTIONS = 240

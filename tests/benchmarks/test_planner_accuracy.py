@@ -15,9 +15,9 @@ from benchmarks.planner_accuracy import (
 )
 from benchmarks.published.tables import TABLES
 from docs.generate.planner_page import PAGE, validation
-from frontier_llm.calibration.products import Sample, fitted
+from frontier_llm.calibration.device import Sample, fitted
 from frontier_llm.planner.compute import tile_flops
-from frontier_llm.planner.fit import cluster_constants
+from frontier_llm.planner.measured import cluster_constants
 
 pytestmark = pytest.mark.slow
 

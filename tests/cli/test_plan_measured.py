@@ -10,8 +10,7 @@ from frontier_llm.cli import plan
 from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.measured_table import read_table
 from frontier_llm.cli.options import run_command
-from frontier_llm.planner.fit import changed_cluster, with_constants
-from frontier_llm.planner.measured import QUANTITIES, predict
+from frontier_llm.planner.measured import QUANTITIES, changed_cluster, predict, with_constants
 
 COLUMNS = {
     "cluster": "a100_80g",

@@ -79,8 +79,7 @@ READERS = {
     "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
     " planner.micro_batch planner.recompute planner.params planner.grads planner.optimizer"
     " planner.survives",
-    "planner/search.py": "planner.objective planner.rows",
-    "planner/scaling.py": "planner.goal_tokens_per_second",
+    "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
     "cli/plan.py": "planner.collectives planner.tokens",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",

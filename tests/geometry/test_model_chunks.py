@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.geometry.model_chunks import make_model_chunks, split_layers
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 
 
 @st.composite

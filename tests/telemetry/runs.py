@@ -5,7 +5,7 @@ from pathlib import Path
 
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import make_model_chunks
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.jsonl import JsonlSink
 from frontier_llm.telemetry.metrics import StepMetrics

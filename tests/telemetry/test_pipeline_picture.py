@@ -1,6 +1,6 @@
 """The picture of a step has a box for each action, a legend and a row for each drawn stage."""
 
-from frontier_llm.geometry.pipeline_actions import Action, Event
+from frontier_llm.geometry.pipeline_schedule import Action, Event
 from frontier_llm.telemetry.pipeline_picture import DRAWN_STAGES, draw
 
 
