@@ -30,6 +30,32 @@ COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
 is larger than the caches of a core. The products of a GPU are larger than its caches."""
 FFN = 4
 """Width of the activation function, in hidden sizes."""
+SECONDS = 0.04
+"""Minimum duration of one measurement, in seconds."""
+REPETITIONS = 5
+"""Number of measurements. Their median counts, as a step takes about as long as the median step:
+the fastest measurement may have run at a higher clock speed, and other programs slow down some."""
+SHAPES = {
+    "cpu": (
+        (256, 256, 256),
+        (256, 256, 1024),
+        (512, 256, 256),
+        (512, 1024, 256),
+        (1024, 1024, 1024),
+    ),
+    "cuda": (
+        (2048, 1024, 1024),
+        (2048, 2304, 6912),
+        (2048, 4096, 4096),
+        (4096, 4096, 11008),
+        (4096, 12288, 3072),
+        (8192, 8192, 8192),
+        (2048, 25600, 12800),
+    ),
+}
+"""Measured shapes by type of device: rows, inner size and columns of a product."""
+HALF_SIZES = tuple(range(0, 1001, 2))
+"""Values of `MatrixCurve.half_size` that the fit tries."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +176,6 @@ def _kernel_seconds() -> float:
     return seconds_of(lambda: tensor.add_(1.0))
 
 
-SECONDS = 0.04
-"""Minimum duration of one measurement, in seconds."""
-REPETITIONS = 5
-"""Number of measurements. Their median counts, as a step takes about as long as the median step:
-the fastest measurement may have run at a higher clock speed, and other programs slow down some."""
-
-
 def device() -> torch.device:
     """Return the GPU of this rank, or the CPU of a machine without a GPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -199,29 +218,6 @@ def _measure(action: Callable[[], object]) -> float:
             finish()
     finish()
     return (time.perf_counter() - start) / calls
-
-
-SHAPES = {
-    "cpu": (
-        (256, 256, 256),
-        (256, 256, 1024),
-        (512, 256, 256),
-        (512, 1024, 256),
-        (1024, 1024, 1024),
-    ),
-    "cuda": (
-        (2048, 1024, 1024),
-        (2048, 2304, 6912),
-        (2048, 4096, 4096),
-        (4096, 4096, 11008),
-        (4096, 12288, 3072),
-        (8192, 8192, 8192),
-        (2048, 25600, 12800),
-    ),
-}
-"""Measured shapes by type of device: rows, inner size and columns of a product."""
-HALF_SIZES = tuple(range(0, 1001, 2))
-"""Values of `MatrixCurve.half_size` that the fit tries."""
 
 
 class Sample(NamedTuple):

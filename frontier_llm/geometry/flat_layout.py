@@ -99,16 +99,9 @@ def unit_layouts(
     """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
 
     A parameter that two chunks of the stage read, as embedding and as head, is in its unit once.
-
-    Args:
-        model: dimensions of the model.
-        chunks: model chunks of the stage.
-        sequence_length: number of rows of the learned position table.
-        tensor: number of tensor ranks over which matrices are divided.
-        multiple: the size of each buffer is rounded up to a multiple of this number.
-        keeps_whole: whether the optimizer updates the matrices of layers as a whole.
-        factors_moments: whether the optimizer factors second moments.
-        parts: number of optimizer intervals per buffer.
+    The size of each buffer is rounded up to a multiple of a number. The optimizer may update the
+    matrices of layers as a whole, and may factor second moments; there are `parts` intervals of its
+    states per buffer.
     """
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:

@@ -55,6 +55,9 @@ and collectives of a GPU find it aligned."""
 DIGITS: tuple[Digit, ...] = get_args(Digit)
 _ConfiguredFactors = dict[str, Factor]
 """The three factors of a configuration by their keys, as integers or as words."""
+Survives = Literal["nothing", "rank", "node"]
+"""The largest part of a job that may be lost at once."""
+ORDER: tuple[Survives, ...] = ("nothing", "rank", "node")
 
 
 class Digits(NamedTuple):
@@ -366,11 +369,6 @@ def _filled(borders: tuple[int, ...], loads: list[int], limit: int) -> list[int]
             index += 1
         bounds.append(borders[index])
     return bounds
-
-
-Survives = Literal["nothing", "rank", "node"]
-"""The largest part of a job that may be lost at once."""
-ORDER: tuple[Survives, ...] = ("nothing", "rank", "node")
 
 
 @lru_cache

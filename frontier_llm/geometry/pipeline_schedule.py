@@ -28,6 +28,11 @@ from typing import Literal, NamedTuple
 from frontier_llm.config.parallel import ScheduleName
 
 Kind = Literal["forward", "backward", "input_gradients", "weight_gradients"]
+FOLDED = ("zb_v", "v_half")
+"""Schedules with V placement."""
+SPLIT_KINDS: tuple[Kind, ...] = ("backward", "input_gradients", "weight_gradients")
+_Ends = dict[tuple[bool, int] | None, list[int | None]]
+"""By whether a pass is forward and by its chunk: when it ends, by micro-batch; None = unknown."""
 
 
 class Action(NamedTuple):
@@ -125,10 +130,6 @@ def run_stages(stages: Sequence[Iterator[int]]) -> None:
         # Forward passes continue on the next stage and backward passes on the previous one. Hence
         # turns alternate between ascending and descending stages.
         stages = [s for s, count in zip(stages, counts, strict=True) if count is not None][::-1]
-
-
-FOLDED = ("zb_v", "v_half")
-"""Schedules with V placement."""
 
 
 @dataclass(frozen=True)
@@ -319,11 +320,6 @@ def defer(
         ]
     )
     return [stage.order for stage in stages]
-
-
-SPLIT_KINDS: tuple[Kind, ...] = ("backward", "input_gradients", "weight_gradients")
-_Ends = dict[tuple[bool, int] | None, list[int | None]]
-"""By whether a pass is forward and by its chunk: when it ends, by micro-batch; None = unknown."""
 
 
 class _Stage:

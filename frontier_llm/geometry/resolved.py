@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from frontier_llm.config.collectives import CollectivesConfig, CommunicatorCount
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import OptimizerConfig
-from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
@@ -98,8 +97,6 @@ class ResolvedLayout:
         """Resolve a configuration on a number of ranks.
 
         Args:
-            config: configuration of the run.
-            ranks: number of ranks of the run.
             ranks_per_node: number of neighbouring ranks that share a node.
             precision: compute format that the run has already chosen; None = that of the
                 configuration, where `auto` stands for bf16.
@@ -107,24 +104,32 @@ class ResolvedLayout:
             check_rules: false only in programs that do not train (config/rules.py).
 
         Raises:
-            ConfigError: the configuration cannot run on this number of ranks, or its sharding
-                factors do not divide one another or are still `auto` (planner/choice.py).
+            ConfigError: the configuration cannot run on these ranks, or its sharding factors do not
+                divide one another or are still `auto` (planner/choice.py).
         """
         if check_rules:
             check(config, ranks)
         parallel, data = config.parallel, config.data
-        grid, formats = _grid(config, ranks, ranks_per_node), StateFormats.at(config.collectives)
+        replicas = ranks // (parallel.tensor * parallel.pipeline)
+        per_package = config.cluster.ranks_per_package(ranks_per_node)
+        grid = Grid(parallel.tensor, replicas, parallel.pipeline, ranks_per_node, per_package)
+        placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
+        formats = StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
-        schedule_name, waiting_weights = _schedule(parallel)
+        # until the planner has chosen, `auto` stands for whole backward passes
+        whole: ScheduleName = "interleaved" if parallel.chunks > 1 else "1f1b"
+        waiting = parallel.waiting_weights
         return cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
             lengths=sample_lengths(config.model, data.sequence_length),
-            model_chunks=_model_chunks(config.model.layers, parallel),
+            model_chunks=make_model_chunks(
+                config.model.layers, placement, parallel.layers_per_stage
+            ),
             virtual_stages=parallel.chunks,
-            schedule_name=schedule_name,
-            waiting_weights=waiting_weights,
+            schedule_name=whole if parallel.schedule == "auto" else parallel.schedule,
+            waiting_weights=0 if waiting == "auto" else waiting,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
             attention=config.attention,
@@ -269,13 +274,6 @@ class ResolvedLayout:
         return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
 
 
-def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
-    parallel = config.parallel
-    data = ranks // (parallel.tensor * parallel.pipeline)
-    ranks_per_package = config.cluster.ranks_per_package(ranks_per_node)
-    return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node, ranks_per_package)
-
-
 def _factors(
     config: RunConfig, grid: Grid, formats: StateFormats, *, ignore_sharding: bool
 ) -> Factors:
@@ -286,19 +284,3 @@ def _factors(
     check_whole_matrices(config, factors, formats)
     borders = level_borders(grid) if formats.exchanges or by_pairs else ()
     return replace(factors, divides_sums=formats.encodes_sums, borders=borders)
-
-
-def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:
-    """Return the name of the schedule, and how many weight gradients may wait.
-
-    Until the planner has chosen, `auto` stands for schedules whose backward passes are not split.
-    """
-    waiting_weights = 0 if parallel.waiting_weights == "auto" else parallel.waiting_weights
-    if parallel.schedule != "auto":
-        return parallel.schedule, waiting_weights
-    return "interleaved" if parallel.chunks > 1 else "1f1b", waiting_weights
-
-
-def _model_chunks(layers: int, parallel: ParallelConfig) -> tuple[ModelChunk, ...]:
-    placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
-    return make_model_chunks(layers, placement, parallel.layers_per_stage)

@@ -29,6 +29,12 @@ SMALL_SHARE = 16
 """A unit is small if the average unit is at least this many times as large. Norms and position
 tables are small. All small units of a stage together have at most 1/16 of its parameters."""
 UnitT = TypeVar("UnitT", bound=Hashable)
+BUFFER_BYTES = 64
+"""Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
+LOSS_CHUNK_BYTES = 128 * MIB
+"""Size of the fp32 logits that the loss computes at a time on a GPU: enough to fill it."""
+CPU_LOSS_CHUNK_BYTES = 2**19
+"""The same on a CPU: small enough for its caches."""
 
 
 def needs_master(compute_bytes: int, refresh_is_lossy: bool = False) -> bool:
@@ -212,14 +218,6 @@ def _fullest(layouts: Sequence[FlatLayout], factors: Factors) -> int:
     return next(
         rank for rank in ranks if factors.interval(len(ranks), rank, len(ranks)).start == fullest
     )
-
-
-BUFFER_BYTES = 64
-"""Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
-LOSS_CHUNK_BYTES = 128 * MIB
-"""Size of the fp32 logits that the loss computes at a time on a GPU: enough to fill it."""
-CPU_LOSS_CHUNK_BYTES = 2**19
-"""The same on a CPU: small enough for its caches."""
 
 
 def refresh_is_lossy(formats: StateFormats, factors: Factors, compute_bytes: int) -> bool:

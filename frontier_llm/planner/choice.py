@@ -16,6 +16,15 @@ from frontier_llm.planner.space import Order, legal_factors, orders
 from frontier_llm.planner.step_time import StepTime, step_time
 from frontier_llm.units import format_bytes, format_seconds
 
+FREE_SHARE = 0.05
+"""Share of the memory that should stay free, because allocators slow a run down in nearly full
+memory."""
+FREE_COST = 0.01
+"""Share of a step that may be lost to leave that memory free."""
+LEAST_GAIN = 0.01
+"""Share of the step that a schedule with split backward passes must save to be preferred to the
+fastest one with whole backward passes."""
+
 
 def choose(
     config: RunConfig,
@@ -35,13 +44,6 @@ def choose(
     if choice:
         explain(f"sharding={config.sharding.name}: {choice}")
     return choose_schedule(config, ranks, ranks_per_node)
-
-
-FREE_SHARE = 0.05
-"""Share of the memory that should stay free, because allocators slow a run down in nearly full
-memory."""
-FREE_COST = 0.01
-"""Share of a step that may be lost to leave that memory free."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,6 @@ def _nothing_fits(config: RunConfig, peaks: list[StageMemory], budget: int) -> C
         f"{device.memory_gib:g} GiB of {device.name} (cluster={config.cluster.name})",
         "raise parallel.tensor or parallel.pipeline, set recompute=full, or start more ranks",
     )
-
-
-LEAST_GAIN = 0.01
-"""Share of the step that a schedule with split backward passes must save to be preferred to the
-fastest one with whole backward passes."""
 
 
 def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunConfig:

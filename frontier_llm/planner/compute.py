@@ -35,6 +35,21 @@ COMPILED_FACTOR, EAGER_FACTOR = 0.797, 1.795
 relative to `moved_elements`, and in addition if they are not, relative to `function_elements`. They
 give the bytes counted in the generated code of a LLaMA-7B layer (docs/gpu.md, kernels of a layer):
 1.93 GB and 4.11 GB."""
+SPLITS = (1, 2, 4, 8)
+"""Numbers of parts into which the inner dimension may be divided."""
+PROLOGUE = 64
+"""Steps along the inner dimension that a tile takes to load its first operands and to store its
+result, while the matrix units wait."""
+WHOLE_WAVES = 0.6
+"""Weight of whole waves against fractions of waves. The tiles of one wave do not all end at the
+same time, so the next wave starts before the last tile of a wave ends."""
+SHARPNESS = 5
+"""Exponent that joins the times of the device and of the CPU. With a larger one, the longer of the
+two would count alone."""
+OURS = EngineConfig().name
+"""Name of the engine that describes this program."""
+NO_HOST = HostTimes(layer_us=0, tensor_us=0, tensor_rank_us=0, micro_batch_us=0, step_us=0)
+"""Times on a cluster without devices, where the CPU computes itself."""
 
 
 @dataclass(frozen=True)
@@ -223,14 +238,6 @@ TILES = (
     Tile(64, 64, 0.6),
 )
 """Tiles of cuBLAS's kernels for tensor cores."""
-SPLITS = (1, 2, 4, 8)
-"""Numbers of parts into which the inner dimension may be divided."""
-PROLOGUE = 64
-"""Steps along the inner dimension that a tile takes to load its first operands and to store its
-result, while the matrix units wait."""
-WHOLE_WAVES = 0.6
-"""Weight of whole waves against fractions of waves. The tiles of one wave do not all end at the
-same time, so the next wave starts before the last tile of a wave ends."""
 
 
 @lru_cache(maxsize=65536)
@@ -249,15 +256,6 @@ def tile_flops(rows: int, inner: int, columns: int, count: int, processors: int)
             waves = WHOLE_WAVES * math.ceil(filled) + (1 - WHOLE_WAVES) * max(filled, 1.0)
             least = min(least, waves * tile_cost * (inner / split + PROLOGUE))
     return least
-
-
-SHARPNESS = 5
-"""Exponent that joins the times of the device and of the CPU. With a larger one, the longer of the
-two would count alone."""
-OURS = EngineConfig().name
-"""Name of the engine that describes this program."""
-NO_HOST = HostTimes(layer_us=0, tensor_us=0, tensor_rank_us=0, micro_batch_us=0, step_us=0)
-"""Times on a cluster without devices, where the CPU computes itself."""
 
 
 def host_times(device: DeviceConfig, engine: EngineConfig, precision: str) -> HostTimes:

@@ -220,9 +220,7 @@ class LayoutTime:
             kind,
             chunks,
             tensor=Cost(tensor, self.groups.tensor.link),
-            exchange=Cost(
-                self._sends(kind) * self.send.occupied, self.groups.to_next_stage(0).link
-            ),
+            exchange=Cost(self._sends(kind) * self.send.occupied, self.groups.send(0).link),
         )
 
     def _tensor_seconds(self, chunk: ModelChunk, compute: Seconds) -> ActionSeconds:
@@ -289,7 +287,7 @@ class LayoutTime:
         if layout.grid.pipeline == 1:
             return Send()
         sent = layout.activation_traffic.boundary_bytes()
-        seconds = self.groups.to_next_stage(sent / tensor if split else sent).seconds
+        seconds = self.groups.send(sent / tensor if split else sent).seconds
         if split and tensor > 1:
             seconds += self.groups.tensor.gather(sent * (tensor - 1) / tensor).seconds
         if layout.virtual_stages == 1:

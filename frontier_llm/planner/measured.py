@@ -41,6 +41,39 @@ QUANTITIES: dict[str, Callable[[Estimate], float]] = {
     ),
 }
 """The measured quantities, by name of their column. All but the first are per device."""
+SPREAD = 0.2
+"""Expected error of the logarithm of a starting value."""
+MEAN_ERROR = 0.01
+"""Mean relative error of a table that weighs as much as a change of one constant by SPREAD."""
+DAMPED_ABOVE = 0.1
+"""Residuals grow in proportion up to about this size, and more slowly beyond it."""
+SMALLEST_FACTOR = 1e-3
+"""Smallest fitted value of a constant, relative to its starting value."""
+STEP = 0.02
+"""Relative change of a constant from which derivatives are computed."""
+ROUNDS = 25
+LEAST_GAIN = 0.002
+"""The fit ends if a round reduces the sum of squares by less than this share."""
+LEAST_ROWS = 3
+"""Smallest number of rows to which constants are fitted."""
+MOST_FOLDS = 10
+"""Largest number of parts that are left out in turn."""
+MOST_FITTED = 300
+"""Largest number of rows in a fit; of more rows, evenly spaced ones are used."""
+Constants = Mapping[str, float]
+"""Values of some constants, by name."""
+CALIBRATION = ("attention_share", "memory_share", "hidden_share")
+HOST = ("layer_us", "micro_batch_us")
+LARGEST: Constants = {
+    "product_share": 0.95,
+    "attention_share": 1.0,
+    "memory_share": 0.95,
+    "hidden_share": 1.0,
+    "near": 1.0,
+    "far": 1.0,
+}
+"""Upper limits of the shares; the other constants have none. Speeds above 95% of the datasheet's
+are not believed."""
 
 
 @dataclass(frozen=True)
@@ -95,41 +128,6 @@ def errors(predictions: Sequence[Prediction]) -> Errors:
     """Return the errors of some predictions."""
     absolute = [abs(prediction.error) for prediction in predictions]
     return Errors(sum(absolute) / len(absolute), max(absolute))
-
-
-SPREAD = 0.2
-"""Expected error of the logarithm of a starting value."""
-MEAN_ERROR = 0.01
-"""Mean relative error of a table that weighs as much as a change of one constant by SPREAD."""
-DAMPED_ABOVE = 0.1
-"""Residuals grow in proportion up to about this size, and more slowly beyond it."""
-SMALLEST_FACTOR = 1e-3
-"""Smallest fitted value of a constant, relative to its starting value."""
-STEP = 0.02
-"""Relative change of a constant from which derivatives are computed."""
-ROUNDS = 25
-LEAST_GAIN = 0.002
-"""The fit ends if a round reduces the sum of squares by less than this share."""
-LEAST_ROWS = 3
-"""Smallest number of rows to which constants are fitted."""
-MOST_FOLDS = 10
-"""Largest number of parts that are left out in turn."""
-MOST_FITTED = 300
-"""Largest number of rows in a fit; of more rows, evenly spaced ones are used."""
-Constants = Mapping[str, float]
-"""Values of some constants, by name."""
-CALIBRATION = ("attention_share", "memory_share", "hidden_share")
-HOST = ("layer_us", "micro_batch_us")
-LARGEST: Constants = {
-    "product_share": 0.95,
-    "attention_share": 1.0,
-    "memory_share": 0.95,
-    "hidden_share": 1.0,
-    "near": 1.0,
-    "far": 1.0,
-}
-"""Upper limits of the shares; the other constants have none. Speeds above 95% of the datasheet's
-are not believed."""
 
 
 class Fitted(NamedTuple):

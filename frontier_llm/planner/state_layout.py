@@ -18,6 +18,20 @@ from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.memory import STATES
 
+MOST_RANKS = 64
+"""Number of data ranks that are drawn at most."""
+ROW, GAP, TOP, MARGIN = 22, 14, 96, 16
+"""Height of a row, gap between nodes, top of the first row, and outer margin, in pixels."""
+LABELS, BAR, BETWEEN = 168, 220, 26
+"""Width of the labels, of a bar, and of the space between two bars, in pixels."""
+COLUMNS = (
+    ("parameters", "#2f6db5", "#e4edf7"),
+    ("gradients", "#c8780a", "#faeeda"),
+    ("optimizer states", "#2c8a4b", "#e1f2e7"),
+)
+"""Model states, with the colours of the part that a rank stores and of the whole buffer."""
+LEFTS = [MARGIN + LABELS + column * (BAR + BETWEEN) for column in range(len(COLUMNS))]
+
 
 @dataclass(frozen=True)
 class StateLayout:
@@ -124,21 +138,6 @@ def _with_whole_micro_batches(config: RunConfig) -> RunConfig:
         batch = max(batch, multiple * config.parallel.pipeline)
     data = config.data.model_copy(update={"global_batch": batch})
     return config.model_copy(update={"data": data})
-
-
-MOST_RANKS = 64
-"""Number of data ranks that are drawn at most."""
-ROW, GAP, TOP, MARGIN = 22, 14, 96, 16
-"""Height of a row, gap between nodes, top of the first row, and outer margin, in pixels."""
-LABELS, BAR, BETWEEN = 168, 220, 26
-"""Width of the labels, of a bar, and of the space between two bars, in pixels."""
-COLUMNS = (
-    ("parameters", "#2f6db5", "#e4edf7"),
-    ("gradients", "#c8780a", "#faeeda"),
-    ("optimizer states", "#2c8a4b", "#e1f2e7"),
-)
-"""Model states, with the colours of the part that a rank stores and of the whole buffer."""
-LEFTS = [MARGIN + LABELS + column * (BAR + BETWEEN) for column in range(len(COLUMNS))]
 
 
 def draw(layout: StateLayout) -> str:

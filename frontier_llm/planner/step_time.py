@@ -32,6 +32,17 @@ from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
 from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
 
+NORM_BYTES = 4
+"""Bytes read per element of the fp32 gradient to compute the gradient norm."""
+UPDATE_BYTES = {"adamw": 28, "adamw_8bit": 64, "muon": 44, "adafactor": 40}
+"""Bytes moved to update an element in fp32. AdamW reads the gradient, the master weight and two
+moments, and writes the master weight and the moments. Muon reads and writes in three kernels: the
+momentum, the matrix that is orthogonalised, and the master weight. Adafactor reads the gradient to
+add up its squares, divides it in place, adds up the squares of the result and of the weights, and
+scales and adds it. Moments in 8 bits are decoded to fp32 before the update and encoded after it."""
+ITERATIONS = 5
+"""Iterations of Newton and Schulz in Muon."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -237,19 +248,7 @@ def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cos
         return Cost(0.0, "")
     table_elements = kind.units[-1][0]  # the table is the largest unit
     shard_bytes = FP32_BYTES * (table_elements / candidate.factors.optimizer)
-    return groups.between_ends(all_reduce_bytes(shard_bytes, 2))
-
-
-NORM_BYTES = 4
-"""Bytes read per element of the fp32 gradient to compute the gradient norm."""
-UPDATE_BYTES = {"adamw": 28, "adamw_8bit": 64, "muon": 44, "adafactor": 40}
-"""Bytes moved to update an element in fp32. AdamW reads the gradient, the master weight and two
-moments, and writes the master weight and the moments. Muon reads and writes in three kernels: the
-momentum, the matrix that is orthogonalised, and the master weight. Adafactor reads the gradient to
-add up its squares, divides it in place, adds up the squares of the result and of the weights, and
-scales and adds it. Moments in 8 bits are decoded to fp32 before the update and encoded after it."""
-ITERATIONS = 5
-"""Iterations of Newton and Schulz in Muon."""
+    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=layout.grid.pipeline - 1)
 
 
 def update_seconds(

@@ -19,6 +19,16 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 SIMULATED = 3
 """Micro-batches that are simulated in a long step, as a multiple of the stages. A multiple of the
 stages is left out, so that the groups of micro-batches of interleaved schedules stay similar."""
+ROUNDING = 1e-9
+"""Share by which a lower bound is lowered, more than the rounding errors of all sums."""
+Times = list[list[tuple[float, float]]]
+"""For each stage, the start and the end of its actions, in their order."""
+_Results = dict[tuple[bool, int] | None, list[float | None]]
+"""By whether a pass is forward and by its chunk: when its result has arrived where it is read, by
+micro-batch; None = not yet known."""
+_Cost = tuple[float, float, list[float | None], list[float | None]]
+"""Seconds of an action, further seconds until its result arrives, when the results that it needs
+arrive, and when its own results arrive."""
 
 
 class ActionSeconds(NamedTuple):
@@ -45,10 +55,6 @@ class Send(NamedTuple):
 
 
 NO_SEND = Send()
-ROUNDING = 1e-9
-"""Share by which a lower bound is lowered, more than the rounding errors of all sums."""
-Times = list[list[tuple[float, float]]]
-"""For each stage, the start and the end of its actions, in their order."""
 
 
 def simulate(
@@ -120,14 +126,6 @@ def _moments(
         ]
     )
     return moments
-
-
-_Results = dict[tuple[bool, int] | None, list[float | None]]
-"""By whether a pass is forward and by its chunk: when its result has arrived where it is read, by
-micro-batch; None = not yet known."""
-_Cost = tuple[float, float, list[float | None], list[float | None]]
-"""Seconds of an action, further seconds until its result arrives, when the results that it needs
-arrive, and when its own results arrive."""
 
 
 def _run(
