@@ -90,13 +90,14 @@ def used_groups(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[C
     `tied` is the result of `tied_stages`.
     """
     grid = layout.grid
-    ranks = [layout.grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
-    near_and_far = _near_and_far(layout, grid.rank(Coordinates(0, 0, stage)), ranks)
+    ranks = [grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
+    first = grid.rank(Coordinates(0, 0, stage))
+    near = sum(grid.same_node(first, rank) for rank in ranks)
     sums = any(stage in set_ and len(set_) == grid.pipeline for set_ in tied)
     groups = [
         Communicator(ALL_RANKS, grid.size),
         Communicator(TENSOR, grid.tensor),
-        Communicator(STAGES, grid.pipeline if sums else 1, *near_and_far),
+        Communicator(STAGES, grid.pipeline if sums else 1, near, len(ranks) - near),
         *(
             Communicator(tied_name(set_), len(set_))
             for set_ in sorted(tied)
@@ -175,9 +176,3 @@ def _hop_places(grid: Grid, hop: Hop, place: int) -> tuple[int, int]:
     offsets = [grid.rank(Coordinates(0, data_rank, 0)) for data_rank in hop.group(0)]
     near = sum(place + offset < grid.ranks_per_node for offset in offsets[1:])
     return near, len(offsets) - 1 - near
-
-
-def _near_and_far(layout: ResolvedLayout, rank: int, others: Iterable[int]) -> tuple[int, int]:
-    """Count the ranks that share the node of `rank`, and the others."""
-    near = [layout.grid.same_node(rank, other) for other in others]
-    return sum(near), len(near) - sum(near)

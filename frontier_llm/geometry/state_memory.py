@@ -1,4 +1,4 @@
-"""Count the bytes of model states that a rank keeps between steps, and of gathered parameters.
+"""Count the bytes that a rank keeps between steps, of gathered parameters, and of messages.
 
 A unit is the parameters that are gathered together: the embedding, a layer or the head.
 """

@@ -25,7 +25,7 @@ padding.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -213,14 +213,6 @@ class StateTraffic:
         return tuple(ranks[data_rank] for data_rank in data_ranks)
 
 
-class _Event(NamedTuple):
-    """The moment at which a pass starts (`acquires`) or stops using a unit."""
-
-    forward: bool
-    acquires: bool
-    unit: str
-
-
 def count_gathers(
     model: ModelConfig,
     chunks: Sequence[ModelChunk],
@@ -236,18 +228,34 @@ def count_gathers(
     Weight gradients, among the `actions` of the stage, read no parameters.
     """
     events = [
-        event
+        (kind == "forward", acquires, unit)
         for kind, virtual_stage, _ in actions
         if kind != "weight_gradients"
-        for event in _events(model, chunks[virtual_stage], forward=kind == "forward")
+        for acquires, unit in _events(model, chunks[virtual_stage], forward=kind == "forward")
     ]
     limit = small_elements(Counter(sizes.values()))
     small = {unit for unit, size in sizes.items() if size <= limit}
-    return _count(events, small, units_in_flight)
+    uses = [(unit, not forward) for forward, acquires, unit in events if acquires]
+    counts: Counter[tuple[str, bool]] = Counter()  # by unit and whether a backward pass reads it
+    gathered: set[str] = set()  # units that have memory at this moment
+    position = 0  # index of the next use
+    reading: list[tuple[str, bool]] = []  # the use that has started and not stopped
+    for _, acquires, unit in events:
+        if acquires:
+            reading = [uses[position]]
+            counts[uses[position]] += unit not in gathered
+            gathered.add(unit)
+            position += 1
+            continue
+        reading = [use for use in reading if use[0] != unit]
+        next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
+        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
+            gathered.discard(unit)
+    return {unit: Gathers(counts[unit, False], counts[unit, True]) for unit, _ in uses}
 
 
-def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[_Event]:
-    """Yield the moments at which one pass starts and stops using units, as in engine/hooks.py."""
+def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[tuple[bool, str]]:
+    """Yield the units that one pass starts (true) or stops using, as in engine/hooks.py."""
     tables = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
     output = "embedding" if model.tied else "head"
     units = []  # all units after the embedding, in the order of the forward pass
@@ -258,44 +266,18 @@ def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator
     units += [output] if chunk.has_head else []
     if forward:
         if chunk.has_embedding:
-            yield from (_Event(forward, True, unit) for unit in tables)
-            yield from (_Event(forward, False, unit) for unit in tables)
+            yield from ((True, unit) for unit in tables)
+            yield from ((False, unit) for unit in tables)
         for unit in units:
-            yield _Event(forward, True, unit)
-            yield _Event(forward, False, unit)
+            yield True, unit
+            yield False, unit
         return
     # The gradient of a table that is both embedding and head is complete only after the backward
     # pass of the embedding, so this table is released last.
     shared_table = output if has_shared_table(model, [chunk]) else None
     for unit in reversed(units):
-        yield _Event(forward, True, unit)
+        yield True, unit
         if unit != shared_table:
-            yield _Event(forward, False, unit)
+            yield False, unit
     if shared_table:
-        yield _Event(forward, False, shared_table)
-
-
-def _count(
-    events: Sequence[_Event], small: Collection[str], units_in_flight: int
-) -> dict[str, Gathers]:
-    gathers: dict[str, Gathers] = {}
-    gathered: set[str] = set()  # units that have memory at this moment
-    uses = [(event.unit, not event.forward) for event in events if event.acquires]
-    position = 0  # index of the next use
-    reading: list[tuple[str, bool]] = []  # the use that has started and not stopped
-    for forward, acquires, unit in events:
-        if acquires:
-            reading = [uses[position]]
-            position += 1
-            count, is_missing = gathers.get(unit, Gathers(0, 0)), unit not in gathered
-            gathers[unit] = Gathers(
-                count.forward + (is_missing and forward),
-                count.backward + (is_missing and not forward),
-            )
-            gathered.add(unit)
-            continue
-        reading = [use for use in reading if use[0] != unit]
-        next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
-        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
-            gathered.discard(unit)
-    return gathers
+        yield False, shared_table

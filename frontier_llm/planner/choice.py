@@ -209,7 +209,9 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
         return config
     whole = Order("interleaved" if parallel.chunks > 1 else "1f1b", 0)
     fallback = _with_order(config, _with_given(config, whole))
-    tried = dict.fromkeys(_with_given(config, order) for order in _candidates(config))
+    tried = dict.fromkeys(
+        _with_given(config, order) for order in orders(config, parallel.pipeline, parallel.chunks)
+    )
     if parallel.pipeline == 1 or list(tried) == [_with_given(config, whole)]:
         return fallback
     seconds: dict[Order, float] = {}
@@ -226,13 +228,6 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     if seconds[fastest] > (1 - LEAST_GAIN) * seconds.get(whole, float("inf")):
         fastest = whole
     return _with_order(config, fastest)
-
-
-def _candidates(config: RunConfig) -> list[Order]:
-    """Return the schedules of `auto`; `planner.schedule` restricts only searches."""
-    planner = config.planner.model_copy(update={"schedule": None})
-    searched = config.model_copy(update={"planner": planner})
-    return list(orders(searched, config.parallel.pipeline, config.parallel.chunks))
 
 
 def _with_given(config: RunConfig, order: Order) -> Order:

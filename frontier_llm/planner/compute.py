@@ -1,12 +1,18 @@
-"""Predict seconds of computation: matrix products, attention, and kernels that only move memory.
+"""Predict seconds of computation: matrix products, attention, other kernels, and their start.
 
-On a GPU, products take whole waves of tiles (tiles.py). On a CPU, a product of an [m, k] and a
-[k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the speed of large products in
-FLOP/s, and c is `half_size` (config/calibration.py). The backward pass of a product is two products
-with the same number of operations: [m, n][n, k] and [k, m][m, n].
+A GPU divides the result of a product into tiles and computes as many at a time as it has
+multiprocessors (NVIDIA) or compute units (AMD). The number of rounds, called waves, is whole, so a
+product whose last wave is partly empty is slower (NVIDIA, "Matrix multiplication background",
+section on tile and wave quantisation). A library may also divide the inner dimension of a product
+with few tiles (split-K). It chooses the fastest of its kernels; so does this module. On a CPU, a
+product of an [m, k] and a [k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the
+speed of large products in FLOP/s, and c is `half_size` (config/calibration.py). The backward pass
+of a product is two products with the same number of operations: [m, n][n, k] and [k, m][m, n].
 
-The backward pass of flash attention computes five products, its forward pass two (Dao,
-arXiv:2307.08691, section 3.1.2).
+The CPU starts the kernels of a pass one after the other and runs ahead of the device. If they are
+short, the device waits for it. The two times vary from layer to layer, so passes for which both are
+about equal take a little longer than either: (device^5 + host^5)^(1/5) seconds. On a cluster
+without devices one core does both, so the times add up.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Enumerate the space of a search: cuts of the model, and sharding factors of its states."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -43,12 +43,16 @@ class Order(NamedTuple):
         return self.schedule + (f"+{self.waiting_weights}" if self.waiting_weights else "")
 
 
-def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
+def orders(
+    config: RunConfig,
+    stages: int,
+    chunks: int,
+    allowed: Sequence[ScheduleName] | None = None,
+) -> Iterator[Order]:
     """Yield the pipeline schedules to try, those with whole backward passes first.
 
-    `planner.schedule` restricts them; `parallel.schedule` and `parallel.waiting_weights` are not
-    read. A schedule that splits backward passes needs fused gradients and layers that are not
-    compiled (config/rules.py).
+    `parallel.schedule` and `parallel.waiting_weights` are not read. A schedule that splits backward
+    passes needs fused gradients and layers that are not compiled (config/rules.py).
     """
     can_split = (
         stages > 1
@@ -58,7 +62,7 @@ def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
     )
     names = SCHEDULES.get(chunks, ("interleaved",))
     for name in names:
-        if config.planner.schedule is None or name in config.planner.schedule:
+        if allowed is None or name in allowed:
             for waiting in WAITING.get(name, (0,)):
                 if can_split or (waiting == 0 and name in ("1f1b", "interleaved")):
                     yield Order(name, waiting)
@@ -127,7 +131,7 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
         stage_counts = [p for p in divisors(ranks // tensor) if p <= config.model.layers]
         for pipeline in planner.pipeline or stage_counts:
             for chunks in planner.chunks or (DEFAULT_CHUNKS if pipeline > 1 else (1,)):
-                found = orders(config, pipeline, chunks)
+                found = orders(config, pipeline, chunks, planner.schedule)
                 for values in product(found, micro_batches, recomputes):
                     yield Cut(tensor, pipeline, chunks, *values)
 
