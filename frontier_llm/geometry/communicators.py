@@ -85,10 +85,7 @@ def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple
 
 
 def used_groups(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
-    """Return what the first rank of a stage uses in a run, each with several ranks.
-
-    `tied` is the result of `tied_stages`.
-    """
+    """Return what the first rank of a stage uses in a run, each group with several ranks."""
     grid = layout.grid
     ranks = [grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
     first = grid.rank(Coordinates(0, 0, stage))

@@ -2,10 +2,8 @@
 
 A unit is the parameters that are gathered and reduced together: the embedding, a layer or the head.
 Matrices come first in its buffer, then norms and biases. Both are therefore contiguous ranges of
-every shard. Only the range of the matrices may be quantised.
-
-Some optimizers update matrices as a whole (`geometry/optimizer_states.py`). These matrices come
-first, in the order of their names, and the intervals of ranks end between them (geometry/cut.py).
+every shard. Only the range of the matrices may be quantised. Matrices that an optimizer updates as
+a whole come before the others, and the intervals of ranks end between them (`partition.Cut`).
 """
 
 import math

@@ -88,10 +88,7 @@ class Format:
         return self.bits / 8 + scales
 
     def is_lossless(self, element_bytes: int) -> bool:
-        """Whether elements of `element_bytes` bytes are sent unchanged.
-
-        A format that is wider than the elements does not widen them.
-        """
+        """Whether elements of so many bytes are sent unchanged; no format widens them."""
         return self.bits >= 8 * element_bytes
 
     def quantised_of(self, border: int, start: int, elements: int) -> int:
@@ -155,7 +152,6 @@ class StateFormats:
     """The message formats of all collectives of the model states in one step."""
 
     params: Format = FP32
-    """Format of parameters that are gathered for a forward pass."""
     params_backward: Format = FP32
     """Format of parameters that are gathered for a backward pass."""
     refresh: Format = FP32
@@ -169,11 +165,11 @@ class StateFormats:
 
     @classmethod
     def at(cls, config: CollectivesConfig, step: int = 1) -> "StateFormats":
-        """Return the formats of a step. Steps are counted from 1.
+        """Return the formats of a step, counted from 1.
 
         After the step `until_step`, fp32 replaces integer formats, and parameters are sent
-        unchanged. In the steps `refresh_full_every`, twice that, and so on, a refresh by
-        differences sends the parameters themselves.
+        unchanged. In every `refresh_full_every`-th step, a refresh by differences sends the
+        parameters themselves.
         """
         is_over = config.until_step is not None and step > config.until_step
         sends_differences = config.refresh_differences and not is_over

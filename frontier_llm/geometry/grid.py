@@ -1,11 +1,9 @@
 """The grid of ranks: three axes (tensor, data and pipeline), and the groups along each axis.
 
 Ranks are connected by links of three levels: inside a package of devices, such as the two GCDs of
-an MI250X, inside a node, and through the network.
-
-Consecutive ranks differ first in the tensor coordinate, then in the data coordinate, then in the
-pipeline coordinate. The axes that communicate most thus use the fastest links. This order is
-megatron-core's default "tp-cp-ep-dp-pp".
+an MI250X, inside a node, and through the network. Consecutive ranks differ first in the tensor
+coordinate, then in the data coordinate, then in the pipeline coordinate, so that the axes that
+communicate most use the fastest links. This order is megatron-core's default "tp-cp-ep-dp-pp".
 """
 
 from collections.abc import Sequence

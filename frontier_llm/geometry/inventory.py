@@ -1,8 +1,8 @@
 """List the parameters of a model by name and shape, without building the model.
 
-Names and shapes are those of the whole model. They are not divided over tensor ranks and have no
-padding, and the two halves of a gated feed-forward block are separate matrices. Checkpoints use the
-same names. The shape of a linear weight is [outputs, inputs].
+Names and shapes are those of the whole model and of checkpoints: not divided over tensor ranks,
+without padding, and with two matrices for a gated feed-forward block. The shape of a linear weight
+is [outputs, inputs].
 """
 
 import math

@@ -1,11 +1,10 @@
 """Divide the layers of a model over the stages and virtual stages of a pipeline.
 
-With S stages and C virtual stages per stage, the model is divided into S x C model chunks. The
-stage of a chunk follows from the placement (pipeline_schedule.py).
+With S stages and C virtual stages per stage, the model is divided into S x C model chunks, whose
+stages follow from the placement (pipeline_schedule.py).
 
 A stack is a sequence of layers of one kind. A GPT has one stack, the decoder. The layers of an
-encoder-decoder form one list, in which the encoder comes first. The list may be divided anywhere,
-so a chunk has layers of the encoder, of the decoder, or of both.
+encoder-decoder form one list, in which the encoder comes first, and which may be divided anywhere.
 """
 
 from collections.abc import Sequence

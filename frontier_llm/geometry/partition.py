@@ -118,11 +118,10 @@ class Factors:
     optimizer: int
     data: int
     divides_sums: bool = False
-    """Whether sums over replicas are computed in parts, one part per replica. Optimizer intervals
-    are then padded so that they can be divided."""
+    """Whether sums over replicas are computed in parts, for which intervals are padded."""
     borders: tuple[int, ...] = ()
     """Numbers of data ranks in a package and in a node, ascending, at which digits are divided into
-    hops; empty = digits are not divided."""
+    hops."""
 
     def __post_init__(self) -> None:
         assert _divide((self.params, self.grads, self.optimizer, self.data)), self

@@ -116,8 +116,7 @@ def actions_of(kind: Kind, virtual_stages: int, micro_batches: int) -> ActionLis
 def run_stages(stages: Sequence[Iterator[int]]) -> None:
     """Run the work of all stages, each until it needs a result of another stage, until all end.
 
-    The iterator of a stage yields the number of its actions so far whenever it needs a result that
-    is not yet known.
+    A stage yields the number of its actions so far whenever it needs a result that is not known.
 
     Raises:
         RuntimeError: the stages wait for each other.
@@ -241,7 +240,7 @@ def _interleaved_order(stages: int, virtual_stages: int, micro_batches: int) -> 
 
 
 def _group_sizes(stages: int, micro_batches: int) -> list[int]:
-    """Divide micro-batches into groups as even as possible, of at least `stages` if there are.
+    """Divide micro-batches into even groups of at least `stages`, if there are so many.
 
     Larger groups come first, because no group may be larger than the one of the warm-up.
     """

@@ -1,27 +1,23 @@
 """Count the bytes of model states that ranks send in a step, by the level of links.
 
-The sharding factors are p for parameters, g for gradients and o for optimizer states; D is the
-number of data ranks. The data ranks that differ only in one digit (params, grads, optimizer or
-replica; partition.py) form a group "along" this digit. For a unit of n elements and M micro-batches
-per step, a rank takes part in these flows:
+For a unit of n elements and M micro-batches per step, a rank takes part in these flows, along the
+digits and with the sharding factors p, g, o of partition.py:
 
     flow            times  collectives
     gather_params   2M     all-gather n along params: once for the forward and once for the backward
-                           pass, unless the unit stays gathered (unit_gathers.count_gathers)
+                           pass, unless the unit stays gathered (`count_gathers`)
     reduce_grads    M      reduce-scatter n along params, then n/p along grads; nothing if g = 1
     reduce_states   1      reduce-scatter n/g along optimizer, then all-reduce n/o along replica
                            (if sums are not sent in fp32: reduce-scatter and all-gather n/o)
     refresh_params  1      all-gather n/g along optimizer, then n/p along grads
 
-A digit that is divided into hops (partition.py) has one collective per hop: reduce-scatters from
-the nearest to the farthest hop, gathers in the reverse order. A message is encoded once per gather,
-and the encoded messages are passed on in the next hop.
+A digit that is divided into hops has one collective per hop: reduce-scatters from the nearest to
+the farthest hop, gathers in the reverse order. A message is encoded once per gather, and passed on
+in the next hop. Quantised messages are counted in slots (formats.py).
 
-A collective over a single rank sends nothing. Bytes are counted as for rings (wire.py). With gloo,
-gathers and reduce-scatters are messages between all pairs of ranks, which send the same number of
-bytes over other links. So are those of buffers whose intervals differ in length (cut.py). If
-`formats` is given, quantised messages are counted in slots (formats.py), including scales and
-padding.
+Bytes are counted as for rings (wire.py). With gloo, gathers and reduce-scatters are messages
+between all pairs of ranks, which send the same number of bytes over other links. So are those of
+buffers whose intervals differ in length (`partition.Cut`).
 """
 
 from collections import Counter, defaultdict

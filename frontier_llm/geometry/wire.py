@@ -164,10 +164,7 @@ class ActivationTraffic:
         return passes * len(chunk.layers) if is_divided else 0
 
     def boundary_bytes(self) -> float:
-        """Return the bytes of an activation, or of its gradient, that one stage sends to the next.
-
-        In an encoder-decoder, the activations of both sides are sent together between all stages.
-        """
+        """Return the bytes of an activation, of both sides, or of its gradient to another stage."""
         tokens = self.micro_batch * self.lengths.total
         parts = self.tensor if self.sequence_parallel else 1
         return tokens * self.model.hidden * self.element_bytes / parts
