@@ -149,11 +149,10 @@ def _bytes(
 
 
 def _step_seconds(candidate: Candidate) -> float:
+    """Return 0 if the speed of the device is not known, so that the first change wins."""
     try:
         return step_time(candidate).seconds
-    except (
-        ConfigError
-    ):  # the speed of the device is not known: equal seconds, the first change wins
+    except ConfigError:
         return 0.0
 
 
