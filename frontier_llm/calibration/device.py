@@ -254,7 +254,7 @@ class ProductFigures:
 
 def measure_products(precision: str) -> ProductFigures:
     """Measure all shapes in one number format and fit the speed of products to them."""
-    samples = [_measure(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
+    samples = [_measure_product(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
     processors = None
     if device().type != "cpu":
         processors = int(torch.cuda.get_device_properties(device()).multi_processor_count)
@@ -286,7 +286,7 @@ def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> f
     return 2e-12 * (m * k * n + half_size * (m * k + k * n + m * n))
 
 
-def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
+def _measure_product(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
     """Measure a product with operands that are not in a cache, as in a step.
 
     Calls take turns with enough pairs of operands to fill the caches.
@@ -296,7 +296,3 @@ def _measure(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
     shapes = ((m, k), (k, n))
     operands = cycle([[_random(shape, dtype) for shape in shapes] for _ in range(max(1, pairs))])
     return Sample(m, k, n, seconds_of(lambda: torch.matmul(*next(operands))))
-
-
-def _random(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, device=device()).to(dtype)

@@ -102,10 +102,10 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         means = map(_mean, zip(*values, strict=True))
         return first._make(means) if hasattr(first, "_make") else tuple(means)
-    if is_dataclass(first):
+    if is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in fields(first)]
         found = {name: _mean([getattr(value, name) for value in values]) for name in names}
-        return type(first)(**found)
+        return replace(first, **found)
     return first
 
 

@@ -156,7 +156,7 @@ class StateTraffic:
                 sent_bytes = times * buffer.length(hop.high) * element_bytes * (hop.width - 1)
                 yield Flow(name, hop, sent_bytes, pairs=True)
             return
-        part_bytes = buffer.length(last) * element_bytes
+        part_bytes: float = buffer.length(last) * element_bytes
         if not message_format.is_lossless(element_bytes):
             part_bytes = self._slot_bytes(buffer, message_format, first, last)
         for hop in reversed(hops):

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from frontier_llm.config.parallel import ScheduleName
-from frontier_llm.config.planner import Sizes
+from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.grid import Grid
@@ -118,11 +118,10 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
     Tensor ranks stay inside a node. Without a pipeline there is one model chunk.
     """
     planner = config.planner
-    recomputes = planner.recompute
-    if recomputes is None:
-        # fused attention keeps no scores: `selective` would take longer and save no memory
-        is_fused = planner.engine.fused_attention
-        recomputes = ("none", "full") if is_fused else ("none", "selective", "full")
+    modes: tuple[Recompute, ...] = ("none", "selective", "full")
+    if planner.engine.fused_attention:
+        # it keeps no scores: `selective` would take longer and save no memory
+        modes = ("none", "full")
     largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
     micro_batches = planner.micro_batch or [2**power for power in range(largest.bit_length())]
     for tensor in planner.tensor or divisors(min(ranks, ranks_per_node)):
@@ -132,7 +131,7 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
         for pipeline in planner.pipeline or stage_counts:
             for chunks in planner.chunks or (DEFAULT_CHUNKS if pipeline > 1 else (1,)):
                 found = orders(config, pipeline, chunks, planner.schedule)
-                for values in product(found, micro_batches, recomputes):
+                for values in product(found, micro_batches, planner.recompute or modes):
                     yield Cut(tensor, pipeline, chunks, *values)
 
 

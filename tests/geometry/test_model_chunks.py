@@ -53,7 +53,7 @@ def test_virtual_stages_go_around_the_stages_or_forth_and_back(pipeline):
     ]
     assert [chunk.stage for chunk in chunks] == list(chain.from_iterable(rounds))
     for stage in stages:
-        own = [chunk for chunk in chunks if chunk.stage == stage]
+        own = tuple(chunk for chunk in chunks if chunk.stage == stage)
         assert [chunk.virtual_stage for chunk in own] == list(range(placement.virtual_stages))
         assert own == tuple(chunks[placement.chunk(stage, c.virtual_stage)] for c in own)
         assert all(chunk.stage == stage for chunk in own)
