@@ -153,8 +153,8 @@ class StateTraffic:
         first, last = hops[0].low, hops[-1].high
         if buffer.cut.bounds and digits != ("replica",):
             for hop in reversed(hops):
-                sent_bytes = times * buffer.length(hop.high) * element_bytes * (hop.width - 1)
-                yield Flow(name, hop, sent_bytes, pairs=True)
+                to_each_bytes = times * buffer.length(hop.high) * element_bytes
+                yield Flow(name, hop, to_each_bytes * (hop.width - 1), pairs=True)
             return
         part_bytes: float = buffer.length(last) * element_bytes
         if not message_format.is_lossless(element_bytes):
