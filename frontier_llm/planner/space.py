@@ -123,13 +123,14 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
         # it keeps no scores: `selective` would take longer and save no memory
         modes = ("none", "full")
     largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
-    micro_batches = planner.micro_batch or [2**power for power in range(largest.bit_length())]
-    for tensor in planner.tensor or divisors(min(ranks, ranks_per_node)):
+    powers = [2**power for power in range(largest.bit_length())]
+    micro_batches = _allowed(planner.micro_batch, powers)
+    for tensor in _allowed(planner.tensor, divisors(min(ranks, ranks_per_node))):
         if ranks % tensor:
             continue
         stage_counts = [p for p in divisors(ranks // tensor) if p <= config.model.layers]
-        for pipeline in planner.pipeline or stage_counts:
-            for chunks in planner.chunks or (DEFAULT_CHUNKS if pipeline > 1 else (1,)):
+        for pipeline in _allowed(planner.pipeline, stage_counts):
+            for chunks in _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,)):
                 found = orders(config, pipeline, chunks, planner.schedule)
                 for values in product(found, micro_batches, planner.recompute or modes):
                     yield Cut(tensor, pipeline, chunks, *values)
@@ -158,3 +159,7 @@ def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors,
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
     )
+
+
+def _allowed(configured: Sequence[int] | None, default: Sequence[int]) -> Sequence[int]:
+    return default if configured is None else configured
