@@ -16,10 +16,9 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from frontier_llm.calibration import timing
-from frontier_llm.calibration.cluster_values import measured
+from frontier_llm.calibration.device import device
 from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
-from frontier_llm.calibration.ranks import Figures, measure
+from frontier_llm.calibration.ranks import Figures, measure, measured
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, tool_parser
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     cluster = decode(compose(options.overrides)).cluster
     path = None if options.write is None else cluster_file(options.write)
-    formats = FORMATS[timing.device().type]
+    formats = FORMATS[device().type]
     small = {
         precision: {case: small_config(precision, case, options.ranks) for case in CASES}
         for precision in formats
@@ -79,7 +78,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:
     """Return the configuration of a small model whose steps are measured."""
-    sizes = SIZES[timing.device().type]
+    sizes = SIZES[device().type]
     overrides = ["model=gpt_tiny", f"model.layers={case.layers}",
                  f"model.hidden={sizes['hidden']}", f"model.heads={sizes['heads']}",
                  f"model.vocabulary={sizes['vocabulary']}",

@@ -23,9 +23,8 @@ from frontier_llm.cli.options import new_file, tool_parser
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
-from frontier_llm.planner.layout_svg import draw
 from frontier_llm.planner.memory import host_memory, runtime_bytes
-from frontier_llm.planner.state_layout import StateLayout
+from frontier_llm.planner.state_layout import StateLayout, draw
 from frontier_llm.units import GIB, counted, format_bytes, format_count
 
 NARROW_BAR, WIDE_BAR = 16, 32
@@ -117,11 +116,8 @@ def _shards_table(layout: StateLayout, bar: int) -> Table:
     size = factors.padded(1)
     shown = min(factors.data, MOST_ROWS)
     for rank in range(shown):
-        intervals = (
-            factors.params_interval(size, rank),
-            factors.grads_interval(size, rank),
-            factors.optimizer_interval(size, rank),
-        )
+        widths = (factors.params, factors.grads, factors.optimizer)
+        intervals = [factors.interval(size, rank, width) for width in widths]
         table.add_row(
             f"{rank}",
             f"{layout.node(rank)}",

@@ -48,7 +48,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.scaling import with_grown_batch
+from frontier_llm.planner.search import with_grown_batch
 from frontier_llm.units import counted
 
 PBS = ".pbs"

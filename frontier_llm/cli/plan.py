@@ -26,12 +26,10 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
+from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate, run_cost
 from frontier_llm.planner.memory import StageMemory
 from frontier_llm.planner.plan_page import make_page
-from frontier_llm.planner.run_cost import run_cost
-from frontier_llm.planner.scaling import Point, fewest_nodes, scaling_curves
-from frontier_llm.planner.search import Found, Goal, search_all
+from frontier_llm.planner.search import Found, Goal, Point, fewest_nodes, scaling_curves, search_all
 from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure
 
 SEARCHED = ("parallel", "sharding", "collectives")

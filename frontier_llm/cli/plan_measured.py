@@ -29,10 +29,17 @@ from frontier_llm.config.decode import keys, nearest
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.constants import changed_cluster
 from frontier_llm.planner.estimate import budget_bytes
-from frontier_llm.planner.measured import QUANTITIES, MeasuredRun, Prediction, errors, predict
-from frontier_llm.planner.measured_fit import Fitted, fit_cluster
+from frontier_llm.planner.measured import (
+    QUANTITIES,
+    Fitted,
+    MeasuredRun,
+    Prediction,
+    changed_cluster,
+    errors,
+    fit_cluster,
+    predict,
+)
 from frontier_llm.planner.memory import fullest
 
 PRINTED = 40

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
+from frontier_llm.geometry.state_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 
 
 class TokenLosses(NamedTuple):

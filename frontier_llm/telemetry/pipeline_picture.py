@@ -4,9 +4,9 @@ The planner draws a simulated step, and the report of a run draws a measured one
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
+from frontier_llm.geometry.pipeline_schedule import Event, Kind
 from frontier_llm.telemetry.html_page import element
 
 WIDTH = 1080
@@ -22,15 +22,6 @@ _COLOURS: dict[Kind, tuple[str, str]] = {
 """Colour and name of each kind of action."""
 _LABELS, _TOP, _ROW = 80, 34, 26
 """Width of the labels, top of the first row, and height of a row, in pixels."""
-
-
-class Event(NamedTuple):
-    """One action of one stage, with its start and end in seconds since the start of the step."""
-
-    stage: int
-    action: Action
-    start: float
-    end: float
 
 
 def draw(events: Sequence[Event], label: str = "pipeline", last: float | None = None) -> str:

@@ -8,9 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
-from frontier_llm.geometry.pipeline_schedule import Schedule
-from frontier_llm.telemetry.pipeline_picture import Event
+from frontier_llm.geometry.pipeline_schedule import Action, Event, Kind, Schedule
 from frontier_llm.telemetry.summary import Part, RunFile
 
 TIMELINE_FILE = "timeline.json"

@@ -67,21 +67,20 @@ READERS = {
     "cli/machine_defaults.py": "cluster.ranks_per_node",
     "trainer/throughput.py": "cluster.device.name_pattern",
     "planner/compute.py": "cluster.device.calibration.products cluster.device.calibration.kernels"
-    " planner.engine.follows_kernels planner.engine.recompute_stops_early",
-    "planner/host.py": "cluster.device.calibration.host planner.engine.host.layer_us"
+    " planner.engine.follows_kernels planner.engine.recompute_stops_early"
+    " cluster.device.calibration.host planner.engine.host.layer_us"
     " planner.engine.host.backward_share planner.engine.host.tensor_us"
     " planner.engine.host.tensor_rank_us planner.engine.host.micro_batch_us"
     " planner.engine.host.step_us",
     "planner/communication.py": "cluster.links",
     "planner/step_time.py": "cluster.storage",
-    "planner/run_cost.py": "cluster.operation",
+    "planner/estimate.py": "cluster.operation",
     "calibration/network.py": "cluster.environment_alternatives",
     "planner/candidate.py": "planner.nodes",
     "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
     " planner.micro_batch planner.recompute planner.params planner.grads planner.optimizer"
     " planner.survives",
-    "planner/search.py": "planner.objective planner.rows",
-    "planner/scaling.py": "planner.goal_tokens_per_second",
+    "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
     "cli/plan.py": "planner.collectives planner.tokens planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",

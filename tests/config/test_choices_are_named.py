@@ -30,8 +30,8 @@ CHOOSERS = {
     "model.qk_norm": "model/rotary.py",
     "model.activation": "model/transformer.py",
     "model.residual": "model/layer_specs.py",
-    "parallel.schedule": "geometry/pipeline_schedule.py planner/schedule_choice.py:auto",
-    "parallel.waiting_weights": "planner/schedule_choice.py auto",
+    "parallel.schedule": "geometry/pipeline_schedule.py planner/choice.py:auto",
+    "parallel.waiting_weights": "planner/choice.py auto",
     **dict.fromkeys(
         ["sharding.params", "sharding.grads", "sharding.optimizer"], "geometry/partition.py auto"
     ),
@@ -65,7 +65,7 @@ CHOOSERS = {
     "plan": "cli/train.py",
     "planner.schedule": "geometry/pipeline_schedule.py",
     "planner.recompute": "planner/compute.py",
-    "planner.survives": "geometry/survival.py",
+    "planner.survives": "geometry/partition.py",
     "planner.objective": "planner/search.py",
     "telemetry.wandb": "telemetry/trackers.py trainer/callbacks/weights_and_biases.py:off",
     "run.resume": "trainer/run_directory.py",
