@@ -7,6 +7,7 @@ process of a run composes, and sends the values to the others, because interpola
 """
 
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
@@ -33,7 +34,7 @@ from frontier_llm.cli.group_files import (
     section_of,
 )
 from frontier_llm.cli.options import TRIAL_VARIABLE
-from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_folders
+from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key
 from frontier_llm.config.needed import Need, unused
 from frontier_llm.config.renamed import (
@@ -213,6 +214,11 @@ def _check_choice(override: Override) -> None:
     if choices is None or override.is_delete():
         return
     got = override.value()
+    if group in OPTIONAL_GROUPS and got in choices:
+        file = conf_file(group, str(got))
+        if not re.search(r"^# *@package +_global_ *$", file.read_text(), re.MULTILINE):
+            wants = f"`# @package _global_` as its first line: files of {group}/ have whole keys"
+            raise ConfigError(group, f"{file}, without this line", wants, "add the line at its top")
     if got in choices or (group in OPTIONAL_GROUPS and got is None):
         return
     key = section_of(group)
