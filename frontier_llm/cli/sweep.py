@@ -37,10 +37,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from frontier_llm.cli.compose import compose, configured, current_names, groups
-from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid
+from frontier_llm.cli.compose import compose, configured, groups
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid, placed
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.options import MULTIRUN
 from frontier_llm.cli.package_files import CONF
@@ -54,7 +54,6 @@ from frontier_llm.cli.trial_runner import (
     run_trial,
 )
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
 
 JOBS_AT_ONCE = 4
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    overrides = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
+    overrides = [placed(argument) for argument in arguments if argument not in MULTIRUN]
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)
@@ -179,8 +178,7 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     except FrontierError as error:  # hydra would print a traceback
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    section = {"launch": OmegaConf.to_container(config.launch)}
-    settings = with_current_names(section, set(map(key_of, overrides)))["launch"]
+    settings = {str(key): value for key, value in config.launch.items()}
     trial = replace(trial or _result(overrides, folder, settings), goal=settings["trial_value"])
     if is_first_task():
         trial.write(folder)

@@ -15,7 +15,6 @@ from frontier_llm.config.decode import defaults
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
-from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
@@ -54,7 +53,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
         before: the configuration in the checkpoint, as nested plain values.
         now: the configuration of the resumed run, as nested plain values.
     """
-    old, new = (defaults() | dict(_flat(with_current_names(values))) for values in (before, now))
+    old, new = (defaults() | dict(_flat(values)) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
