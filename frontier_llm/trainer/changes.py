@@ -18,7 +18,6 @@ from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.trainer.initial_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
     from frontier_llm.data.corpus_manifest import Manifest
@@ -148,6 +147,9 @@ def check_corpus(
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
         todo = f"use the same text and tokenizer, or allow it: {_allowing(config, key)}"
         if other:
+            # imports torch, which the command line does not wait for
+            from frontier_llm.trainer.initial_tokenizer import tokenizer_of
+
             path = tokenizer_of(checkpoint, meta, data.directory) or "PATH, the tokenizer until now"
             allowing = _allowing(config, "data.path", "data.tokenizer")
             todo = (
