@@ -32,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontier_llm.cli.options import check_writable
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
@@ -164,7 +165,12 @@ def describe(
     folders = {"shared": Path(config.run.dir).absolute(), "local": local_root(config)}
     for tier, folder in folders.items():
         if folder is not None:
-            yield f"{tier} tier", f"{folder}: {format_bytes(free_bytes(folder))} free"
+            try:
+                check_writable(f"{tier} tier", folder)
+                state = f"{format_bytes(free_bytes(folder))} free"
+            except ConfigError as error:
+                state = f"not {error.wants}"
+            yield f"{tier} tier", f"{folder}: {state}"
     yield "ranks", f"{world.size}, {world.ranks_per_node} per node, started by {world.launcher}"
 
 

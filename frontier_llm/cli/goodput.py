@@ -29,7 +29,7 @@ from frontier_llm.cli.goodput_comparison import (
     outcome_json,
     outcomes_table,
 )
-from frontier_llm.cli.options import at_least, new_file, positive, tool_parser
+from frontier_llm.cli.options import at_least, json_file, new_file, positive, tool_parser
 from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
@@ -118,7 +118,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="random seed")
     parser.add_argument(
         "--json",
-        type=_json_file,
+        type=json_file,
         metavar="FILE",
         help="write the results; - means standard output",
     )
@@ -204,10 +204,6 @@ def _write_json(target: str, assumed: Assumptions, outcomes: Sequence[Outcome]) 
         sys.stdout.write(text)
     else:
         Path(target).write_text(text, encoding="utf-8")
-
-
-def _json_file(text: str) -> str:
-    return text if text == "-" else str(new_file(text))
 
 
 def _chart_file(text: str) -> Path:

@@ -22,7 +22,7 @@ from rich.console import Console
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.delayed_progress import DelayedProgress
-from frontier_llm.cli.options import new_file, tool_parser
+from frontier_llm.cli.options import json_file, new_file, tool_parser
 from frontier_llm.cli.plan_measured import compare
 from frontier_llm.cli.plan_tables import (
     cost_table,
@@ -86,7 +86,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--this", action="store_true", help="estimate the configured layout, do not search"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the results; - means standard output")
+    parser.add_argument(
+        "--json",
+        type=json_file,
+        metavar="FILE",
+        help="write the results; - means standard output",
+    )
     parser.add_argument("--html", type=new_file, metavar="FILE", help="write a page with charts")
     parser.add_argument(
         "--save", metavar="NAME",

@@ -40,7 +40,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from frontier_llm.cli.compose import compose, current_names
 from frontier_llm.cli.launch import Job
-from frontier_llm.cli.options import MULTIRUN
+from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep_file import file_settings, key_of
 from frontier_llm.cli.trial import Trial
@@ -73,6 +73,10 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     overrides = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
+    if {"--cfg", "--cfg=job"} & set(overrides):
+        wants = "no --cfg in a sweep, which has a configuration for each trial"
+        todo = "use frontier-llm train --cfg job with the settings of one trial"
+        raise ConfigError(THE_LINE, "--cfg", wants, todo)
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)
@@ -89,11 +93,18 @@ def main(arguments: Sequence[str]) -> int:
     _silence(settings)
     axes = {key_of(setting) for setting in settings if is_axis(setting)}
 
+    folders: list[Path] = []
+
     def task(config: DictConfig) -> float:
+        folders.append(Path(HydraConfig.get().runtime.output_dir).absolute())
         return hydra_task(config, axes)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
-    return 0
+    if not folders:
+        return 0  # the trials were Slurm jobs, each of which has printed its result
+    sweep = folders[0].parent
+    print(f"{sweep}: compare the trials with frontier-llm sweep-report {sweep}")
+    return 0 if any(Trial.read(folder).status != "refused" for folder in folders) else 2
 
 
 def _silence(settings: Sequence[str]) -> None:
@@ -172,10 +183,12 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     if is_first_task():
         trial.write(folder)
         total = getattr(of_hydra.sweeper, "n_trials", None)
-        number = f"{of_hydra.job.num + 1}/{total}" if total else f"{of_hydra.job.num + 1}"
+        number = f"{of_hydra.job.num} of {total}" if total else f"{of_hydra.job.num}"
         speed = f"{trial.speed_number:>10} {trial.speed_unit}"
         shown = [text for text in overrides if key_of(text) in axes] or overrides
         print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(shown)}")
+        if trial.status == "refused":
+            print(f"{'':<10}{trial.outcome}")
     return trial.value
 
 
@@ -208,8 +221,10 @@ def _check_value(config: RunConfig) -> None:
 
 
 def _check_folder(arguments: Sequence[str]) -> None:
-    """Refuse `run.dir`, because each trial has a run directory of its own."""
+    """Refuse `run.dir`, because each trial has its own, and a folder that cannot be written."""
     for argument in arguments:
+        if key_of(argument) == "hydra.sweep.dir":
+            check_writable("hydra.sweep.dir", Path(argument.partition("=")[2]))
         if key_of(argument) == "run.dir":
             got = argument.partition("=")[2]
             raise ConfigError(
