@@ -168,8 +168,8 @@ def describe(
             try:
                 check_writable(f"{tier} tier", folder)
                 state = f"{format_bytes(free_bytes(folder))} free"
-            except ConfigError as error:
-                state = f"not {error.wants}"
+            except ConfigError:
+                state = "cannot be written"
             yield f"{tier} tier", f"{folder}: {state}"
     yield "ranks", f"{world.size}, {world.ranks_per_node} per node, started by {world.launcher}"
 
