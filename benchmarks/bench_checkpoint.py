@@ -47,13 +47,14 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 import torch.distributed as dist
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.checkpoint.checkpoint_results import MEGA, DiskOutcome, Outcome, make_table
 from benchmarks.checkpoint.checkpoint_savers import SAVERS, TIMEOUT, Place
 from benchmarks.checkpoint.checkpoint_turn import Rank, SaverFigures, SaverTurn, saver_figures_from
 from benchmarks.testbed import disk, machine
 from benchmarks.testbed.disk import DiskFigures
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.launch.launcher import LaunchOptions, launch
 from frontier_llm.launch.rendezvous import init_process_group

@@ -41,11 +41,12 @@ import torch.distributed as dist
 from rich.box import HORIZONTALS
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.testbed import machine
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.namespaces import namespaces
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.kernel_choice import choose_kernels

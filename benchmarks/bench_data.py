@@ -28,10 +28,11 @@ import numpy as np
 from rich.box import HORIZONTALS
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.testbed import machine
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.corpora import open_all
 from frontier_llm.data.corpus_manifest import (
@@ -43,9 +44,9 @@ from frontier_llm.data.corpus_manifest import (
     idx_header,
 )
 from frontier_llm.data.run_loader import make_loader
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer_source import MODEL_FILE
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
 from frontier_llm.units import format_bytes, format_count
 

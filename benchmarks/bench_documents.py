@@ -26,15 +26,16 @@ import numpy as np
 import torch.distributed as dist
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.bench_step import our_step
 from benchmarks.testbed import machine
 from benchmarks.testbed.held_bytes import HeldBytes
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch
-from frontier_llm.data.document_rows import DocumentBatches, Row
+from frontier_llm.data.document_rows import Row, document_batch
 from frontier_llm.device.accelerator import Accelerator, keep_freed_memory
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.parallel import megatron_cpu
@@ -74,7 +75,7 @@ def make_batch(config: RunConfig, mean: int) -> Batch:
     tokens = draw.integers(config.model.vocabulary, size=length + 1)
     row = Row(tokens, document_lengths(length, mean), continues=True)
     separate = config.data.documents == "separate"
-    return DocumentBatches(separate=separate).batch([row], [0])
+    return document_batch([row], [0], separate=separate)
 
 
 def measure(

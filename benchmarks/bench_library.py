@@ -59,6 +59,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 
 from rich.console import Console
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.own_loop.library_results import (
     SaveOutcome,
     SpeedOutcome,
@@ -74,7 +75,7 @@ from benchmarks.own_loop.turns import Steps, save_turn, speed_turn
 from benchmarks.testbed import machine
 from benchmarks.testbed.forked import on_ranks
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
+from frontier_llm.cli.options import at_least, run_command
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 256, "sequence": 32, "ranks": [2],
          "rounds": 1, "warmup": 1, "steps": 2, "save_steps": 2, "every": 1}  # fmt: skip

@@ -28,11 +28,12 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.kill_loop import OVERRIDES, train, write_corpus
 from benchmarks.faults.kills.forked_run import ForkedRun
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import bench_parser, run_command
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.jsonl import METRICS_FILE
 

@@ -35,12 +35,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.testbed import machine
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.namespaces import namespaces
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, positive, run_command
-from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.console import plain_table, wide_console
+from frontier_llm.cli.options import at_least, positive, run_command
 
 RANKS = 2
 MATRIX = 512

@@ -45,14 +45,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.pipeline.pipeline_case import Case, Sizes
 from benchmarks.pipeline.pipeline_rank import run_case
 from benchmarks.pipeline.pipeline_results import Row, make_rows
 from benchmarks.testbed import machine
 from benchmarks.testbed.forked import on_ranks
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
-from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.console import plain_table, wide_console
+from frontier_llm.cli.options import at_least, run_command
 
 QUICK = {"ranks": [2], "micro_batches": [2], "hidden": 64, "sequence": 32, "rounds": 1}
 LIMIT_SECONDS = 1800

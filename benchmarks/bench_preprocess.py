@@ -40,10 +40,11 @@ import psutil
 from rich.box import HORIZONTALS
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, positive, run_command
-from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.units import MIB
 

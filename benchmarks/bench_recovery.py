@@ -25,9 +25,10 @@ from statistics import median
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.kill_loop import write_corpus
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.history import History
 

@@ -41,6 +41,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from benchmarks.bench_drain import SIZE
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.kill_loop import OVERRIDES, train, write_corpus
 from benchmarks.faults.kills.forked_run import ForkedRun
 from benchmarks.testbed import machine
@@ -50,7 +51,7 @@ from frontier_llm.checkpoint.peer_files import PeerServer
 from frontier_llm.checkpoint.range_reader import FileRange, RangeReader
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import bench_parser, run_command
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.trainer.node_assembly import NodeAssembly
 from frontier_llm.trainer.resume import Restorer

@@ -43,6 +43,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.peers import deepspeed_venv
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, BuilderModule, Contender, find
 from benchmarks.peers.planned import calibrated_cluster, planned_seconds
@@ -52,7 +53,7 @@ from benchmarks.peers.workers import TurnFailedError, Workers
 from benchmarks.testbed import machine
 from benchmarks.testbed.namespaces import Packages, namespaces
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.errors import ConfigError
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 64,

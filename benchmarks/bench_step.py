@@ -30,11 +30,12 @@ import torch.distributed as dist
 from rich.table import Table
 from torch import nn
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.peers.plain_gpt import PlainGpt
 from benchmarks.testbed import machine
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import Batch

@@ -34,16 +34,16 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from rich.box import HORIZONTALS
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.bench_preprocess import MEGA, Outcome, make_input, sample_texts, turn
 from benchmarks.peers.preprocess_peers import prepare_input
 from benchmarks.peers.tokenizer_families import FAMILIES, train_family
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.data.corpus_parts import SPLITS
-from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK
+from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, train_tokenizer
 from frontier_llm.data.tokenizer_source import MODEL_FILE
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.units import MIB
 
 BATCH_CHARACTERS = 2 * MIB

@@ -52,6 +52,7 @@ from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.faults.kill_loop import write_corpus
 from benchmarks.saved_training import training_results
 from benchmarks.saved_training.save_limits import Limit, Rates, limit_of, measure_rates
@@ -60,7 +61,7 @@ from benchmarks.saved_training.training_runs import RunFigures, Size, run
 from benchmarks.saved_training.training_savers import OURS, SAVERS, missing_package
 from benchmarks.testbed import machine
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, positive, run_command
+from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.errors import TrainingError
 
 QUICK = {"ranks": [2], "every": [1, 2], "rounds": 1, "megabytes": 2.0, "hidden": 64, "tokens": 64,

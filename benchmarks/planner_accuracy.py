@@ -18,14 +18,21 @@ from typing import Any
 
 from benchmarks.layout_choice import Choices, choices
 from benchmarks.published.tables import FOLDER, TABLES
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.measured_table import read_table
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import run_command, tool_parser
-from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.plan_measured import read_table
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.constants import LARGEST, with_constants
-from frontier_llm.planner.fit import damped, fit
-from frontier_llm.planner.measured import Errors, MeasuredRun, Prediction, errors, predict
+from frontier_llm.planner.measured import (
+    LARGEST,
+    Errors,
+    MeasuredRun,
+    Prediction,
+    damped,
+    errors,
+    fit,
+    predict,
+    with_constants,
+)
 
 RESULTS = Path(__file__).parent / "results" / "planner.json"
 DEVICES = {"A800": "A100", "A100": "A100", "H100": "H100", "MI250X": "MI250X"}

@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser, parse_bench
 from benchmarks.layouts.layout_case import LAYOUTS, RANKS, Sizes
 from benchmarks.layouts.layout_rank import RankFigures, run_layout
 from benchmarks.layouts.layout_results import Row, make_row
@@ -42,10 +43,9 @@ from benchmarks.testbed import machine
 from benchmarks.testbed.foreign_load import busy_seconds, is_disturbed, wait_until_quiet
 from benchmarks.testbed.forked import on_ranks
 from frontier_llm.cli import calibrate
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, parse_bench, run_command
+from frontier_llm.cli.console import plain_table, wide_console
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
-from frontier_llm.cli.plain_table import plain_table
 from frontier_llm.config import RunConfig
 
 CLUSTER = "this_machine"

@@ -7,7 +7,7 @@ import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
-from frontier_llm.data.document_rows import DocumentBatches, Row
+from frontier_llm.data.document_rows import Row, document_batch
 from frontier_llm.geometry.lengths import sample_lengths
 
 
@@ -19,8 +19,8 @@ def random_batch(config: RunConfig, samples: Sequence[int]) -> AnyBatch:
 def _texts(config: RunConfig, samples: Sequence[int]) -> Batch:
     length = config.data.sequence_length
     if config.data.documents == "separate":
-        return DocumentBatches(separate=True).batch(
-            [_documents(config, index) for index in samples], samples
+        return document_batch(
+            [_documents(config, index) for index in samples], samples, separate=True
         )
     rows = torch.stack([_tokens(config, index, length + 1) for index in samples])
     positions = torch.arange(length).expand(len(samples), -1)

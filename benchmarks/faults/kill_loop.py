@@ -29,12 +29,13 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.kills.kill_runs import KillRuns
 from benchmarks.faults.kills.kill_summary import KillSummary
 from benchmarks.faults.kills.restarted_run import Program
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.main import main as run_program
-from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.cli.options import at_least, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERRIDES = (

@@ -29,13 +29,14 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 
 from rich.progress import Progress
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.deaths.compared_steps import compare
 from benchmarks.faults.deaths.death_outcome import Outcome, kill_and_wait, report
 from benchmarks.faults.deaths.disturbed_run import OVERRIDES, RANKS, RANKS_PER_NODE
 from benchmarks.faults.deaths.nodes_run import NodesRun
 from benchmarks.faults.kill_loop import write_corpus
 from benchmarks.testbed.namespaces import namespaces
-from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.cli.options import at_least, run_command
 
 NODES = RANKS // RANKS_PER_NODE
 SPARE_NODES = 5

@@ -28,13 +28,14 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.kill_loop import OVERRIDES, train, write_corpus
 from benchmarks.faults.kills.forked_run import ForkedRun
 from benchmarks.faults.kills.restarted_run import Program, ReferenceRun, RestartedRun
 from benchmarks.faults.kills.run_snapshot import read_steps, take_snapshot
 from frontier_llm.checkpoint.folders import COPY, FOLDER, NODE, parse_folder
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.cli.options import at_least, run_command
 
 LEVELS = (
     "launch.ranks=4", "launch.ranks_per_node=2", "checkpoint.every_steps=5",

@@ -28,11 +28,12 @@ from typing import Any
 import psutil
 from rich.progress import track
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.deaths.compared_steps import compare
 from benchmarks.faults.deaths.death_outcome import Outcome, kill_and_wait, report
 from benchmarks.faults.deaths.disturbed_run import OVERRIDES, RANKS, RANKS_PER_NODE, LocalRun
 from benchmarks.faults.kill_loop import write_corpus
-from frontier_llm.cli.options import at_least, bench_parser, run_command
+from frontier_llm.cli.options import at_least, run_command
 
 COPIES = Path("/dev/shm")
 """Parent of the folder for copies in memory."""

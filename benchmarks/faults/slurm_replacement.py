@@ -26,11 +26,12 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks.bench_options import bench_parser
 from benchmarks.faults.reliability import OVERRIDES, PATIENCE_SECONDS, SCRIPT
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.jobs import Job, losses_of, pack_environment, submit
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import bench_parser, run_command
+from frontier_llm.cli.options import run_command
 
 STEPS, ACT_AT_STEP = 80, 25
 OPTIONS = (

@@ -13,8 +13,7 @@ import torch
 from megatron.core.pipeline_parallel import schedules
 
 from frontier_llm.data.batch import AnyBatch
-from frontier_llm.model.build import Model
-from frontier_llm.model.chunk import Chunk
+from frontier_llm.model.build import Chunk, Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.dropout import DropoutSeeds

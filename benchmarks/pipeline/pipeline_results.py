@@ -18,7 +18,7 @@ from benchmarks.pipeline.pipeline_case import (
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import Action, Schedule
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.planner.activations import stage_activations
+from frontier_llm.planner.block import stage_activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
 
@@ -128,7 +128,7 @@ def planned_bytes(case: Case, contender: Contender) -> int:
     candidate = Candidate.of(case.config(contender), case.ranks, case.ranks)
     kinds = candidate.stages
     stages = [
-        stage_activations(candidate, stage, kinds.kind_of(stage)) for stage in range(case.ranks)
+        stage_activations(candidate, stage, kinds.by_stage[stage]) for stage in range(case.ranks)
     ]
     return max(one.kept + one.logits + one.working + one.exchange for one in stages)
 

@@ -17,8 +17,7 @@ from frontier_llm.cli.package_files import CONF
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
 from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.grid_levels import level_borders
+from frontier_llm.geometry.grid import Grid, level_borders
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import gather_bytes

@@ -15,7 +15,7 @@ from frontier_llm.cli import machine_defaults
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.machine_defaults import cluster_of_this_machine
 from frontier_llm.cli.options import run_command
-from frontier_llm.cli.smaller_runs import check_run
+from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.visible_devices import VisibleDevices

@@ -11,18 +11,17 @@ from pathlib import Path
 from docs.generate.chart_style import digest_comment, svg
 from docs.generate.marked_page import filled
 from docs.generate.results import ROOT
-from frontier_llm.cli import goodput, goodput_comparison
-from frontier_llm.cli.goodput import DEFAULTS, NODES, recoveries_of
-from frontier_llm.cli.goodput_comparison import Outcome, compare, draw
+from frontier_llm.cli import goodput
+from frontier_llm.cli.goodput import DEFAULTS, NODES, Outcome, compare, draw, recoveries_of
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.planner import effective_time
 from frontier_llm.planner.effective_time import RATES
 
 PAGE = ROOT / "docs" / "reliability.md"
 CHART = ROOT / "docs" / "images" / "goodput.svg"
-VALUES = {name: value for name, (value, _) in DEFAULTS.items()}
+VALUES = {name: default.value for name, default in DEFAULTS.items()}
 HALF_AN_HOUR = 1800.0
-MODULES = (effective_time, goodput, goodput_comparison)
+MODULES = (effective_time, goodput)
 """Modules from which the chart follows."""
 
 

@@ -132,8 +132,13 @@ def _layout_cells(config: RunConfig, header: Header) -> tuple[object, ...]:
         f"{grid.tensor} x {grid.pipeline} x {grid.data}",
         config.data.global_batch,
         f"{factors.params}, {factors.grads}, {factors.optimizer}",
-        f"{layout.fullest_stage_bytes / GIB:.2f} of {config.cluster.device.memory_gib:g}",
+        f"{fullest_stage_bytes(layout) / GIB:.2f} of {config.cluster.device.memory_gib:g}",
     )
+
+
+def fullest_stage_bytes(layout: ResolvedLayout) -> int:
+    """Return the bytes of model states on a rank of the stage with the most bytes."""
+    return max(sum(layout.state_bytes(stage).values()) for stage in range(layout.grid.pipeline))
 
 
 def _clusters() -> Iterator[str]:

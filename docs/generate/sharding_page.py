@@ -15,8 +15,7 @@ from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.planner.layout_svg import draw
-from frontier_llm.planner.state_layout import StateLayout
+from frontier_llm.planner.state_layout import StateLayout, draw
 
 PAGE = CONF.parent / "docs" / "sharding.md"
 FIGURE = CONF.parent / "docs" / "images" / "sharding_2_4_8.svg"

@@ -20,11 +20,10 @@ from omegaconf import OmegaConf
 
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.sweep import is_axis
-from frontier_llm.cli.sweep_convergence import Curve, best_so_far, convergence_table
-from frontier_llm.cli.sweep_file import file_settings
-from frontier_llm.cli.trial import Trial
-from frontier_llm.cli.trial_runner import predicted_trial
+from frontier_llm.cli.sweep import file_settings, is_axis
+from frontier_llm.cli.sweep_report import Curve, best_so_far, convergence_table
+from frontier_llm.cli.sweep_trials import Trial
+from frontier_llm.cli.trial_runner import planned_trial
 from frontier_llm.config import decode
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class Space:
             for key in axes.keys() - set(choices):
                 section, name = key.split(".")
                 base[section][name] = values[key]
-            trials[setting] = predicted_trial(decode(base), _texts(axes, setting))
+            trials[setting] = planned_trial(_texts(axes, setting), decode(base))
         return cls(axes, trials)
 
     @property

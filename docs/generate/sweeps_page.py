@@ -18,13 +18,13 @@ from docs.generate import sweep_study
 from docs.generate.marked_page import filled
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.sweep_charts import (
+from frontier_llm.cli.sweep_report import (
     draw_convergence,
     draw_pareto,
+    sensitivity_table,
+    table,
 )
-from frontier_llm.cli.sweep_report import sensitivity_table, table
-from frontier_llm.cli.sweep_trials import read, read_in_order
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial, read, read_in_order
 from frontier_llm.errors import LaunchError
 
 TINY = (

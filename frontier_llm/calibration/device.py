@@ -1,17 +1,20 @@
-"""Measure memory bandwidth, attention, element-wise kernels and the time to start a kernel."""
+"""Measure matrix products, memory bandwidth, attention and other kernels on this rank's device."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from statistics import median
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from frontier_llm.calibration.timing import device, device_name, seconds_of
 from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.model.gelu import gelu_tanh
-from frontier_llm.planner.compute import BACKWARD_FLOPS
+from frontier_llm.planner.compute import BACKWARD_FLOPS, tile_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 STREAM_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
@@ -27,6 +30,32 @@ COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
 is larger than the caches of a core. The products of a GPU are larger than its caches."""
 FFN = 4
 """Width of the activation function, in hidden sizes."""
+SECONDS = 0.04
+"""Minimum duration of one measurement, in seconds."""
+REPETITIONS = 5
+"""Number of measurements. Their median counts, as a step takes about as long as the median step:
+the fastest measurement may have run at a higher clock speed, and other programs slow down some."""
+SHAPES = {
+    "cpu": (
+        (256, 256, 256),
+        (256, 256, 1024),
+        (512, 256, 256),
+        (512, 1024, 256),
+        (1024, 1024, 1024),
+    ),
+    "cuda": (
+        (2048, 1024, 1024),
+        (2048, 2304, 6912),
+        (2048, 4096, 4096),
+        (4096, 4096, 11008),
+        (4096, 12288, 3072),
+        (8192, 8192, 8192),
+        (2048, 25600, 12800),
+    ),
+}
+"""Measured shapes by type of device: rows, inner size and columns of a product."""
+HALF_SIZES = tuple(range(0, 1001, 2))
+"""Values of `MatrixCurve.half_size` that the fit tries."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +63,6 @@ class KernelFigures:
     """Measured speeds in one number format."""
 
     precision: str
-    """Number format: `fp32`, `bf16` or `fp16`."""
     attention_tflops: float
     """Speed of causal attention in TFLOP/s. The masked half of the scores is not counted."""
     attention_backward_tflops: float
@@ -53,7 +81,6 @@ class DeviceFigures:
     name: str
     memory_bytes_per_second: float
     kernels: tuple[KernelFigures, ...]
-    """One element per number format."""
     kernel_seconds: float
     """Seconds from the start of a tiny kernel to the start of the next one."""
 
@@ -89,7 +116,6 @@ def _measure_kernels(precision: str) -> KernelFigures:
 
 
 def _attention_seconds(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the seconds of the forward and of the backward pass of causal attention."""
     shape = ATTENTION[device().type]
     query, key, value = (_random(shape, dtype).requires_grad_() for _ in range(3))
 
@@ -132,7 +158,6 @@ def _elementwise_bytes_per_second(dtype: torch.dtype) -> float:
 
 
 def _passes(run: Callable[[], Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Return the seconds of a forward pass and of its backward pass."""
     output = run()
     gradient = torch.ones_like(output)
 
@@ -149,3 +174,125 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _kernel_seconds() -> float:
     tensor = torch.zeros(1, device=device())
     return seconds_of(lambda: tensor.add_(1.0))
+
+
+def device() -> torch.device:
+    """Return the GPU of this rank, or the CPU of a machine without a GPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name() -> str:
+    """Return the name of the device."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"a CPU with {threads} {'thread' if threads == 1 else 'threads'} per rank"
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    """Return the seconds of one call of `action`. A first call, as warm-up, is not measured.
+
+    If there are several ranks, all measure the same action at the same time, as in training: ranks
+    share the memory of the machine, and on a CPU its caches and its clock speed.
+    """
+    action()
+    finish()
+    if dist.is_initialized():
+        dist.barrier()
+    return median(_measure(action) for _ in range(REPETITIONS))
+
+
+def finish() -> None:
+    """Wait until the device has finished all work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _measure(action: Callable[[], object]) -> float:
+    """Return the average seconds of a call over calls that take at least `SECONDS` together."""
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < SECONDS or not calls:
+        action()
+        calls += 1
+        if calls % 16 == 0:  # a GPU only queues the calls, which takes less time than running them
+            finish()
+    finish()
+    return (time.perf_counter() - start) / calls
+
+
+class Sample(NamedTuple):
+    """The measured seconds of a product of [rows, inner] and [inner, columns]."""
+
+    rows: int
+    inner: int
+    columns: int
+    seconds: float
+
+    @property
+    def tflops(self) -> float:
+        """Speed in TFLOP/s."""
+        return 2e-12 * self.rows * self.inner * self.columns / self.seconds
+
+
+@dataclass(frozen=True)
+class ProductFigures:
+    """The measurements in one number format, and the curve that was fitted to them."""
+
+    precision: str
+    tflops: float
+    half_size: float
+    """Fitted size below which products are slow (`MatrixCurve`); 0 with `processors`."""
+    samples: tuple[Sample, ...]
+    processors: int | None = None
+    """Processors that compute tiles; None on a device without them."""
+
+    def curve(self, m: int, k: int, n: int) -> float:
+        """Return the TFLOP/s that the fit gives for a product of [m, k] and [k, n]."""
+        work = _work(m, k, n, self.half_size, self.processors)
+        return self.tflops * 2e-12 * m * k * n / work
+
+
+def measure_products(precision: str) -> ProductFigures:
+    """Measure all shapes in one number format and fit the speed of products to them."""
+    samples = [_measure_product(shape, DTYPES[precision]) for shape in SHAPES[device().type]]
+    processors = None
+    if device().type != "cpu":
+        processors = int(torch.cuda.get_device_properties(device()).multi_processor_count)
+    return fitted(precision, samples, processors)
+
+
+def fitted(
+    precision: str, samples: Sequence[Sample], processors: int | None = None
+) -> ProductFigures:
+    """Return samples with the speed and half size of the least sum of squared relative errors.
+
+    The half sizes are tried one by one; with `processors` it is 0. For each of them, the best speed
+    is sum((x/y)^2) / sum(x/y) over all samples. Here x is the time at a speed of 1 TFLOP/s, and y
+    is the measured time.
+    """
+    found = []
+    for half_size in HALF_SIZES if processors is None else (0,):
+        ratios = [_work(m, k, n, half_size, processors) / seconds for m, k, n, seconds in samples]
+        tflops = sum(ratio * ratio for ratio in ratios) / sum(ratios)
+        found.append((sum((ratio / tflops - 1) ** 2 for ratio in ratios), half_size, tflops))
+    _, half_size, tflops = min(found)
+    return ProductFigures(precision, tflops, float(half_size), tuple(samples), processors)
+
+
+def _work(m: int, k: int, n: int, half_size: float, processors: int | None) -> float:
+    """Return the seconds of a product at a speed of 1 TFLOP/s."""
+    if processors is not None:
+        return 1e-12 * processors * tile_flops(m, k, n, 1, processors)
+    return 2e-12 * (m * k * n + half_size * (m * k + k * n + m * n))
+
+
+def _measure_product(shape: tuple[int, int, int], dtype: torch.dtype) -> Sample:
+    """Measure a product with operands that are not in a cache, as in a step.
+
+    Calls take turns with enough pairs of operands to fill the caches.
+    """
+    m, k, n = shape
+    pairs = COLD_BYTES[device().type] // (dtype.itemsize * (m * k + k * n))
+    shapes = ((m, k), (k, n))
+    operands = cycle([[_random(shape, dtype) for shape in shapes] for _ in range(max(1, pairs))])
+    return Sample(m, k, n, seconds_of(lambda: torch.matmul(*next(operands))))

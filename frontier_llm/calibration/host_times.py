@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from frontier_llm.calibration.timing import device
+from frontier_llm.calibration.device import device
 from frontier_llm.config.engine import HostTimes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch
@@ -69,11 +69,9 @@ def host_times(
 ) -> HostTimes:
     """Return the seconds that the planned times of kernels and messages do not contain.
 
-    Args:
-        measured: measured seconds of a step.
-        planned: seconds of a step that the planner predicts without times of the CPU; 0 on a GPU,
-            where the CPU does not wait for the kernels.
-        defaults: its `backward_share` divides the time of a layer.
+    `planned` are seconds of a step that the planner predicts without times of the CPU; 0 on a GPU,
+    where the CPU does not wait for the kernels. `defaults.backward_share` divides the time of a
+    layer.
     """
     base, repeated, deeper = (measured[case] - planned[case] for case in CASES)
     few, many = CASES[0], CASES[2]
@@ -100,7 +98,6 @@ def _batches(layout: ResolvedLayout) -> list[AnyBatch]:
 
 
 def _step_seconds(config: RunConfig, groups: Groups) -> float:
-    """Return the median seconds of a step of one model."""
     ranks = dist.get_world_size()
     layout = ResolvedLayout.resolve(config, ranks, ranks)
     _, step = bare_step(config, layout, groups, device())

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from frontier_llm.calibration.device import COLD_BYTES
-from frontier_llm.calibration.timing import device, finish, seconds_of
+from frontier_llm.calibration.device import COLD_BYTES, device, finish, seconds_of
 from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.grid import Grid
@@ -72,11 +71,7 @@ def network_speeds(sizes: Sequence[int], calls: int) -> dict[str, Speed]:
     """Measure the library's collectives, an exchange, and sends to the rank half-way around.
 
     If the ranks fill an even number of nodes, all sends go to other nodes. Collective over all
-    ranks; there must be at least two.
-
-    Args:
-        sizes: bytes of the tensor of all ranks.
-        calls: measured calls of each size.
+    ranks; there must be at least two. `sizes` are bytes of the tensor of all ranks.
     """
     speed = partial(_speed, sizes=sizes, calls=calls)
     return {
@@ -98,9 +93,8 @@ def _library_speeds(speed: Callable[..., Speed]) -> dict[str, Speed]:
 def fit_speed(samples: Sequence[tuple[float, float]], steps: int) -> Speed:
     """Fit latency and bandwidth to measured calls, with the least sum of squared relative errors.
 
-    Args:
-        samples: pairs of the bytes that each rank sends in a call and the seconds of a call.
-        steps: steps around the ring in a call.
+    `samples` are pairs of the bytes that each rank sends in a call and the seconds of a call; a
+    call has `steps` steps around the ring.
     """
     # seconds = a + b x bytes, divided by the measured seconds: a least-squares problem of a and b
     rows = torch.tensor([[1 / s, sent / s] for sent, s in samples], dtype=torch.float64)
@@ -123,12 +117,8 @@ def _speed(
 ) -> Speed:
     """Measure one kind of collective.
 
-    Args:
-        run: runs the collective on a tensor of [ranks, elements] fp32.
-        steps: steps around a ring in a call.
-        sent: bytes that each rank sends, from the bytes of all ranks and the number of ranks.
-        sizes: bytes of the tensor of all ranks; empty = SIZES.
-        calls: measured calls of each size.
+    `run` takes a tensor of [ranks, elements] fp32. `sent` returns the bytes that each rank sends,
+    from the bytes of all ranks and the number of ranks.
     """
     ranks = dist.get_world_size()
     sizes = sizes or SIZES[device().type]

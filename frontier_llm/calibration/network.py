@@ -44,20 +44,15 @@ class Outcome(NamedTuple):
     """What was measured with one set of variables."""
 
     name: str
-    """The variables, in words."""
     gb_per_second: Mapping[str, float]
     """GB/s that each rank sends, by collective; empty if the set failed."""
     failure: str = ""
-    """Why nothing was measured."""
 
 
 def compare(cluster: ClusterConfig, world: World, store: "Store", console: Console) -> None:
     """Measure the present variables and all alternatives of the cluster; print a table on rank 0.
 
-    Collective over all ranks.
-
-    Raises:
-        LaunchError: there is only one rank.
+    Collective over all ranks, of which there must be two.
     """
     if world.size < 2:
         raise LaunchError("there is no network between fewer than two ranks: set launch.ranks=2")

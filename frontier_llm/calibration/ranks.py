@@ -1,4 +1,4 @@
-"""Start the ranks that measure, and combine what they measured.
+"""Start the ranks that measure, and make a cluster file of what they measured.
 
 All ranks measure the same at the same time, because the ranks of a run compute at the same time.
 """
@@ -6,23 +6,41 @@ All ranks measure the same at the same time, because the ranks of a run compute 
 import os
 import pickle
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from frontier_llm.calibration.device import DeviceFigures, measure_device
-from frontier_llm.calibration.host_times import Configs, Seconds, measure_steps
-from frontier_llm.calibration.links import LinkFigures, measure_links
-from frontier_llm.calibration.products import ProductFigures, fitted, measure_products
+from frontier_llm.calibration.device import (
+    DeviceFigures,
+    KernelFigures,
+    ProductFigures,
+    fitted,
+    measure_device,
+    measure_products,
+)
+from frontier_llm.calibration.host_times import (
+    Configs,
+    Seconds,
+    SmallCase,
+    host_times,
+    measure_steps,
+)
+from frontier_llm.calibration.links import LinkFigures, Speed, measure_links
+from frontier_llm.config.cluster import ClusterConfig
+from frontier_llm.config.engine import EngineConfig, HostTimes
+from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch.cores import share
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.step_time import step_time
 
 TIMEOUT = timedelta(seconds=120)
 """Time after which a collective fails."""
@@ -34,23 +52,16 @@ class Figures:
 
     ranks: int
     products: tuple[ProductFigures, ...]
-    """One element per number format."""
     device: DeviceFigures
     links: LinkFigures | None
     """None if there was only one rank."""
     small_steps: Seconds
-    """Seconds of a step of small models."""
 
 
 def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
     """Measure on `ranks` new processes; return the means over the ranks.
 
     On a machine with GPUs, each rank uses the GPU whose number is the rank.
-
-    Args:
-        ranks: number of processes.
-        precisions: number formats to measure.
-        small: configurations of the small models whose steps are measured.
 
     Raises:
         LaunchError: the machine has GPUs, but fewer than ranks.
@@ -69,46 +80,33 @@ def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
 
 
 def combine(figures: Sequence[Figures]) -> Figures:
-    """Return the means over the ranks. Those of links are the first rank's: all take part."""
-    first = figures[0]
+    """Return the means over the ranks, with curves that are fitted to the means.
+
+    The figures of links are the first rank's: all ranks take part in them.
+    """
+    means = _mean(figures)
     products = [
-        [
-            same[0]._replace(seconds=mean(sample.seconds for sample in same))
-            for same in zip(*(p.samples for p in of_format), strict=True)
-        ]
-        for of_format in zip(*(one.products for one in figures), strict=True)
+        fitted(of_format.precision, of_format.samples, of_format.processors)
+        for of_format in means.products
     ]
-    devices = [one.device for one in figures]
-    kernels = tuple(
-        replace(
-            same[0],
-            attention_tflops=mean(k.attention_tflops for k in same),
-            attention_backward_tflops=mean(k.attention_backward_tflops for k in same),
-            weight_gradient_ratio=mean(k.weight_gradient_ratio for k in same),
-            elementwise_bytes_per_second=mean(k.elementwise_bytes_per_second for k in same),
-        )
-        for same in zip(*(one.kernels for one in devices), strict=True)
-    )
-    return Figures(
-        first.ranks,
-        tuple(
-            fitted(of_format.precision, samples, of_format.processors)
-            for of_format, samples in zip(first.products, products, strict=True)
-        ),
-        DeviceFigures(
-            first.device.name,
-            mean(one.memory_bytes_per_second for one in devices),
-            kernels,
-            mean(one.kernel_seconds for one in devices),
-        ),
-        first.links,
-        {
-            precision: {
-                case: mean(one.small_steps[precision][case] for one in figures) for case in cases
-            }
-            for precision, cases in first.small_steps.items()
-        },
-    )
+    return replace(means, products=tuple(products), links=figures[0].links)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, field by field if they are in data classes or collections."""
+    first = values[0]
+    if isinstance(first, float):
+        return mean(values)
+    if isinstance(first, dict):
+        return {key: _mean([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        means = map(_mean, zip(*values, strict=True))
+        return first._make(means) if hasattr(first, "_make") else tuple(means)
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in fields(first)]
+        found = {name: _mean([getattr(value, name) for value in values]) for name in names}
+        return replace(first, **found)
+    return first
 
 
 def _run_rank(
@@ -142,3 +140,94 @@ def _run_rank(
     (folder / f"{rank}").write_bytes(pickle.dumps(figures))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[str, Any]:
+    """Return the content of the new cluster file: `cluster` with the measured values replaced.
+
+    `small` are the configurations of the small models whose steps were measured.
+    """
+    device = figures.device
+    source = f"measured on {device.name} by frontier-llm calibrate"
+    calibration = {
+        **cluster["device"]["calibration"],
+        "kernel_us": round(device.kernel_seconds * 1e6, 2),
+        "source": f"{source}; memory and channels from the file it is based on",
+    }
+    for of_format in figures.products:
+        curve = {"tflops": round(of_format.tflops, 5), "half_size": round(of_format.half_size, 1)}
+        calibration["products"] = {**calibration["products"], of_format.precision: curve}
+    calibration["kernels"] = {
+        **calibration["kernels"],
+        **{of_format.precision: _kernels(of_format) for of_format in device.kernels},
+    }
+    calibration["attention_share"] = _attention_share(figures)
+    measured_gb = device.memory_bytes_per_second / 1e9
+    nominal_gb = cluster["device"]["memory_gb_per_second"]
+    calibration["memory_share"] = round(min(1.0, measured_gb / nominal_gb), 3)
+    new_device: dict[str, Any] = {**cluster["device"], "calibration": calibration}
+    new_device["processors"] = figures.products[0].processors
+    if measured_gb > nominal_gb:
+        new_device |= {"memory_gb_per_second": round(measured_gb, 1), "source": source}
+    local_link = dict(cluster["links"][0])
+    if figures.links is not None:
+        calibration["hidden_share"] = round(figures.links.hidden_share, 3)
+        local_link |= _link(figures.links, source)
+    changed = {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
+    hosts = {
+        precision: _host(changed, figures, precision, cases).model_dump(mode="json")
+        for precision, cases in small.items()
+    }
+    calibration["host"] = {**calibration["host"], **hosts}
+    return changed
+
+
+def _kernels(figures: KernelFigures) -> dict[str, float]:
+    return {
+        "attention_tflops": round(figures.attention_tflops, 5),
+        "attention_backward_tflops": round(figures.attention_backward_tflops, 5),
+        "weight_gradient_ratio": round(figures.weight_gradient_ratio, 3),
+        "elementwise_gb_per_second": round(figures.elementwise_bytes_per_second / 1e9, 2),
+    }
+
+
+def _attention_share(figures: Figures) -> float:
+    """Return the speed of attention relative to products, in the last format that was measured."""
+    products: ProductFigures = figures.products[-1]
+    return round(figures.device.kernels[-1].attention_tflops / products.tflops, 3)
+
+
+def _link(links: LinkFigures, source: str) -> dict[str, Any]:
+    return {
+        **_speed(links.messages),
+        "efficiency": 1.0,
+        "collectives": {name: _speed(speed) for name, speed in links.collectives.items()},
+        "source": f"{source} with {links.ranks} ranks",
+    }
+
+
+def _speed(speed: Speed) -> dict[str, float]:
+    return {
+        "latency_us": round(speed.latency_seconds * 1e6, 1),
+        "gb_per_second": round(speed.bytes_per_second / 1e9, 3),
+    }
+
+
+def _host(
+    values: dict[str, Any],
+    figures: Figures,
+    precision: str,
+    cases: Mapping[SmallCase, RunConfig],
+) -> HostTimes:
+    """Return the times of the CPU in one format, given a cluster file without them."""
+    planned = dict.fromkeys(cases, 0.0)
+    if values["device"]["kind"] == "cpu":
+        calibration = {**values["device"]["calibration"], "host": {}}
+        device = {**values["device"], "calibration": calibration}
+        cluster = ClusterConfig.model_validate({**values, "device": device})
+        for case, config in cases.items():
+            candidate = Candidate.of(config, figures.ranks, figures.ranks).with_cluster(cluster)
+            planned[case] = step_time(candidate).seconds
+    times = host_times(figures.small_steps[precision], planned, EngineConfig().host)
+    names = ("layer_us", "micro_batch_us", "step_us")
+    return times.model_copy(update={name: round(getattr(times, name), 1) for name in names})

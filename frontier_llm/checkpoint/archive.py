@@ -29,12 +29,6 @@ class Archive:
     """Runs the command for one checkpoint at a time, on a thread of rank 0."""
 
     def __init__(self, config: ArchiveConfig, folder: Path) -> None:
-        """Initialise.
-
-        Args:
-            config: the command, and how often it is tried.
-            folder: folder of all checkpoints of the run.
-        """
         self._config, self._folder = config, folder
         self._writer, self._lock = JobThread("checkpoint archive", yields=False), threading.Lock()
         self._pending: list[int] = []  # steps for which the command has not been run yet
@@ -99,7 +93,6 @@ class Archive:
                     self._failed.remove(step)
 
     def _try(self, step: int) -> bool:
-        """Run the command until it succeeds; return whether it has."""
         tries, pause = self._config.tries, self._config.pause_seconds
         for number in range(1, tries + 1):
             failure = self._run(step)

@@ -26,23 +26,14 @@ if TYPE_CHECKING:
 class ChunkPool:
     """A fixed number of buffers of one chunk each.
 
+    Every page is touched at once. A CheckpointError is raised if the host has not enough memory.
+
     Attributes:
-        size: size of all buffers in bytes.
         changed: held while buffers or snapshots that use the pool change, and notified after that.
             Several snapshots may share a pool, so a buffer that one returns wakes the others.
     """
 
     def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
-        """Allocate the memory and touch every page of it.
-
-        Args:
-            buffers: number of buffers; 0 allocates nothing.
-            chunk_bytes: size of a buffer in bytes, a multiple of 4096 (a page).
-            device: device of the states that are copied into the buffers.
-
-        Raises:
-            CheckpointError: the host has not enough memory.
-        """
         self.size = size = buffers * chunk_bytes
         self.changed = threading.Condition()
         self._free: list[torch.Tensor] = []
@@ -80,16 +71,15 @@ class ChunkPool:
             self.changed.notify_all()
 
 
+def host_buffer(size: int) -> torch.Tensor:
+    """Return a page-aligned buffer, [size] uint8; the size is a multiple of 4096 (a page)."""
+    buffer = ChunkPool(1, size, torch.device("cpu")).take()
+    assert buffer is not None
+    return buffer
+
+
 def check_host_memory(needed: int, ranks_on_host: int) -> None:
-    """Check that the pools of all ranks of this host fit into its free memory.
-
-    Args:
-        needed: bytes that this rank will allocate; the other ranks allocate the same amount.
-        ranks_on_host: number of ranks on this host.
-
-    Raises:
-        CheckpointError: the host has too little free memory.
-    """
+    """Refuse pools of `needed` bytes on each rank of this host that its free memory cannot hold."""
     free = psutil.virtual_memory().available
     if needed * ranks_on_host > free:
         raise CheckpointError(
@@ -107,16 +97,7 @@ def wait_for_host_ranks(
 
     Without this wait, a rank could allocate its pool before another rank checks. The other rank
     would then find less free memory, and would also count the first rank's pool as not allocated.
-
-    Args:
-        store: key-value store of all ranks.
-        key: prefix of the keys in the store. It must differ between calls and between hosts.
-        rank: rank of this process.
-        ranks: ranks on this host.
-        timeout: how long to wait for the other ranks.
-
-    Raises:
-        CheckpointError: a rank did not call this in time.
+    The key must differ between calls and between hosts. A CheckpointError follows the timeout.
     """
     if len(ranks) <= 1:
         return
@@ -132,15 +113,38 @@ def wait_for_host_ranks(
 
 
 def _unpin(memory: torch.Tensor) -> None:
-    """Undo `_pin`."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Register memory with the GPU driver."""
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(status):
         raise CheckpointError(
             f"the driver does not pin {format_bytes(memory.numel())} of host memory for "
             f"checkpoints (error {int(status)}); is the limit of locked memory (ulimit -l) low?"
         )
+
+
+class SharedPool:
+    """One pool of buffers for several managers, allocated when the first of them is prepared."""
+
+    def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
+        self._buffers, self.chunk_bytes, self._device = buffers, chunk_bytes, device
+        self._pool: ChunkPool | None = None
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether the memory is allocated."""
+        return self._pool is not None
+
+    @property
+    def size(self) -> int:
+        """Size of all buffers in bytes."""
+        return self._buffers * self.chunk_bytes
+
+    @property
+    def buffers(self) -> ChunkPool:
+        """The buffers; a CheckpointError is raised if the host has not enough memory for them."""
+        if self._pool is None:
+            self._pool = ChunkPool(self._buffers, self.chunk_bytes, self._device)
+        return self._pool

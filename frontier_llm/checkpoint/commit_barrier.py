@@ -52,33 +52,18 @@ class CommitBarrier:
 
     Every rank calls `arrive` or `abort`. Then rank 0 calls `wait_for_ranks`, `seal` and `conclude`
     in this order; after a failure it calls `conclude` at once. The other ranks call
-    `wait_for_outcome`.
+    `wait_for_outcome`. No other thread may use this connection to the store. The timeout counts
+    from the arrival of this rank. An UnknownOutcomeError is raised if rank 0 or its store is lost.
     """
 
     def __init__(
         self, store: "Store", prefix: str, rank: int, world_size: int, timeout: timedelta
     ) -> None:
-        """Initialise this rank's side of the barrier.
-
-        Args:
-            store: key-value store of all ranks; no other thread may use this connection.
-            prefix: prefix of the keys in the store, different for each checkpoint.
-            rank: rank of this process.
-            world_size: number of ranks.
-            timeout: how long this rank waits for the other ranks after it has arrived.
-        """
         self._store, self._prefix = store, prefix
         self._rank, self._size, self._timeout = rank, world_size, timeout
 
     def arrive(self, record: str) -> None:
-        """Report that this rank's file is on disk.
-
-        Args:
-            record: description of the file, for the manifest that rank 0 writes.
-
-        Raises:
-            UnknownOutcomeError: rank 0 is lost.
-        """
+        """Report that this rank's file is on disk, with its description for the manifest."""
         try:
             self._store.set(self._key(f"rank/{self._rank}"), record)
             if self._store.add(self._key("arrived"), 1) == self._size:
@@ -89,9 +74,7 @@ class CommitBarrier:
     def abort(self, cause: str) -> str:
         """Make the checkpoint fail, unless the decision has already been made.
 
-        Returns:
-            The cause of the first abort; "" if rank 0 has already sealed the checkpoint, so that
-            it may still succeed.
+        Returns the cause of the first abort; "" if rank 0 has sealed, so that it may still succeed.
         """
         decision = self._decide(cause)
         self._store.set(self._key("ready"), "")
@@ -100,8 +83,7 @@ class CommitBarrier:
     def wait_for_ranks(self) -> list[str]:
         """Wait until all ranks have arrived, and return their records. Rank 0 only.
 
-        Raises:
-            CheckpointError: a rank aborted, or some ranks did not arrive in time.
+        A CheckpointError is raised if a rank aborts, or some ranks do not arrive in time.
         """
         try:
             self._store.wait([self._key("ready")], self._timeout)
@@ -112,11 +94,7 @@ class CommitBarrier:
         return self.records(range(self._size))
 
     def records(self, ranks: range) -> list[str]:
-        """Return the records of some ranks. Call this only after all ranks have arrived.
-
-        Raises:
-            UnknownOutcomeError: rank 0's store is lost.
-        """
+        """Return the records of some ranks. Call this only after all ranks have arrived."""
         keys = [self._key(f"rank/{rank}") for rank in ranks]
         try:
             return [record.decode() for record in read_all(self._store, keys)]
@@ -124,29 +102,19 @@ class CommitBarrier:
             raise UnknownOutcomeError(_describe_lost_store(error)) from None
 
     def seal(self) -> None:
-        """Decide to commit the checkpoint. Rank 0 only.
-
-        Raises:
-            CheckpointError: another rank has aborted before.
-        """
+        """Decide to commit, or raise a CheckpointError if another rank has aborted. Rank 0 only."""
         decision = self._decide(_COMMIT)
         if decision != _COMMIT:
             raise CheckpointError(decision)
 
     def conclude(self, cause: str = _COMMITTED) -> None:
-        """Publish the outcome to all ranks. Rank 0 only.
-
-        Args:
-            cause: why the checkpoint failed; "" if it is committed.
-        """
+        """Publish to all ranks why the checkpoint failed; "": it is committed. Rank 0 only."""
         self._store.set(self._key("end"), json.dumps(cause))
 
     def wait_for_outcome(self) -> None:
         """Wait until rank 0 has published the outcome. All ranks but rank 0.
 
-        Raises:
-            CheckpointError: the checkpoint failed; the message is the first cause.
-            UnknownOutcomeError: rank 0 is lost.
+        A CheckpointError has the first cause of a failure.
         """
         try:
             cause = self._wait_for_end()
@@ -194,7 +162,6 @@ class CommitBarrier:
         return str(self._store.compare_set(self._key("decision"), "", decision).decode())
 
     def _describe_late_ranks(self) -> str:
-        """Return an error message that names the ranks that have not arrived."""
         try:
             missing = [
                 rank
@@ -219,7 +186,6 @@ class CommitBarrier:
 
 
 def _describe_lost_store(error: RuntimeError) -> str:
-    """Return an error message for an operation of the store that has failed."""
     return f"the ranks' store does not answer (is rank 0 gone?): {str(error).splitlines()[0]}"
 
 

@@ -3,6 +3,7 @@
 A checkpoint is a folder such as `step_00000012`; `folders` lists the suffixes that mark others.
 """
 
+import json
 import logging
 import stat
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, MANIFEST, parse_folder
-from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.manifest import Manifest, stored_bytes
 from frontier_llm.checkpoint.peer_files import Peer
 from frontier_llm.errors import CheckpointError
 
@@ -41,8 +42,7 @@ class Checkpoint:
         """Read a checkpoint's manifest and check the sizes of its files.
 
         Raises:
-            CheckpointError: the manifest is absent, damaged or in another format, or a file is
-                absent or has another size; the message names the file.
+            CheckpointError: the manifest or a file, which the message names, is absent or damaged.
         """
         if not (folder / MANIFEST).is_file():
             raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
@@ -66,10 +66,7 @@ class Checkpoint:
 def committed(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of all committed checkpoints, the newest first.
 
-    The checkpoints are not opened and may be damaged.
-
-    Args:
-        folder: folder of all checkpoints of a run; it may be absent.
+    The checkpoints are not opened and may be damaged. The folder may be absent.
     """
     return [(step, path) for step, suffix, path in _folders(folder) if suffix in COMMITTED]
 
@@ -80,19 +77,10 @@ def never_committed(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is not damaged.
+    """Return the newest undamaged checkpoint; None if none was ever committed.
 
-    Newer checkpoints that are damaged are skipped and logged. Older checkpoints are not opened.
-    Checkpoints that were never committed are ignored.
-
-    Args:
-        folder: folder of all checkpoints of a run; it may be absent.
-
-    Returns:
-        None if no checkpoint was ever committed.
-
-    Raises:
-        CheckpointError: all checkpoints are damaged.
+    Newer checkpoints that are damaged are skipped and logged. Older checkpoints are not opened. A
+    CheckpointError is raised if all are damaged.
     """
     damaged: list[CheckpointError] = []
     for _, path in committed(folder):
@@ -110,14 +98,9 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def find(path: Path) -> Checkpoint:
-    """Return the checkpoint at a path.
+    """Return the checkpoint in a folder, or the newest undamaged one of a `run.dir`.
 
-    Args:
-        path: folder of one checkpoint; or a folder of checkpoints or a `run.dir`, whose newest
-            undamaged checkpoint is returned.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
+    A CheckpointError is raised if there is none, or it is damaged.
     """
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     found = newest(folder)
@@ -132,7 +115,6 @@ def find(path: Path) -> Checkpoint:
 
 
 def _folders(folder: Path) -> list[tuple[int, str, Path]]:
-    """Return (step, suffix, path) of all folders with a checkpoint's name, the newest first."""
     if not folder.is_dir():
         return []
     found = [
@@ -141,3 +123,56 @@ def _folders(folder: Path) -> list[tuple[int, str, Path]]:
         if (parsed := parse_folder(path.name)) is not None and path.is_dir()
     ]
     return sorted(found, key=lambda entry: (-entry[0], entry[1]))
+
+
+def check_headers(checkpoint: Checkpoint) -> None:
+    """Compare a checkpoint's manifest with its folder and the files' headers, in both directions.
+
+    Files on the disks of other nodes are not compared. A CheckpointError is raised if a header
+    cannot be read, or one side has an entry that the other lacks.
+    """
+    manifest = checkpoint.manifest
+    local = {name: checkpoint.place(name) for name in manifest.files}
+    stored: dict[str, tuple[int, int]] = {}
+    for file, place in local.items():
+        if isinstance(place, Path):
+            entries = _entries(place / file, manifest.files[file].size)
+            stored |= {f"{key} of {file}": span for key, span in entries.items()}
+    for name, tensor in manifest.tensors.items():
+        for part in (p for p in tensor.stored_ranges if isinstance(local[p.file], Path)):
+            for state, begin in part.bytes_at.items():
+                key = part.keys[state]
+                # for example `00003/norm.weight.1.master`: rank, tensor, range, state
+                base = key.removesuffix(f".{state}").rpartition("/")[2]
+                is_of_tensor = base == name or base.removeprefix(f"{name}.").isdigit()
+                found = stored.pop(f"{key} of {part.file}", None)
+                if not is_of_tensor or found != (
+                    begin,
+                    begin + stored_bytes(manifest, part, state),
+                ):
+                    raise _differs(checkpoint, f"{key} of {part.file}")
+    others = {path.name for path in checkpoint.folder.glob("rank*.safetensors")} - local.keys()
+    for lost in [*sorted(others), *(key for key in stored if not key.startswith("gap."))]:
+        raise _differs(checkpoint, lost)
+
+
+def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint.folder} is damaged: its manifest and the headers of its files differ in "
+        f"{what}\n  do: move this checkpoint away, and use another one or a copy of it"
+    )
+
+
+def _entries(path: Path, size: int) -> dict[str, tuple[int, int]]:
+    """Return the first byte and the end of each entry of a file of `size` bytes."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > size - 8:
+                raise ValueError("it is longer than the file")
+            entries = json.loads(stream.read(length))
+        entries.pop("__metadata__", None)
+        spans = {key: entry["data_offsets"] for key, entry in entries.items()}
+        return {key: (8 + length + begin, 8 + length + end) for key, (begin, end) in spans.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has an unreadable header: {error}") from None

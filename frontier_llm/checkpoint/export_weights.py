@@ -15,8 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
 from frontier_llm.checkpoint.folders import sync_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError
@@ -36,13 +35,7 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
 
     The file gets its final name when it is complete and on disk. The export needs memory for the
     largest tensor in fp32, and for two chunks of a checkpoint file (16 MiB each by default).
-
-    Args:
-        checkpoint: a checkpoint of any layout; all chunks that are read are verified.
-        path: path of the file, overwritten.
-        dtype: `fp32`, as stored, or `bf16`, rounded to nearest.
-        advance: called after each write with the number of elements that it has written, to show
-            progress.
+    `advance` gets the number of elements after each write. bf16 is rounded to nearest.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the file cannot be written.

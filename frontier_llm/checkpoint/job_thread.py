@@ -20,15 +20,10 @@ class JobThread:
     """A thread that calls functions in the order in which they were submitted.
 
     One thread submits and waits. The thread of this class ends when it has been idle for a while.
+    If it `yields`, it has a lower priority than training.
     """
 
     def __init__(self, name: str, *, yields: bool = True) -> None:
-        """Initialise without starting a thread.
-
-        Args:
-            name: name of the thread.
-            yields: whether the thread has a lower priority than training.
-        """
         self._name, self._yields = name, yields
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
@@ -52,15 +47,7 @@ class JobThread:
             return self._unfinished > 0
 
     def wait_below(self, limit: int, seconds: float | None = None) -> bool:
-        """Wait until fewer than `limit` submitted functions have not returned.
-
-        Args:
-            limit: the number.
-            seconds: longest wait; None = no limit.
-
-        Returns:
-            False if the wait has ended before.
-        """
+        """Wait until fewer than `limit` functions are unfinished; return False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._unfinished < limit, seconds)
 

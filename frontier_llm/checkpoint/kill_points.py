@@ -26,7 +26,6 @@ import signal
 import threading
 
 VARIABLE = "FRONTIER_LLM_KILL_AT"
-"""Environment variable that names the point."""
 POINTS = (
     "file.created", "file.half", "file.written", "file.synced", "reported", "manifest.half",
     "manifest.synced", "sealed", "renamed", "concluded", "deleting",

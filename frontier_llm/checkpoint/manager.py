@@ -16,14 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.job_thread import JobThread
 from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
+from frontier_llm.checkpoint.pacer import Cancellation
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
-from frontier_llm.checkpoint.snapshot import Snapshot
-from frontier_llm.checkpoint.snapshot_memory import SnapshotMemory
+from frontier_llm.checkpoint.snapshot import Snapshot, SnapshotMemory
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
@@ -32,6 +31,7 @@ from frontier_llm.units import format_seconds
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+Mode = Literal["blocking", "lazy"]
 _log = logging.getLogger(__name__)
 _LOGGED_STALL_SECONDS = 0.1
 """Shorter waits are counted but not logged."""
@@ -44,6 +44,8 @@ class CheckpointManager:
 
     All ranks create their managers and begin their checkpoints in the same order. One thread calls
     all methods. After a failure the manager remains usable and the previous checkpoint is intact.
+    The store must outlive `close` on every rank. In mode `blocking`, `begin` returns when the
+    checkpoint is committed; in mode `lazy` it returns at once and a thread writes.
 
     Attributes:
         outcomes: how the last checkpoints ended, by step, as far as this rank knows. The writer
@@ -57,25 +59,11 @@ class CheckpointManager:
         rank: int,
         world_size: int,
         store: "Store",
-        mode: Literal["blocking", "lazy"],
+        mode: Mode,
         keep: int,
         timeout: timedelta,
         options: Options = DEFAULTS,
     ) -> None:
-        """Initialise the manager without writing or allocating anything.
-
-        Args:
-            folder: folder of all checkpoints of the run, on a file system that all ranks share
-                unless `options.folder_ranks` is set.
-            rank: rank of this process.
-            world_size: number of ranks.
-            store: key-value store of all ranks; it must outlive `close` on every rank.
-            mode: with `blocking`, `begin` returns when the checkpoint is committed. With `lazy`,
-                `begin` returns at once and a thread writes.
-            keep: number of newest checkpoints to keep.
-            timeout: how long this rank waits for the other ranks after it has finished writing.
-            options: settings that most runs leave at their defaults.
-        """
         assert keep >= 1, keep
         assert options.chunk_bytes % PAGE_BYTES == 0, options
         self._folder, self._rank, self._size = folder, rank, world_size
@@ -122,13 +110,8 @@ class CheckpointManager:
     def prepare(self, shards: Iterable[StateShard]) -> None:
         """Plan the file and allocate host memory, so that the first `begin` does not have to.
 
-        Collective over the ranks that write one file together.
-
-        Args:
-            shards: the shards that will be passed to `begin`.
-
-        Raises:
-            CheckpointError: the host has not enough memory.
+        Collective over the ranks that write one file together. A CheckpointError is raised if the
+        host has not enough memory.
         """
         shards = list(shards)
         if not self._memory.fits(shards):
@@ -140,12 +123,8 @@ class CheckpointManager:
         """Write a checkpoint, or start to write it in lazy mode.
 
         Collective over all ranks, through the store. Waits first if `in_flight` checkpoints are
-        unwritten. In lazy mode the states must not change until `fence` returns.
-
-        Args:
-            step: number of optimizer steps done.
-            shards: shards that this rank saves; empty if other ranks save all that it holds.
-            meta: plain JSON for the manifest, which stores the value that rank 0 passes.
+        unwritten. In lazy mode the states must not change until `fence` returns. Pass no shards if
+        other ranks save all that this one holds. The manifest gets the `meta` of rank 0.
 
         Raises:
             CheckpointError: in blocking mode, this checkpoint failed. In lazy mode, an earlier one
@@ -181,11 +160,7 @@ class CheckpointManager:
                 self._snapshot = None
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written.
-
-        Raises:
-            CheckpointError: the last checkpoint was not committed.
-        """
+        """Wait until no checkpoint is being written; raise the error of the last one."""
         with self._stalling("until it is written"):
             self._writer.wait_below(1)
         self.poll()
@@ -197,9 +172,7 @@ class CheckpointManager:
     def poll(self) -> None:
         """Raise the error of the last checkpoint, once, if it is already known. Never waits.
 
-        Raises:
-            CheckpointError: the last checkpoint was not committed. Every rank gets the same cause,
-                possibly at different times.
+        Every rank gets the same cause, possibly at different times.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -213,11 +186,7 @@ class CheckpointManager:
         self._snapshot = self._error = None
 
     def close(self) -> None:
-        """Wait until the last checkpoint is committed.
-
-        Raises:
-            CheckpointError: the last checkpoint was not committed.
-        """
+        """Wait until the last checkpoint is committed; raise its error."""
         self.fence()
         self.wait()
 
@@ -240,7 +209,6 @@ class CheckpointManager:
         return task, barrier
 
     def _save(self, task: Task, snapshot: Snapshot, barrier: CommitBarrier) -> None:
-        """Save on the current thread, and keep an error for `poll`."""
         begin = time.monotonic()
         try:
             save(task, snapshot, barrier)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from frontier_llm.checkpoint.chunk_pool import SharedPool
 from frontier_llm.checkpoint.manifest import Moments
-from frontier_llm.checkpoint.shared_pool import SharedPool
 from frontier_llm.geometry.host_pool import CHUNK_BYTES
 
 Outcome = Literal["committed", "skipped", "failed"]

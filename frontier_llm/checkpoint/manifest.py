@@ -10,7 +10,10 @@ layout. The manifest begins with the digest of its own remaining bytes.
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise, product
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,16 +21,15 @@ from typing import Annotated, Any, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from frontier_llm.checkpoint import manifest_check
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
+from frontier_llm.geometry.state_memory import MOMENT_BLOCK_ELEMENTS, MOMENT_BLOCK_WORDS
 from frontier_llm.units import GIB
 
 Moments = Literal["bf16", "int8"]
 """Format of reduced moments (reduced_moments.py)."""
 FORMAT = 1
-"""Version of the format."""
 ELEMENT_BYTES = 4
 """Size of an element in bytes: all states are fp32."""
 _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d{1,9}),)')
@@ -58,11 +60,9 @@ class StoredRange(_Model):
     start: Index
     """Index of the box's first element in the tensor, one number per dim."""
     shape: Extent
-    """Shape of the box."""
     first: Bytes
     """First element of the range in the flattened box."""
     count: Annotated[int, Field(ge=1, le=1 << 60)]
-    """Number of elements in the range."""
     keys: dict[Name, Annotated[str, StringConstraints(pattern=r"^[^\p{Cc}\p{Cf}]+$")]]
     """Key of the range in the safetensors file, by state, such as `master`."""
     bytes_at: dict[str, Annotated[Bytes, Field(multiple_of=ELEMENT_BYTES)]]
@@ -88,7 +88,6 @@ class File(_Model):
     """A file of a checkpoint."""
 
     size: Bytes
-    """Size in bytes."""
     chunks: tuple[Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")], ...]
     """xxh3_128 digest of each chunk, `chunk_bytes` long, so that a reader can verify single
     chunks."""
@@ -98,14 +97,12 @@ class FilePart(File):
     """The part of a file that one rank wrote: whole chunks, or the end of the file."""
 
     offset_bytes: Bytes
-    """Offset of the part in the file in bytes."""
 
 
 class RankRecord(_Model):
     """Description of what one rank has written; rank 0 merges the records into the manifest."""
 
     files: dict[FileName, FilePart]
-    """What the rank has written of each file, by the file's name."""
     tensors: dict[Name, Tensor]
     """Ranges of each tensor that the rank has written, by the tensor's name."""
 
@@ -115,9 +112,7 @@ class Manifest(_Model):
 
     format: Literal[1] = 1
     step: Annotated[int, Field(ge=0, le=10**12)]
-    """Number of optimizer steps done."""
     world: Annotated[int, Field(ge=1, le=10**8)]
-    """Number of ranks that wrote the checkpoint."""
     repeats: bool = False
     """Whether elements may be stored more than once. True for checkpoints on node-local disks,
     each of which holds everything that the ranks of its node need."""
@@ -126,9 +121,7 @@ class Manifest(_Model):
     moments: Moments | None = None
     """Format of the moments, if they are reduced; None: all states are fp32."""
     files: dict[FileName, File]
-    """Files by name."""
     tensors: dict[Name, Tensor]
-    """Global tensors by name."""
     meta: dict[Name, Any]
     """Plain JSON that the caller stores with the checkpoint: configuration and counters."""
 
@@ -143,18 +136,9 @@ class Manifest(_Model):
         repeats: bool = False,
         moments: Moments | None = None,
     ) -> "Manifest":
-        """Merge the records of ranks into one manifest.
+        """Merge the records of the ranks that write into one folder.
 
-        Args:
-            step: number of optimizer steps done.
-            chunk_bytes: size of a chunk in bytes.
-            records: record of each rank that writes into the checkpoint's folder.
-            meta: plain JSON to store with the checkpoint.
-            repeats: whether elements may be stored more than once.
-            moments: format of reduced moments; None: all states are fp32.
-
-        Raises:
-            CheckpointError: the parts of a file leave a gap or overlap.
+        A CheckpointError is raised if the parts of a file leave a gap or overlap.
         """
         parts: dict[str, list[FilePart]] = {}
         stored: dict[str, list[StoredRange]] = {}
@@ -199,11 +183,7 @@ class Manifest(_Model):
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """Read the manifest in a checkpoint's folder.
-
-        Raises:
-            CheckpointError: the file is unreadable, damaged or in another format.
-        """
+        """Read the manifest in a checkpoint's folder; errors are those of `parse`."""
         path = folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -214,10 +194,6 @@ class Manifest(_Model):
     @classmethod
     def parse(cls, text: bytes, name: str) -> "Manifest":
         """Parse the output of `to_bytes`, and check every value in it.
-
-        Args:
-            text: content of the file.
-            name: name of the file, for error messages.
 
         Raises:
             CheckpointError: the content is damaged or in another format, or its values contradict
@@ -239,7 +215,7 @@ class Manifest(_Model):
             first = error.errors()[0]
             where, got = ".".join(map(str, first["loc"])), repr(first["input"])[:99]
             raise _damaged(name, f"{where}: {first['msg']}, it is {got}") from None
-        for problem in manifest_check.problems(manifest):
+        for problem in problems(manifest):
             raise _damaged(name, problem)
         return manifest
 
@@ -252,11 +228,7 @@ def _damaged(name: str, problem: str) -> CheckpointError:
 
 
 def _join_parts(name: str, parts: Sequence[FilePart]) -> File:
-    """Join the parts of a file that ranks wrote.
-
-    Raises:
-        CheckpointError: the parts leave a gap or overlap.
-    """
+    """Join the parts of a file; raise a CheckpointError if they leave a gap or overlap."""
     ordered = sorted(parts, key=attrgetter("offset_bytes"))
     end = 0
     for part in ordered:
@@ -264,3 +236,79 @@ def _join_parts(name: str, parts: Sequence[FilePart]) -> File:
             raise CheckpointError(f"{name}: byte {end} was written by no rank or by several")
         end += part.size
     return File(size=end, chunks=tuple(chunk for part in ordered for chunk in part.chunks))
+
+
+def problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong: the entry, a colon, and the reason."""
+    occupied: dict[str, list[tuple[int, int, str]]] = {}
+    for name, file in manifest.files.items():
+        chunks = -(-file.size // manifest.chunk_bytes)
+        if len(file.chunks) != chunks:
+            yield f"files.{name}.chunks: it has {len(file.chunks)} digests for {chunks} chunks"
+        # eight bytes give the length of a file's header
+        occupied[name] = [(0, 8, "the header"), (file.size, file.size, f"files.{name}.size")]
+    for name, tensor in manifest.tensors.items():
+        for number, stored in enumerate(tensor.stored_ranges):
+            where = f"tensors.{name}.pieces.{number}"
+            if problem := _range_problem(stored, tensor, occupied.keys()):
+                yield f"{where}.{problem}"
+                return
+            occupied[stored.file] += (
+                (begin, begin + stored_bytes(manifest, stored, state), f"{where}.bytes_at.{state}")
+                for state, begin in stored.bytes_at.items()
+            )
+        if not manifest.repeats and not _is_stored_once(tensor):
+            yield f"tensors.{name}.pieces: they do not store every element exactly once"
+    yield from (
+        f"{second}: {first} takes byte {begin} of {name}, too"
+        for name, ranges in occupied.items()
+        for (_, end, first), (begin, _, second) in pairwise(sorted(ranges))
+        if begin < end
+    )
+
+
+def stored_bytes(manifest: Manifest, stored: StoredRange, state: str) -> int:
+    """Return the size of a state of a stored range in bytes."""
+    if manifest.moments is None or state not in ("exp_avg", "exp_avg_sq"):
+        return 4 * stored.count
+    return 4 * -(-stored.count // MOMENT_BLOCK_ELEMENTS) * MOMENT_BLOCK_WORDS[manifest.moments]
+
+
+def _range_problem(stored: StoredRange, tensor: Tensor, files: Container[str]) -> str:
+    """Return the field of a range that is wrong, and why; empty if none is."""
+    if stored.file not in files:
+        return f"file: {stored.file} is not one of the checkpoint's files"
+    states = tensor.stored_ranges[0].keys.keys()
+    if not states or not states == stored.keys.keys() == stored.bytes_at.keys():
+        return "keys: not the same states as in bytes_at and in other ranges"
+    if not len(stored.start) == len(stored.shape) == len(tensor.shape):
+        return "shape: not as many dims as the tensor"
+    for start, size, whole in zip(stored.start, stored.shape, tensor.shape, strict=True):
+        if start + size > whole:
+            return f"start: the box ends outside of the tensor, at {start + size} of {whole}"
+    if stored.first + stored.count > prod(stored.shape):
+        return "count: the range ends outside of its box"
+    return ""
+
+
+def _is_stored_once(tensor: Tensor) -> bool:
+    """Return whether the ranges of each box cover it once, and the boxes cover the tensor once.
+
+    A set of boxes covers a larger box once if and only if their corners, counted with the sign of
+    the corner, add up to those of the larger box. This takes linear time.
+    """
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
+    for stored in tensor.stored_ranges:
+        ranges = boxes.setdefault((stored.start, stored.shape), [])
+        ranges.append((stored.first, stored.first + stored.count))
+    corners = Counter[tuple[int, ...]]()
+    whole = (0,) * len(tensor.shape), tensor.shape
+    for (start, shape), sign in [*((box, 1) for box in boxes), (whole, -1)]:
+        edges = [((a, 1), (a + size, -1)) for a, size in zip(start, shape, strict=True)]
+        for corner in product(*edges):
+            corners[tuple(at for at, _ in corner)] += sign * prod(s for _, s in corner)
+    return not any(corners.values()) and all(
+        end == begin
+        for (_, shape), ranges in boxes.items()
+        for (_, end), (begin, _) in pairwise(sorted([(0, 0), *ranges, (prod(shape),) * 2]))
+    )

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import torch
-
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.chunk_pool import host_buffer
 from frontier_llm.checkpoint.discovery import Checkpoint, committed
 from frontier_llm.checkpoint.folders import COPY, NODE, parse_folder
 from frontier_llm.checkpoint.manifest import FilePart, Manifest, StoredRange, Tensor
@@ -33,7 +31,6 @@ class NodePart:
     folder: str
     """Path of the folder with the files and the manifest."""
     step: int
-    """Number of optimizer steps done."""
     start: str
     """Id of the start of the run that saved it. Parts of different starts do not fit together."""
     moments: str = ""
@@ -41,11 +38,7 @@ class NodePart:
 
 
 def find_parts(root: Path) -> list[NodePart]:
-    """Return the committed parts on this node's disk whose files have the right sizes.
-
-    Args:
-        root: folder of the run on the disk; it may be absent.
-    """
+    """Return the committed parts on this node's disk whose files have the right sizes."""
     parts = []
     for parent in sorted(root.iterdir()) if root.is_dir() else ():
         prefix, _, number = parent.name.rpartition("_")
@@ -68,14 +61,8 @@ def find_parts(root: Path) -> list[NodePart]:
 def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
     """Merge the manifests of nodes, and leave out files whose elements other files store, too.
 
-    Of two files with the same name, that of the first node is used.
-
-    Args:
-        parts: manifest by number of the node; at least one. The last one has the newest counters.
-            All have the same format of moments.
-
-    Returns:
-        The manifest; and for each of its files the number of the node that saved it.
+    Of two files with the same name, that of the first node is used. The last of the parts has the
+    newest counters. Returns the manifest, and for each of its files the number of its node.
     """
     seen: set[tuple[str, Shape, Shape, int, int]] = set()
     tensors: dict[str, list[StoredRange]] = {}
@@ -110,10 +97,7 @@ def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:
 def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | None:
     """Return the name of a tensor of which elements are not stored; None if there is none.
 
-    Args:
-        manifest: a manifest whose boxes (blocks of a tensor that one tensor-parallel rank holds)
-            are equal or do not overlap.
-        model: shapes of all trained tensors of the whole model, by name.
+    Boxes (blocks of a tensor that one tensor-parallel rank holds) must be equal or not overlap.
     """
     for name, shape in model.items():
         boxes: dict[tuple[Shape, Shape], list[tuple[int, int]]] = {}
@@ -128,22 +112,16 @@ def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | No
 
 
 def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
-    """Copy a file of a checkpoint, and compare each chunk with its digest on the way.
+    """Copy and sync a file of a checkpoint, and compare each chunk with its digest on the way.
 
     Chunks that an interrupted copy has left in the target are not written again.
-
-    Args:
-        checkpoint: the checkpoint that has the file.
-        name: name of the file.
-        target: path of the copy, which is synced.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or cannot be written.
     """
     file, chunks = checkpoint.manifest.files[name], chunk_ranges(checkpoint, name)
     largest = max((chunk.pages_bytes for chunk in chunks), default=PAGE_BYTES)
-    buffer = ChunkPool(1, largest, torch.device("cpu")).take()
-    assert buffer is not None
+    buffer = host_buffer(largest)
     with (
         RangeReader(checkpoint, verify=True) as reader,
         RankFile(target, file.size, continues=True) as copy,

@@ -1,12 +1,34 @@
-"""Keep copies of checkpoints from disturbing training: a limited rate, or idle priority."""
+"""End copies of checkpoints, and keep them from disturbing training: a rate, or idle priority."""
 
 import ctypes
 import os
 import platform
+import threading
 import time
 from contextlib import suppress
 
-from frontier_llm.checkpoint.cancellation import Cancellation
+from frontier_llm.errors import CheckpointError
+
+
+class Cancellation:
+    """A request to give up checkpoints that are being written; threads look for it often."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Make all later calls of `check` and `sleep` raise. Any thread may call this."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise a CheckpointError if the checkpoint was given up."""
+        self.sleep(0)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, or raise a CheckpointError if the checkpoint is given up."""
+        if self._event.wait(seconds):
+            raise CheckpointError("it was given up, because ranks were replaced")
+
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """Number of Linux's system call `ioprio_set`, by machine (man 2 ioprio_set)."""
@@ -14,28 +36,14 @@ _THIS_THREAD, _IDLE_CLASS = 1, 3 << 13
 
 
 class Pacer:
-    """Limits the rate of one thread that copies files.
-
-    Attributes:
-        cancellation: ends the copying.
-    """
+    """Limits the bytes per second of one thread that copies files, until it is cancelled."""
 
     def __init__(self, bytes_per_second: float | None, cancellation: Cancellation) -> None:
-        """Initialise.
-
-        Args:
-            bytes_per_second: the limit; None: no limit.
-            cancellation: ends the copying.
-        """
         self._rate, self._next = bytes_per_second, 0.0
         self.cancellation = cancellation
 
     def wait(self, count: int) -> None:
-        """Wait until `count` more bytes may be copied.
-
-        Raises:
-            CheckpointError: the copy was given up.
-        """
+        """Wait until `count` more bytes may be copied; raise a CheckpointError if given up."""
         seconds = 0.0
         if self._rate is not None:
             now = time.monotonic()

@@ -23,7 +23,7 @@ import xxhash
 from frontier_llm.checkpoint.drain import open_when_committed
 from frontier_llm.checkpoint.manifest import FilePart, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
-from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect
+from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
 from frontier_llm.errors import CheckpointError
@@ -43,13 +43,11 @@ class ReceivedPlan:
     """Layout of the file of a rank of the node before."""
 
     name: str
-    """Name of the file."""
     size: int
     """Size of the file in bytes; 0 if that rank saves nothing."""
     chunk_bytes: int
     """Size of every chunk but the last, in bytes."""
     tensors: RankRecord
-    """That rank's part of the manifest, without files."""
     offset_bytes: int = 0
     total: int | None = None
 
@@ -60,8 +58,7 @@ class ReceivedPlan:
         """Check what another rank says of its file.
 
         Raises:
-            ValueError: the chunks are not those of this rank, or the file is larger than what it
-                should store.
+            ValueError: the chunks are not those of this rank, or the file is too large.
         """
         plan = cls(name, size, chunk_bytes, RankRecord.model_validate_json(record))
         files = {name: FilePart(size=size, chunks=(), offset_bytes=0)}
@@ -86,11 +83,14 @@ class ReceivedPlan:
 
 
 class PartnerFiles:
-    """Sends and receives the files of checkpoints of one rank.
+    """Sends this rank's file to the receiver on the next node, and receives that of the sender.
+
+    The constructor is collective over all ranks: they exchange layouts and addresses through the
+    store. It raises a CheckpointError if another rank does not answer, or this host has no
+    address for it.
 
     Attributes:
         plan: layout of the file that this rank receives.
-        sender: the rank that this rank receives from.
     """
 
     def __init__(
@@ -104,23 +104,6 @@ class PartnerFiles:
         master: str,
         timeout: timedelta,
     ) -> None:
-        """Listen for connections, and exchange layouts and addresses through the store.
-
-        Collective over all ranks.
-
-        Args:
-            plan: layout of this rank's file.
-            folder: folder of the checkpoints of this node.
-            rank: rank of this process.
-            receiver: the rank of the next node that receives this rank's file.
-            sender: the rank of the node before whose file this rank receives.
-            store: key-value store of all ranks.
-            master: host name or address of rank 0, to find the network interface.
-            timeout: how long to wait for the other ranks.
-
-        Raises:
-            CheckpointError: another rank does not answer, or this host has no address for it.
-        """
         self._plan, self._folder, self._timeout = plan, folder, timeout
         self._seconds, self._sockets = timeout.total_seconds(), OpenSockets()
         try:
@@ -149,12 +132,8 @@ class PartnerFiles:
     def sending(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> Iterator[None]:
         """Send this rank's file while the context is active. A failure is only logged.
 
-        The receiver notices a failure and aborts the copy on all ranks.
-
-        Args:
-            step: step of a checkpoint on this node's disk.
-            buffer: [chunk_bytes] uint8, page-aligned.
-            pacer: limits the rate.
+        The receiver notices a failure and aborts the copy on all ranks. The buffer is [chunk_bytes]
+        uint8, page-aligned.
         """
         thread = threading.Thread(
             target=self._send, args=(step, buffer, pacer), name="partner", daemon=True
@@ -168,12 +147,7 @@ class PartnerFiles:
                 thread.join()
 
     def receive(self, step: int, buffer: torch.Tensor) -> "ReceivedChunks":
-        """Return the content of the file of the node before.
-
-        Args:
-            step: step of the checkpoint.
-            buffer: [chunk_bytes] uint8, page-aligned.
-        """
+        """Return the content of the file of the node before; the buffer is as for `sending`."""
         return ReceivedChunks(self._listener, self._sockets, self.plan, step, buffer, self._seconds)
 
     def close(self) -> None:
@@ -211,33 +185,23 @@ class ReceivedChunks:
         buffer: torch.Tensor,
         seconds: float,
     ) -> None:
-        """Initialise without receiving anything.
-
-        Args:
-            listener: accepts the connection.
-            sockets: receives the connection while it is in use.
-            plan: layout of the file.
-            step: step of the checkpoint.
-            buffer: [chunk_bytes] uint8, page-aligned.
-            seconds: how long to wait for the sender.
-        """
         self._listener, self._sockets = listener, sockets
         self._plan, self._step = plan, step
         self._buffer, self._seconds = buffer, seconds
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
-
-        Raises:
-            CheckpointError: the sender does not send, or a chunk does not match its digest.
-        """
+        """Yield the chunks; raise a CheckpointError if one is late or does not match its digest."""
         plan = self._plan
         content, digest = self._buffer.numpy().data, memoryview(bytearray(_DIGEST_BYTES))
         with self._sockets.using(self._accept()) as connection:
             for index in plan.chunks:
                 size = min(plan.chunk_bytes, plan.size - index * plan.chunk_bytes)
-                _receive(connection, content[:size])
-                _receive(connection, digest)
+                try:
+                    receive(connection, content[:size])
+                    receive(connection, digest)
+                except (OSError, EOFError) as error:
+                    why = f": {error}" if str(error) else ""
+                    raise CheckpointError(f"the node before stopped sending{why}") from None
                 if xxhash.xxh3_128_digest(content[:size]) != digest:
                     raise CheckpointError(f"chunk {index} of {plan.name} was damaged on its way")
                 yield self._buffer, size
@@ -256,25 +220,7 @@ class ReceivedChunks:
 
 
 def _greeting(secret: bytes, step: int) -> bytes:
-    """Return the first bytes of the connection for a step."""
     return secret + str(step).encode().ljust(_STEP_BYTES)
-
-
-def _receive(connection: socket.socket, content: memoryview) -> None:
-    """Fill a buffer.
-
-    Raises:
-        CheckpointError: the connection ended.
-    """
-    done = 0
-    while done < len(content):
-        try:
-            count = connection.recv_into(content[done:])
-        except OSError as error:
-            raise CheckpointError(f"the node before stopped sending: {error}") from None
-        if not count:
-            raise CheckpointError("the node before stopped sending")
-        done += count
 
 
 def own_address(master: str) -> str:

@@ -16,10 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
-from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect
+from frontier_llm.checkpoint.chunk_pool import host_buffer
+from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
 from frontier_llm.errors import CheckpointError
 
 _REQUEST = struct.Struct("!HQQ")
@@ -43,19 +41,13 @@ class Peer:
 
 
 class PeerServer:
-    """Serves files until it is closed, on a thread per connection."""
+    """Serves files, by name, until it is closed, on a thread per connection.
+
+    `host` is the address of this host under which other ranks reach it, otherwise an OSError is
+    raised. `largest` is the most bytes of a request, a multiple of 4096 (a page).
+    """
 
     def __init__(self, files: Mapping[str, Path], host: str, largest: int) -> None:
-        """Listen for connections.
-
-        Args:
-            files: path by name of each file that is served.
-            host: address of this host, under which other ranks reach it.
-            largest: largest number of bytes of a request, a multiple of 4096 (a page).
-
-        Raises:
-            OSError: the address is not of this host.
-        """
         self._files, self._largest = dict(files), largest
         self._listener, self._sockets = Listener(host), OpenSockets()
         self.peer = Peer(*self._listener.address, self._listener.secret)
@@ -77,11 +69,8 @@ class PeerServer:
             ).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer the requests of one connection."""
         with self._sockets.using(connection), suppress(OSError, EOFError):
-            buffer = ChunkPool(1, self._largest, torch.device("cpu")).take()
-            assert buffer is not None
-            content = buffer.numpy().data
+            content = host_buffer(self._largest).numpy().data
             while True:
                 length, offset, count = _REQUEST.unpack(_received(connection, _REQUEST.size))
                 name = _received(connection, length).decode(errors="replace")
@@ -109,14 +98,9 @@ class PeerServer:
 
 
 class PeerConnection:
-    """A connection to a server; closing it ends it."""
+    """A connection to a server; raises a CheckpointError if the server does not answer."""
 
     def __init__(self, peer: Peer) -> None:
-        """Connect.
-
-        Raises:
-            CheckpointError: the server does not answer.
-        """
         self._peer = peer
         try:
             self._connection = connect((peer.host, peer.port), _TIMEOUT_SECONDS)
@@ -131,8 +115,7 @@ class PeerConnection:
     def read(self, name: str, offset: int, content: memoryview) -> int:
         """Read a range of a file; return the number of bytes, which is less at the file's end.
 
-        Raises:
-            CheckpointError: the server cannot read the file, or does not answer.
+        A CheckpointError is raised if the server cannot read the file, or does not answer.
         """
         encoded = name.encode()
         try:
@@ -142,7 +125,7 @@ class PeerConnection:
             if count > (len(content) if is_content else _REASON_BYTES):
                 raise OSError(f"it announces {count} bytes")
             if is_content:
-                _receive_into(self._connection, content[:count])
+                receive(self._connection, content[:count])
                 return int(count)
             reason = _received(self._connection, count).decode(errors="replace")
         except (OSError, EOFError) as error:
@@ -158,19 +141,5 @@ class PeerConnection:
 
 def _received(connection: socket.socket, count: int) -> bytes:
     content = bytearray(count)
-    _receive_into(connection, memoryview(content))
+    receive(connection, memoryview(content))
     return bytes(content)
-
-
-def _receive_into(connection: socket.socket, content: memoryview) -> None:
-    """Fill a buffer.
-
-    Raises:
-        EOFError: the connection has ended.
-    """
-    done = 0
-    while done < len(content):
-        count = connection.recv_into(content[done:])
-        if not count:
-            raise EOFError
-        done += count

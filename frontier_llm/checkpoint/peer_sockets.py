@@ -60,17 +60,14 @@ class OpenSockets:
 class Listener:
     """Accepts the connections that begin with the right greeting, and closes all others.
 
+    Raises an OSError if the address, given as a number, is not of this host.
+
     Attributes:
         secret: [SECRET_BYTES] random bytes, for greetings. Ranks learn them from their store.
         address: host and port, under which other ranks connect.
     """
 
     def __init__(self, host: str) -> None:
-        """Listen on one address of this host, given as a number.
-
-        Raises:
-            OSError: the address is not of this host.
-        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=128)
         self._server.setblocking(False)
@@ -81,14 +78,10 @@ class Listener:
         self._new: dict[socket.socket, tuple[float, bytes]] = {}  # by age: deadline, what has come
 
     def accept(self, greeting: bytes, seconds: float | None) -> socket.socket:
-        """Return the next connection that begins with a greeting.
+        """Return the next connection that begins with a greeting, which contains the secret.
 
-        Silent connections delay no other connection.
-
-        Args:
-            greeting: the bytes, which contain the secret.
-            seconds: how long to wait for it, and the time limit of each later operation; None: for
-                ever.
+        Silent connections delay no other connection. `seconds` limits the wait and each later
+        operation; None: no limit.
 
         Raises:
             TimeoutError: no such connection was made in time.
@@ -166,20 +159,25 @@ class Listener:
 
 
 def connect(address: tuple[str, int], seconds: float) -> socket.socket:
-    """Connect to a rank of another node.
+    """Connect to a rank of another node; raise an OSError if it does not answer.
 
-    Args:
-        address: host and port.
-        seconds: time limit of each later operation. A receiver notices the loss of the node
-            earlier; a sender does not, as the kernel asks nothing while bytes are on their way.
-
-    Raises:
-        OSError: the node does not answer.
+    `seconds` limits each later operation. A receiver notices the loss of the node earlier; a
+    sender does not, as the kernel asks nothing while bytes are on their way.
     """
     connection = socket.create_connection(address, min(seconds, _CONNECT_SECONDS))
     connection.settimeout(seconds)
     _notice_loss(connection)
     return connection
+
+
+def receive(connection: socket.socket, content: memoryview) -> None:
+    """Fill a buffer; raise an EOFError if the connection has ended."""
+    done = 0
+    while done < len(content):
+        count = connection.recv_into(content[done:])
+        if not count:
+            raise EOFError
+        done += count
 
 
 def _notice_loss(connection: socket.socket) -> None:

@@ -3,18 +3,24 @@
 import errno
 import fcntl
 import os
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from queue import SimpleQueue
 
 import torch
 import xxhash
 
+from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.peer_files import Peer, PeerConnection
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
 
+_BUFFERS = 2
+_MOST_THREADS = 4
+"""Most threads; more places than that share them."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 """Flag that bypasses the page cache; 0 on systems without it."""
 
@@ -51,19 +57,13 @@ def chunk_ranges(checkpoint: Checkpoint, name: str) -> list[FileRange]:
 
 
 class RangeReader:
-    """Keeps the file that was read last open.
+    """Reads ranges, and keeps the file that was read last open until the context is left.
 
-    It is a context manager: leaving it closes the file.
+    If digests are verified, each range must be a whole chunk. The page cache is bypassed, if
+    wanted, where the file system supports this.
     """
 
     def __init__(self, checkpoint: Checkpoint, verify: bool, bypass_cache: bool = True) -> None:
-        """Initialise without opening a file.
-
-        Args:
-            checkpoint: checkpoint whose files are read.
-            verify: whether `damage` compares digests. If so, each range must be a whole chunk.
-            bypass_cache: whether to bypass the page cache where the file system supports this.
-        """
         self._checkpoint, self._verify = checkpoint, verify
         self._flags = os.O_RDONLY | os.O_CLOEXEC | (_DIRECT if bypass_cache else 0)
         self._name, self._descriptor = "", -1
@@ -72,26 +72,16 @@ class RangeReader:
     def __enter__(self) -> "RangeReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_file()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
 
     def fetch(self, range_: FileRange, buffer: torch.Tensor) -> None:
-        """Read all pages that a range touches.
+        """Read all pages that a range touches into a page-aligned buffer on the host.
 
-        Args:
-            range_: the range.
-            buffer: [at least `range_.pages_bytes`] uint8 on the host, page-aligned, overwritten.
-
-        Raises:
-            CheckpointError: the file cannot be read, or is too short.
+        A CheckpointError is raised if the file cannot be read, or is too short.
         """
         place = self._checkpoint.place(range_.file)
         if isinstance(place, Peer):
@@ -143,7 +133,6 @@ class RangeReader:
         return descriptor
 
     def _fill(self, descriptor: int, path: Path, range_: FileRange, buffer: torch.Tensor) -> None:
-        """Read all pages that a range touches into a buffer."""
         needed = range_.stop - range_.first_page
         content = buffer.numpy().data[: range_.pages_bytes]
         done = 0
@@ -183,3 +172,89 @@ class Unreadable(CheckpointError):
 
 def _unreadable(path: Path, error: OSError) -> Unreadable:
     return Unreadable(f"{path} cannot be read: {error.strerror or error}")
+
+
+class ReadAhead:
+    """Iterates over the content of file ranges, which are grouped by file.
+
+    Entering the context starts the reader threads, and leaving ends them. If digests are verified,
+    each range must be a whole chunk. To bypass the page cache is faster, unless other processes of
+    this host read the same ranges.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ranges: Sequence[FileRange],
+        verify: bool,
+        bypass_cache: bool = True,
+    ) -> None:
+        self._count = len(ranges)
+        self._checker = RangeReader(checkpoint, verify, bypass_cache)
+        self._filled: SimpleQueue[tuple[_Lane, FileRange, torch.Tensor, Exception | None]]
+        self._filled = SimpleQueue()
+        by_place: dict[object, list[FileRange]] = {}
+        for range_ in ranges:
+            by_place.setdefault(checkpoint.place(range_.file), []).append(range_)
+        by_thread: dict[int, list[FileRange]] = {}
+        for number, found in enumerate(by_place.values()):
+            by_thread.setdefault(number % _MOST_THREADS, []).extend(found)
+        self._lanes = [
+            _Lane(RangeReader(checkpoint, verify, bypass_cache), found)
+            for found in by_thread.values()
+        ]
+
+    def __enter__(self) -> "ReadAhead":
+        for lane in self._lanes:
+            lane.thread = threading.Thread(
+                target=self._read, args=(lane,), name="checkpoint reader", daemon=True
+            )
+            lane.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lane in self._lanes:
+            lane.free.put(None)
+        for lane in self._lanes:
+            if lane.thread is not None:
+                lane.thread.join()
+
+    def __iter__(self) -> Iterator[tuple[FileRange, torch.Tensor | CheckpointError]]:
+        """Yield each range with its content, or with the error that reading it caused.
+
+        Ranges in one place come in the order in which they were given. The content is
+        [stop - start] uint8, valid until the next item is drawn.
+        """
+        for _ in range(self._count):
+            lane, range_, buffer, error = self._filled.get()
+            if error is not None and not isinstance(error, CheckpointError):
+                raise error
+            begin = range_.start - range_.first_page
+            content = buffer[begin : begin + range_.stop - range_.start]
+            yield range_, error or self._checker.damage(range_, content) or content
+            lane.free.put(buffer)
+
+    def _read(self, lane: "_Lane") -> None:
+        """Fill buffers until all ranges are read or the context is left. Runs in a thread."""
+        with lane.reader as reader:
+            for range_ in lane.ranges:
+                buffer = lane.free.get()
+                if buffer is None:  # the context is left
+                    return
+                error: Exception | None = None
+                try:
+                    reader.fetch(range_, buffer)
+                except Exception as failure:  # the caller waits for this range: pass it any error
+                    error = failure
+                self._filled.put((lane, range_, buffer, error))
+
+
+class _Lane:
+    def __init__(self, reader: RangeReader, ranges: Sequence[FileRange]) -> None:
+        self.reader, self.ranges = reader, ranges
+        self.thread: threading.Thread | None = None
+        largest = max((range_.pages_bytes for range_ in ranges), default=0)
+        pool = ChunkPool(min(_BUFFERS, len(ranges)), largest, torch.device("cpu"))
+        self.free: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        while (buffer := pool.take()) is not None:
+            self.free.put(buffer)

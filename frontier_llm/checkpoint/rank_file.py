@@ -14,12 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import xxhash
 
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.chunk_pool import host_buffer
 from frontier_llm.checkpoint.manifest import FilePart
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.errors import CheckpointError
@@ -36,7 +35,9 @@ _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 class RankFile:
     """A new file, or one rank's part of a shared file, to which chunks are appended in order.
 
-    It is a context manager that removes the file if an exception leaves the context.
+    It is a context manager that removes the file if an exception leaves the context. Methods and
+    constructor raise a CheckpointError if the file cannot be written. An existing part is
+    overwritten.
 
     Attributes:
         kept_bytes: bytes that were not written, because the file held them already.
@@ -54,16 +55,11 @@ class RankFile:
         """Create the file and reserve the space of this rank's part.
 
         Args:
-            path: path of the file. Its folder is created if absent. If the file exists, this
-                rank's part of it is overwritten.
             size: size of this rank's part in bytes.
             offset_bytes: offset of this rank's part in a shared file, a multiple of 4096 (a page).
             total: size of a shared file in bytes; None if this rank writes the file alone.
             continues: whether the file may hold chunks that an earlier attempt has written. Each
                 is read and compared before it is written.
-
-        Raises:
-            CheckpointError: the file cannot be created, or the disk has no room for it.
         """
         self._path, self._size, self._offset, self._written = path, size, offset_bytes, 0
         self._ends_file = total is None or offset_bytes + size == total
@@ -90,27 +86,13 @@ class RankFile:
     def __enter__(self) -> "RankFile":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._hasher.shutdown()
         if error is not None:
             self._remove()
 
     def write(self, buffer: torch.Tensor, size: int) -> None:
-        """Append a chunk.
-
-        Args:
-            buffer: [whole pages, at least `size` bytes] uint8 on the host, page-aligned. It is not
-                changed.
-            size: size of the chunk in bytes; the rest of the buffer is padding.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-        """
+        """Append a chunk of `size` bytes; the rest of the page-aligned buffer is padding."""
         content = buffer.numpy().data
         digest = self._start_digest(content[:size])
         whole_pages = -(-size // PAGE_BYTES) * PAGE_BYTES
@@ -126,11 +108,7 @@ class RankFile:
             self._chunks.append(digest())
 
     def finish(self) -> FilePart:
-        """Cut off the padding after the last chunk, wait until the file is on disk, and close it.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-        """
+        """Cut off the padding after the last chunk, sync the file, and close it."""
         try:
             if self._ends_file:
                 os.ftruncate(self._fd, self._offset + self._size)
@@ -151,8 +129,7 @@ class RankFile:
     def _holds(self, buffer: torch.Tensor, size: int) -> bool:
         """Return whether the file holds the next chunk; false if it cannot be read."""
         if self._earlier is None:
-            self._earlier = ChunkPool(1, buffer.numel(), torch.device("cpu")).take()
-        assert self._earlier is not None
+            self._earlier = host_buffer(buffer.numel())
         content, done = self._earlier.numpy().data, 0
         while done < size:
             try:
@@ -194,12 +171,7 @@ class RankFile:
 
 
 def _create(path: Path, mode: int) -> int:
-    """Open a file for writing, and bypass the page cache where the file system supports this.
-
-    Args:
-        path: path of the file.
-        mode: `os.O_WRONLY` or `os.O_RDWR`; with `os.O_TRUNC` an existing file is emptied.
-    """
+    """Open a file for writing, and bypass the page cache where the file system supports this."""
     flags = mode | os.O_CREAT | os.O_CLOEXEC
     for direct in (_DIRECT, _DIRECT, _DIRECT, 0):
         path.parent.mkdir(parents=True, exist_ok=True)

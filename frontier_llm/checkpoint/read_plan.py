@@ -57,7 +57,6 @@ class Decoder:
     first: int
     """First element of the stored box in the first block."""
     shape: Shape
-    """Shape of the stored box."""
     source: Slices
     """Part of the stored box that is copied."""
     target: torch.Tensor
@@ -75,13 +74,10 @@ class FileCopy:
     """A copy of a box of elements from a file into a state."""
 
     file: str
-    """Name of the file."""
     offset_bytes: int
     """Offset of the stored box in the file."""
     stored_shape: Shape
-    """Shape of the stored box."""
     source: Slices
-    """Part of the stored box that is copied."""
     target: torch.Tensor
     """Elements of the state that are overwritten, in the shape of `source`; or [words] of blocks
     that `decoder` reads."""
@@ -119,12 +115,7 @@ class FileCopy:
             self.decoder.run(self.target)
 
     def run(self, content: torch.Tensor, begin: int) -> None:
-        """Copy the elements.
-
-        Args:
-            content: [bytes] uint8, a part of the file that holds the stored box; not changed.
-            begin: offset of `content` in the file in bytes, a multiple of the element size.
-        """
+        """Copy from [bytes] uint8, the part of the file from byte `begin` with the stored box."""
         stored = content[self.offset_bytes - begin : self.end - begin].view(torch.float32)
         self.target.copy_(stored.view(self.stored_shape)[self.source])
 
@@ -134,11 +125,7 @@ def plan_copies(
 ) -> Iterator[FileCopy]:
     """Yield copies that together fill each element of a range of a parameter's states once.
 
-    Args:
-        checkpoint: a checkpoint of any layout.
-        record: the parameter.
-        start: index of the range's first element in the flattened parameter.
-        targets: for each state, the tensor that holds the range. All have the same length.
+    The range begins at element `start` of the flattened parameter; `targets` hold it, by state.
 
     Raises:
         CheckpointError: a tensor or a state of it is absent, a tensor has another shape, or an
@@ -153,11 +140,7 @@ def plan_copies(
 
 
 def stored_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    """Return a tensor's entry in the manifest.
-
-    Raises:
-        CheckpointError: the checkpoint has no tensor of this name.
-    """
+    """Return a tensor's entry in the manifest; raise a CheckpointError if it has none."""
     tensor = checkpoint.manifest.tensors.get(name)
     if tensor is None:
         raise CheckpointError(
@@ -194,12 +177,7 @@ def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> I
 
 
 def _boxes(box_start: Shape, elements: StoredRange | PlacedRange) -> Iterator[Box]:
-    """Split a range of a flattened box into boxes of the global tensor.
-
-    Args:
-        box_start: index of the box's first element in the global tensor.
-        elements: the range.
-    """
+    """Split a range of a flattened box into boxes of the global tensor."""
     if isinstance(elements, StoredRange):
         box_shape = elements.shape
     else:
@@ -213,16 +191,12 @@ def _boxes(box_start: Shape, elements: StoredRange | PlacedRange) -> Iterator[Bo
 
 @dataclass(frozen=True)
 class _Intersection:
-    """The intersection of a stored box and a wanted box."""
+    """The intersection of a stored box and a wanted box, as a part of each of them."""
 
     stored: StoredRange
-    """The range that holds the stored box."""
     box: Box
-    """The stored box."""
     source: Slices
-    """The intersection as a part of the stored box."""
     target: Slices
-    """The intersection as a part of the wanted box."""
 
     @property
     def elements(self) -> int:
@@ -230,13 +204,7 @@ class _Intersection:
         return prod(_start_and_shape(self.target)[1])
 
     def copies(self, wanted: Box, targets: Targets, moments: Moments | None) -> Iterator[FileCopy]:
-        """Yield one copy per state.
-
-        Args:
-            wanted: the wanted box.
-            targets: for each state, the values of the range that holds the wanted box.
-            moments: format of the moments in the file; None: fp32.
-        """
+        """Yield one copy per state; `targets` are the values of the range of the wanted box."""
         for state, values in targets.items():
             target = wanted.view(values)[self.target]
             if moments is not None and state in MOMENTS:
@@ -272,12 +240,6 @@ def _choose(
     checkpoint: Checkpoint, name: str, shape: Shape, found: list[_Intersection]
 ) -> list[_Intersection]:
     """Choose intersections that together hold every element of a wanted box.
-
-    Args:
-        checkpoint: the checkpoint that is read.
-        name: name of the global tensor, for error messages.
-        shape: shape of the wanted box.
-        found: all intersections of stored boxes with the wanted box.
 
     Raises:
         CheckpointError: an element is not stored, or is stored twice without permission.

@@ -29,13 +29,7 @@ def words(elements: int, moments: Moments) -> int:
 
 
 def encode(values: torch.Tensor, moments: Moments, *, signed: bool) -> torch.Tensor:
-    """Return [words] fp32, whose bits are the codes.
-
-    Args:
-        values: [elements] fp32.
-        moments: the format.
-        signed: whether values may be negative, as first moments are.
-    """
+    """Return [words] fp32, whose bits are the codes of values; first moments are signed."""
     if {"bf16": True, "int8": False}[moments]:
         padded = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK))
         return padded.bfloat16().view(torch.float32)
@@ -45,13 +39,7 @@ def encode(values: torch.Tensor, moments: Moments, *, signed: bool) -> torch.Ten
 
 
 def decode(encoded: torch.Tensor, moments: Moments, *, signed: bool) -> torch.Tensor:
-    """Return [elements] fp32: the values of whole blocks, padding included.
-
-    Args:
-        encoded: [words] fp32, as `encode` returns them.
-        moments: the format.
-        signed: as for `encode`.
-    """
+    """Return [elements] fp32: the values of whole blocks, padding included, from [words] fp32."""
     if moments == "bf16":
         return encoded.view(torch.bfloat16).float()
     blocks = encoded.view(torch.uint8).view(-1, 4 * MOMENT_BLOCK_WORDS["int8"])

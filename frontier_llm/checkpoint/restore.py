@@ -16,11 +16,9 @@ from operator import attrgetter
 
 import torch
 
-from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import FileRange
-from frontier_llm.checkpoint.read_ahead import ReadAhead
+from frontier_llm.checkpoint.range_reader import FileRange, ReadAhead
 from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies, stored_tensor
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
@@ -33,12 +31,9 @@ def load(
     verify: bool = True,
     is_only_reader: bool = True,
 ) -> None:
-    """Load this rank's states.
+    """Load this rank's states, also those that another rank saves.
 
     Args:
-        checkpoint: a checkpoint of any layout.
-        shards: all shards of this rank, also those that another rank saves. They are overwritten.
-        verify: whether to compare the digests of all chunks that are read.
         is_only_reader: whether no other rank of this host reads the same chunks. Then reads bypass
             the page cache, which is faster. Otherwise the first rank that reads a chunk leaves it
             in the page cache for the other ranks.
@@ -52,16 +47,7 @@ def load(
 
 
 def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: bool = True) -> None:
-    """Load this rank's master weights and leave the moments unchanged.
-
-    Args:
-        checkpoint: a checkpoint of any layout.
-        shards: shards of any layout.
-        verify: whether to compare the digests of all chunks that are read.
-
-    Raises:
-        CheckpointError: for the same reasons as `load`.
-    """
+    """Load this rank's master weights and leave the moments unchanged; errors as for `load`."""
     copies: list[FileCopy] = []
     for shard in shards:
         if "master" in shard.states:
@@ -73,16 +59,7 @@ def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: b
 def load_weights(
     checkpoint: Checkpoint, records: Iterable[ParameterRecord], verify: bool = True
 ) -> None:
-    """Load weights into parameters of any layout and dtype.
-
-    Args:
-        checkpoint: a checkpoint of any layout.
-        records: records of contiguous parameters, which are overwritten.
-        verify: whether to compare the digests of all chunks that are read.
-
-    Raises:
-        CheckpointError: for the same reasons as `load`.
-    """
+    """Load weights into contiguous parameters of any layout and dtype; errors as for `load`."""
     check_headers(checkpoint)
     copies: list[FileCopy] = []
     for record in records:
@@ -94,10 +71,8 @@ def load_weights(
 def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
     """Check that a checkpoint holds every element of some shards, without reading them.
 
-    A node-local checkpoint may lack elements if the layout has changed since it was saved.
-
-    Raises:
-        CheckpointError: for the same reasons as `load`, except that damaged files are not detected.
+    A node-local checkpoint may lack elements if the layout has changed since it was saved. Errors
+    are those of `load`, except that damaged files are not detected.
     """
     for shard in shards:
         for _ in _shard_copies(checkpoint, shard):
@@ -105,15 +80,7 @@ def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
 
 
 def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
-    """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them.
-
-    Args:
-        checkpoint: a checkpoint of a run.
-        model: shapes of all trained tensors of the whole model, by global name.
-
-    Raises:
-        CheckpointError: the model lacks a stored tensor; the message names it.
-    """
+    """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them."""
     others: Sequence[str] = sorted(checkpoint.manifest.weights.keys() - model.keys())
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -126,19 +93,9 @@ def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
 def read_tensor(
     checkpoint: Checkpoint, name: str, verify: bool = True, states: Sequence[str] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Read one whole tensor of the model.
+    """Read one whole tensor of the model; return its states, or some of them, in fp32.
 
-    Args:
-        checkpoint: a checkpoint of any layout.
-        name: name of the tensor in the model.
-        verify: whether to compare the digests of all chunks that are read.
-        states: names of the states to read; None = all that are stored.
-
-    Returns:
-        By state: a tensor of the whole shape, fp32.
-
-    Raises:
-        CheckpointError: for the same reasons as `load`.
+    Errors are those of `load`.
     """
     tensor = stored_tensor(checkpoint, name)
     shape = tensor.shape
@@ -151,14 +108,7 @@ def read_tensor(
 
 
 def record_of_box(name: str, whole: Shape, start: Shape, shape: Shape) -> ParameterRecord:
-    """Describe a box (a rectangular block) of a tensor of the model as a local parameter.
-
-    Args:
-        name: name of the tensor in the model.
-        whole: shape of the tensor.
-        start: index of the box's first element in the tensor.
-        shape: shape of the box.
-    """
+    """Describe a box (a rectangular block) of a tensor of the model as a local parameter."""
     return ParameterRecord(
         parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),
         unit="",
@@ -196,10 +146,7 @@ def _run_copies(
 def _range_of(checkpoint: Checkpoint, group: Sequence[FileCopy], verify: bool) -> FileRange:
     """Return which bytes of the file must be read for copies from one chunk.
 
-    Args:
-        checkpoint: the checkpoint that is read.
-        group: copies from one chunk, in the order of the file.
-        verify: whether the digest of the chunk is compared, so that all of it must be read.
+    To compare a digest, the whole chunk must be read. The copies are in the order of the file.
     """
     name, chunk_bytes = group[0].file, checkpoint.manifest.chunk_bytes
     if not verify:

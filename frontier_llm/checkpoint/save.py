@@ -12,23 +12,74 @@ node. `commit_barrier` is the part in which the ranks agree.
 
 import contextlib
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from frontier_llm.checkpoint.cancellation import Cancellation
-from frontier_llm.checkpoint.chunk_source import ChunkSource, FilePlan
+import torch
+
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
-from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
-from frontier_llm.checkpoint.folders import partial_folder, step_folder
+from frontier_llm.checkpoint.folders import (
+    MANIFEST,
+    partial_folder,
+    remove_folder,
+    step_folder,
+    sync_folder,
+)
 from frontier_llm.checkpoint.kill_points import reach
-from frontier_llm.checkpoint.manifest import FilePart, Manifest, Moments, RankRecord
+from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, Moments, RankRecord
+from frontier_llm.checkpoint.pacer import Cancellation
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError, FrontierError
 from frontier_llm.units import format_bytes
 
 _log = logging.getLogger(__name__)
+
+
+class ChunkSource(Protocol):
+    """The content of a rank's file: a snapshot of states, or a stored or received copy."""
+
+    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
+
+        The buffer is [chunk_bytes] uint8 on the host, page-aligned, valid until the next chunk.
+        """
+
+    def close(self) -> None:
+        """Free what the source occupies."""
+
+
+class FilePlan(Protocol):
+    """The layout of a rank's file."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+
+    @property
+    def offset_bytes(self) -> int:
+        """Offset of this rank's part in the file."""
+
+    @property
+    def size(self) -> int:
+        """Size of this rank's part in bytes."""
+
+    @property
+    def total(self) -> int | None:
+        """Size in bytes of a file that ranks share; None if this rank writes the file alone."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of every chunk but the last, in bytes."""
+
+    @property
+    def chunks(self) -> Sized:
+        """One item per chunk."""
+
+    def record(self, file: FilePart | None) -> RankRecord:
+        """Return the description of what was written, for the manifest."""
 
 
 class NodeCommitError(CheckpointError):
@@ -43,16 +94,12 @@ class Task:
     """One checkpoint to be written."""
 
     folder: Path
-    """Folder of all checkpoints of the run."""
     step: int
-    """Number of optimizer steps done."""
     meta: dict[str, Any]
     """Values for the manifest, as JSON. The first rank of each folder writes them, so
     they should be equal on all ranks."""
     rank: int
-    """Rank of this process."""
     plan: FilePlan
-    """Layout of this rank's file."""
     folder_ranks: range
     """Ranks that write into the same folder: all ranks, or those of this rank's node."""
     repeats: bool
@@ -83,12 +130,7 @@ class Task:
 def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and return when the checkpoint is committed.
 
-    Every rank calls this, on any thread.
-
-    Args:
-        task: the checkpoint.
-        source: the content of this rank's file; it is closed when the file is written.
-        barrier: this rank's side of the commit.
+    Every rank calls this, on any thread. The source is closed when the file is written.
 
     Raises:
         CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
@@ -133,8 +175,7 @@ def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -
 def write_file(task: Task, source: ChunkSource) -> FilePart | None:
     """Write and sync this rank's file; return None if the rank has nothing to save.
 
-    Raises:
-        CheckpointError: the file cannot be written; it is removed.
+    If the file cannot be written, it is removed and a CheckpointError is raised.
     """
     plan, rank = task.plan, task.rank
     if not plan.chunks:
@@ -179,9 +220,7 @@ def _commit(task: Task, barrier: CommitBarrier) -> None:
 def _complete_node(task: Task, barrier: CommitBarrier) -> None:
     """Write the manifest of this node's folder and rename it, after rank 0 has committed.
 
-    Raises:
-        NodeCommitError: this node's folder is not complete, so no run will resume from this
-            checkpoint.
+    After a NodeCommitError no run will resume from this checkpoint.
     """
     try:
         _write_folder_manifest(task, barrier.records(task.folder_ranks))
@@ -191,12 +230,7 @@ def _complete_node(task: Task, barrier: CommitBarrier) -> None:
 
 
 def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
-    """Check that the folder has all files, and write the manifest into it.
-
-    Args:
-        task: the checkpoint.
-        records: what each rank of this folder has written, as JSON.
-    """
+    """Check that the folder has all files, and write the manifest from the records of its ranks."""
     parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
         task.step, task.plan.chunk_bytes, parsed, task.meta,
@@ -218,3 +252,49 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'}: {error.strerror or error}"
     return f"{type(error).__name__}: {error}"
+
+
+def check_files(partial: Path, files: Mapping[str, File]) -> None:
+    """Check that all written files are in the folder, and remove files of an earlier attempt.
+
+    A CheckpointError is raised if a file is absent or has another size.
+    """
+    size_of = {path.name: path.stat().st_size for path in partial.iterdir()}
+    for name, file in files.items():
+        if size_of.get(name) != file.size:
+            found = f"has {size_of[name]} bytes" if name in size_of else "is not there"
+            raise CheckpointError(
+                f"rank 0 cannot see what another rank wrote: {partial / name} {found} and should "
+                f"have {file.size}; run.dir must be on a file system that all nodes share"
+            )
+    for name in size_of.keys() - files.keys():
+        (partial / name).unlink()
+
+
+def write_manifest(partial: Path, manifest: Manifest, rank: int) -> None:
+    """Write the manifest in two halves, so that tests can kill the process between them."""
+    content = manifest.to_bytes()
+    middle = len(content) // 2
+    with (partial / MANIFEST).open("wb") as stream:
+        stream.write(content[:middle])
+        stream.flush()
+        reach("manifest.half", rank)
+        stream.write(content[middle:])
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_folder(partial)
+    reach("manifest.synced", rank)
+
+
+def publish(folder: Path, step: int) -> None:
+    """Give the folder its final name, and replace an existing checkpoint of the same step."""
+    final = folder / step_folder(step)
+    replaced = final.with_name(f"{final.name}.replaced")
+    if final.exists():
+        if replaced.exists():
+            remove_folder(replaced)
+        final.rename(replaced)
+    (folder / partial_folder(step)).rename(final)
+    sync_folder(folder)
+    with contextlib.suppress(OSError):  # the new checkpoint is committed even if this fails
+        remove_folder(replaced)

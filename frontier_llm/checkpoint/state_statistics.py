@@ -11,8 +11,7 @@ import torch
 
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import chunk_ranges
-from frontier_llm.checkpoint.read_ahead import ReadAhead
+from frontier_llm.checkpoint.range_reader import ReadAhead, chunk_ranges
 from frontier_llm.errors import CheckpointError
 
 
@@ -27,7 +26,6 @@ class Spread:
     """
 
     elements: int = 0
-    """Number of values added."""
     finite: int = 0
     """Number of finite values added."""
     mean: float = 0.0
@@ -69,25 +67,16 @@ class _StateBytes:
     start: int
     stop: int
     name: str
-    """Name of the tensor."""
     state: str
 
 
 def spreads(
     checkpoint: Checkpoint, group: Callable[[str], str], advance: Callable[[int], None]
 ) -> dict[tuple[str, str], Spread]:
-    """Read a whole checkpoint, verify its digests, and return the spread of its values.
+    """Read a whole checkpoint, verify its digests, and return spreads by (group, state).
 
     This needs memory for two chunks of a file, and twice the size of a chunk for values in fp64.
-
-    Args:
-        checkpoint: a checkpoint of any layout.
-        group: maps the name of a tensor to the name of a group. The values of all tensors of a
-            group are counted together.
-        advance: called after each chunk with its size in bytes, to show progress.
-
-    Returns:
-        Spreads by (group, state), in the order of the manifest.
+    `group` maps the name of a tensor to that of its group; `advance` gets the size of each chunk.
 
     Raises:
         CheckpointError: a file is damaged, or the moments are reduced.

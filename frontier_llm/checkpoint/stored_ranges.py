@@ -24,11 +24,9 @@ class PlacedRange:
     """Elements that are contiguous both in a shard and in the flattened box of a placement."""
 
     placement: Placement
-    """The placement whose box holds the elements."""
     first: int
     """Index of the first element in the flattened box."""
     count: int
-    """Number of elements."""
     offset: int
     """Index of the first element in the shard."""
 
@@ -38,11 +36,7 @@ def placed_ranges(
 ) -> Iterator[PlacedRange]:
     """Yield the parts of a shard that placements cover. All other elements are padding.
 
-    Args:
-        placements: placements of the parameter.
-        local_shape: shape of the local parameter.
-        start: index of the shard's first element in the flattened local parameter.
-        count: number of elements in the shard.
+    The shard is elements [start, start + count) of the flattened local parameter.
     """
     for placement in placements:
         for local_first, box_first, length in _contiguous_ranges(placement, local_shape):
@@ -57,15 +51,8 @@ def split_into_boxes(shape: Sequence[int], first: int, count: int) -> Iterator[t
     """Split a range of a flattened box into boxes, in the order of the range.
 
     In two dimensions there are at most three boxes: the end of a row, whole rows, and the beginning
-    of a row. In d dimensions there are at most 2 d - 1 boxes.
-
-    Args:
-        shape: shape of the box.
-        first: first element of the range.
-        count: number of elements in the range, at least one.
-
-    Yields:
-        (index of the first element inside the given box, shape of the smaller box).
+    of a row. In d dimensions there are at most 2 d - 1 boxes. Yields (index of the first element
+    inside the given box, shape of the smaller box).
     """
     if not shape:
         yield (), ()
@@ -90,8 +77,7 @@ def _contiguous_ranges(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the contiguous ranges of the flattened parameter that a placement's box covers.
 
-    Yields:
-        (first element in the parameter, first element in the box, number of elements).
+    Yields (first element in the parameter, first element in the box, number of elements).
     """
     shape = placement.shape
     if 0 in shape:

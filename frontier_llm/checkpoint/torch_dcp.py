@@ -31,13 +31,11 @@ from torch.futures import Future
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.discovery import find
-from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
 from frontier_llm.checkpoint.folders import MANIFEST, partial_folder
 from frontier_llm.checkpoint.manager_options import DEFAULTS
-from frontier_llm.checkpoint.manifest import Manifest, RankRecord
-from frontier_llm.checkpoint.manifest_check import problems
+from frontier_llm.checkpoint.manifest import Manifest, RankRecord, problems
 from frontier_llm.checkpoint.restore import load, record_of_box
-from frontier_llm.checkpoint.save import Task, write_file
+from frontier_llm.checkpoint.save import Task, check_files, publish, write_file, write_manifest
 from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.checkpoint.write_plan import make_write_plan
 from frontier_llm.errors import CheckpointError, ConfigError

@@ -6,7 +6,7 @@ their memory and only their values change.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,7 @@ class WritePlan:
     """Layout of a rank's file, or of its part of a shared file, in chunks."""
 
     name: str
-    """Name of the file."""
     offset_bytes: int
-    """Offset of this rank's part in the file."""
     size: int
     """Size of this rank's part in bytes; 0 if this rank writes nothing."""
     total: int | None
@@ -62,21 +60,16 @@ class WritePlan:
     chunks: tuple[tuple[ChunkCopy, ...], ...]
     """For each chunk, the copies that fill it."""
     tensors: dict[str, Tensor]
-    """This rank's part of the manifest."""
     device: torch.device
-    """Device of the states."""
 
     def chunk_size(self, index: int) -> int:
         """Return the size of a chunk in bytes."""
         return min(self.chunk_bytes, self.size - index * self.chunk_bytes)
 
     def fill(self, index: int, buffer: torch.Tensor, non_blocking: bool = False) -> None:
-        """Copy the content of a chunk from the header and the states.
+        """Copy the content of a chunk from the header and the states to [chunk_bytes] uint8.
 
-        Args:
-            index: index of the chunk.
-            buffer: [chunk_bytes] uint8 on the host, overwritten.
-            non_blocking: whether to return before copies from a GPU are done.
+        The buffer is on the host. With `non_blocking`, copies from a GPU may not be done on return.
         """
         begin = index * self.chunk_bytes
         head = self.head[begin : begin + self.chunk_bytes]
@@ -91,11 +84,7 @@ class WritePlan:
         elements[end : -(-self.chunk_size(index) // ELEMENT_BYTES)] = 0
 
     def record(self, file: FilePart | None) -> RankRecord:
-        """Return the description of what was written, for the manifest.
-
-        Args:
-            file: size and digests of the written part; None if the plan is empty.
-        """
+        """Return the manifest's description of what was written; nothing if the plan is empty."""
         return RankRecord(files={self.name: file} if file else {}, tensors=self.tensors)
 
 
@@ -120,8 +109,6 @@ def make_write_plan(
     parallelism does not split, `record.counted` is set on exactly one of them, which stores it.
 
     Args:
-        shards: shards of this rank.
-        rank: rank of this process; part of the file's name.
         chunk_bytes: size of a chunk in bytes, a multiple of a page.
         file_ranks: ranks that write one file together; None if each rank writes its own.
         exchange: exchanges entries between `file_ranks`.
@@ -164,7 +151,6 @@ def make_write_plan(
 def _stored_parts(
     shards: Sequence[StateShard], *, everything: bool
 ) -> Iterator[tuple[StateShard, PlacedRange]]:
-    """Yield the ranges that are stored of each shard; the arguments are those of the plan."""
     for shard in shards:
         if everything or shard.record.counted:
             record = shard.record
@@ -194,7 +180,6 @@ class _PartOfFile:
 
 
 def _whole_file(entries: Entries) -> _PartOfFile:
-    """Lay out a file that a rank writes alone."""
     head = _head([(key, "F32", count) for key, count in entries], PAGE_BYTES)
     size = head.numel() + sum(count for _, count in entries) * ELEMENT_BYTES
     return _PartOfFile(head, 0, size, None)
@@ -203,16 +188,11 @@ def _whole_file(entries: Entries) -> _PartOfFile:
 def _part_of_shared_file(
     entries_by_rank: Sequence[Entries], index: int, chunk_bytes: int
 ) -> _PartOfFile:
-    """Lay out a file that several ranks write, and return one rank's part.
+    """Lay out a file that several ranks write, and return the part of the rank at `index`.
 
     Each part begins at a multiple of `chunk_bytes`. The header lists the entries of all ranks, and
     also the gaps between the parts, because safetensors allows no unnamed bytes. The first rank
     that has entries writes the header.
-
-    Args:
-        entries_by_rank: entries of each rank that shares the file.
-        index: position of this rank among these ranks.
-        chunk_bytes: size of a chunk in bytes.
     """
     writers = [rank for rank, entries in enumerate(entries_by_rank) if entries]
     named: list[tuple[str, str, int]] = []
@@ -252,11 +232,9 @@ def _keys(parts: Sequence[PlacedRange]) -> list[str]:
 
 
 def _head(named: Sequence[tuple[str, str, int]], multiple: int) -> torch.Tensor:
-    """Return a safetensors header, padded with blanks; [bytes] uint8, empty without entries.
+    """Return a safetensors header, [bytes] uint8, of (key, dtype, elements) in the order of data.
 
-    Args:
-        named: (key, dtype, number of elements) of each entry, in the order of the data.
-        multiple: the header's size is padded to a multiple of this number of bytes.
+    It is padded with blanks to a multiple of `multiple` bytes, and empty without entries.
     """
     if not named:
         return torch.empty(0, dtype=torch.uint8)
@@ -274,15 +252,9 @@ def _head(named: Sequence[tuple[str, str, int]], multiple: int) -> torch.Tensor:
 def _split_into_chunks(
     values: Sequence[tuple[str, State]], begin: int, chunk_bytes: int
 ) -> tuple[tuple[tuple[ChunkCopy, ...], ...], dict[str, int]]:
-    """Say which elements of the entries fill each chunk of a rank's part.
+    """Return the copies that fill each chunk of a rank's part, and the byte offset of each entry.
 
-    Args:
-        values: (key, [elements] fp32) of each entry, in order.
-        begin: offset of the first entry in the part, in bytes.
-        chunk_bytes: size of a chunk in bytes.
-
-    Returns:
-        The copies that fill each chunk; and the offset of each entry in the part, in bytes, by key.
+    The values are (key, [elements] fp32) in order; the first one begins at byte `begin`.
     """
     chunk_elements = chunk_bytes // ELEMENT_BYTES
     position = begin // ELEMENT_BYTES
@@ -307,14 +279,7 @@ def _describe_tensors(
     parts: Sequence[tuple[StateShard, PlacedRange]],
     offsets: dict[str, int],
 ) -> dict[str, Tensor]:
-    """Return what the manifest says about the stored ranges, by the name of the tensor.
-
-    Args:
-        file: name of the file.
-        keys: key of each range, without the name of the state.
-        parts: the ranges, each with its shard.
-        offsets: offset of each entry in the file in bytes, by its full key.
-    """
+    """Return what the manifest says about the stored ranges, by the name of the tensor."""
     found: dict[str, list[StoredRange]] = {}
     shapes = {}
     for key, (shard, part) in zip(keys, parts, strict=True):
@@ -334,3 +299,22 @@ def _describe_tensors(
         name: Tensor(shape=shapes[name], stored_ranges=tuple(ranges))
         for name, ranges in found.items()
     }
+
+
+def part_of(shards: Iterable[StateShard], number: int, count: int) -> Iterator[StateShard]:
+    """Yield one of `count` equal parts of a rank's states.
+
+    Ranks of different replicas that hold the same states share the work: each saves one part.
+    Shards that are not counted on this rank (`record.counted`) are saved by another rank and left
+    out.
+    """
+    shards = [shard for shard in shards if shard.record.counted]
+    total = sum(shard.elements for shard in shards)
+    # the part is elements [first, stop), counted from the beginning of the current shard
+    first, stop = total * number // count, total * (number + 1) // count
+    for shard in shards:
+        begin, end = max(first, 0), min(stop, shard.elements)
+        if begin < end:
+            states = {name: state[begin:end] for name, state in shard.states.items()}
+            yield StateShard(shard.record, shard.start + begin, states)
+        first, stop = first - shard.elements, stop - shard.elements

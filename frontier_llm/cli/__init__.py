@@ -4,10 +4,9 @@ Only this package imports hydra, the library that composes configuration files.
 
 - `main` finds a command and turns a user's mistake into a message and an exit code.
 - `compose` makes a configuration from `conf/` and from overrides, the arguments `key=value`.
-- `package_files` locates `conf/`, `search_path` tells hydra where, `group_files` reads one file.
-- `experiments` reads the header of an experiment's file.
-- `options`, `help`, `console`, `plain_table` and `delayed_progress` are shared by commands.
+- `package_files` locates `conf/`, `group_files` reads one file, `experiments` its header.
+- `options`, `help` and `console` are shared by commands.
 - Every other file is one command with a function `main(arguments)` that returns the exit code, or
-  a part of one command: `plan_tables` and `planned_experiment` of `plan`; `launch_options` of
-  `launch`; `trial`, `trial_runner`, `slurm_trials` and `sweep_*` of the sweeps.
+  a part of one command: `plan_measured` and `planned_experiment` of `plan`; `launch_options` of
+  `launch`; `trial_runner`, `slurm_trials` and `sweep_*` of the sweeps.
 """

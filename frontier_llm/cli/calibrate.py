@@ -9,7 +9,6 @@ that were measured.
 """
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,14 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from frontier_llm.calibration import timing
-from frontier_llm.calibration.cluster_values import measured
+from frontier_llm.calibration.device import device
 from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
-from frontier_llm.calibration.ranks import Figures, measure
+from frontier_llm.calibration.ranks import Figures, measure, measured
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.cli.package_files import new_conf_file
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import ConfigError
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
 """Number formats that are measured, by type of device. Not fp16 on a CPU, which is a thousand times
@@ -39,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     cluster = decode(compose(options.overrides)).cluster
     path = None if options.write is None else cluster_file(options.write)
-    formats = FORMATS[timing.device().type]
+    formats = FORMATS[device().type]
     small = {
         precision: {case: small_config(precision, case, options.ranks) for case in CASES}
         for precision in formats
@@ -49,25 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in (_products(figures), _others(figures, values)):
         console.print(table)
     if path:
-        _write(path, values)
+        text = f"# Measured by frontier-llm calibrate, based on cluster={values['name']}.\n"
+        path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))
         console.print(f"written: {path}; use it with cluster={path.stem}")
     return 0
 
 
 def cluster_file(name: str) -> Path:
-    """Return the path to write to: a new file, or one that an earlier calibration has written.
-
-    Raises:
-        ConfigError: the name is not a valid file name, belongs to a file that was not measured, or
-            there is no configuration directory to write to.
-    """
+    """Return the path to write to: a new file, or one that an earlier calibration has written."""
     wants = "letters, digits, - and _: a new name, or that of a measured file"
-    if not re.fullmatch(r"\w[\w-]*", name):
-        raise ConfigError("--write", name, wants, "choose another name")
-    path = new_conf_file("cluster", name, "--write")
-    if path.exists() and "# Measured" not in path.read_text():
-        raise ConfigError("--write", name, wants, "choose another name")
-    return path
+    return new_conf_file("cluster", name, "--write", "# Measured", wants)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -90,7 +78,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:
     """Return the configuration of a small model whose steps are measured."""
-    sizes = SIZES[timing.device().type]
+    sizes = SIZES[device().type]
     overrides = ["model=gpt_tiny", f"model.layers={case.layers}",
                  f"model.hidden={sizes['hidden']}", f"model.heads={sizes['heads']}",
                  f"model.vocabulary={sizes['vocabulary']}",
@@ -103,9 +91,8 @@ def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:
 
 
 def _products(figures: Figures) -> Table:
-    table = Table(title=f"Matrix products on {figures.device.name}", title_justify="left")
-    for column in ("format", "m", "k", "n", "TFLOP/s", "fitted", "error"):
-        table.add_column(column)
+    columns = ("format", "m", "k", "n", "TFLOP/s", "fitted", "error")
+    table = plain_table(f"Matrix products on {figures.device.name}", columns)
     for of_format in figures.products:
         for sample in of_format.samples:
             fitted_tflops = of_format.curve(sample.rows, sample.inner, sample.columns)
@@ -121,9 +108,7 @@ def _products(figures: Figures) -> Table:
 
 def _others(figures: Figures, values: dict[str, Any]) -> Table:
     """Return the table of all other measurements; `values` are those of the new cluster file."""
-    table = Table(title="Other measurements", title_justify="left")
-    table.add_column("quantity")
-    table.add_column("measured")
+    table = plain_table("Other measurements", ("quantity", "measured"))
     device = figures.device
     table.add_row("memory bandwidth", f"{device.memory_bytes_per_second / 1e9:.1f} GB/s")
     for of_format in device.kernels:
@@ -148,8 +133,3 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
             microseconds = f"{times[name + '_us']:.0f} us"
             table.add_row(f"CPU, {precision}, per {name.replace('_', '-')}", microseconds)
     return table
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    text = f"# Measured by frontier-llm calibrate, based on cluster={values['name']}.\n"
-    path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))

@@ -6,23 +6,37 @@ process of a run composes, and sends the values to the others, because interpola
 `${now:}` would differ between processes. Every mistake in an override is a `ConfigError`.
 """
 
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from frontier_llm.cli import machine_defaults, search_path  # noqa: F401  (resolvers, --conf-dir)
-from frontier_llm.cli.group_files import file_choices, file_values, leaves, placed, section_of
-from frontier_llm.cli.package_files import CONF, conf_folders
+from frontier_llm.cli import machine_defaults  # also registers its resolvers
+from frontier_llm.cli.group_files import (
+    file_choices,
+    file_values,
+    key_of,
+    leaves,
+    placed,
+    section_of,
+)
+from frontier_llm.cli.options import TRIAL_VARIABLE
+from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key
+from frontier_llm.config.needed import Need, unused
 from frontier_llm.config.renamed import (
     RENAMED_KEYS,
     current_override,
@@ -41,6 +55,22 @@ _NOT_KEYS = ("hydra", *OPTIONAL_GROUPS)
 """Top-level keys of the composed values that are not sections of the configuration."""
 
 
+class ConfDirSearchPath(SearchPathPlugin):
+    """Prepend the directory of `--conf-dir` to hydra's search path.
+
+    Hydra's own setting `hydra.searchpath` does not suffice, because hydra searches such directories
+    after `conf/`, and a file of the user could not replace a file of the same name in `conf/`.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Change the search path; hydra calls this whenever it composes."""
+        for folder in conf_folders()[:-1]:
+            search_path.prepend(provider=CONF_DIR_OPTION, path=f"file://{folder}")
+
+
+Plugins.instance().register(ConfDirSearchPath)
+
+
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose `conf/train.yaml` with overrides such as `model=gpt_22b` or `trainer.steps=9`.
 
@@ -50,10 +80,6 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         Nested plain dictionaries with all interpolations resolved. Types are not checked here but
         by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
         to this machine's GPU, if that is the GPU of the cluster.
-
-    Raises:
-        ConfigError: an override is malformed, names a key or a choice that does not exist, or
-            chooses a file whose values the chosen experiment would replace silently.
     """
     overrides = [_quoted_path(current_names(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
@@ -129,9 +155,6 @@ def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
 
     An elastic run may resume on another number of ranks. Each change is printed. A configuration
     with launch.elastic=false is returned unchanged.
-
-    Raises:
-        ConfigError: a value is illegal, or the ranks cannot share the global batch.
     """
     config = decode(values)
     if not config.launch.elastic:
@@ -165,45 +188,37 @@ def _parse(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):
         similar = nearest(key.lstrip("-+"))
-        raise ConfigError(
-            key,
-            f"{text!r}, without a value",
-            "key=value",
-            f"write {similar or 'key'}=VALUE; options are --help and --cfg job",
-        )
+        wants = "key=value"
+        todo = f"write {similar or 'key'}=VALUE; options are --help and --cfg job"
+        raise ConfigError(key, f"{text!r}, without a value", wants, todo)
     if not key or key.lstrip("+~").startswith("hydra"):
-        raise ConfigError(
-            key or text,
-            value,
-            "a key of the configuration: settings of hydra itself have no effect here",
-            "see `frontier-llm train --help` for all keys; the run directory is run.dir",
-        )
+        wants = "a key of the configuration: settings of hydra itself have no effect here"
+        todo = "see `frontier-llm train --help` for all keys; the run directory is run.dir"
+        raise ConfigError(key or text, value, wants, todo)
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(
-            key,
-            value or text,
-            f"a value that can be read ({str(error).splitlines()[0]})",
-            f"quote the value, and the whole for the shell: '{key}=\"...\"'; lists are [a,b]",
-        ) from None
+        wants = f"a value that can be read ({str(error).splitlines()[0]})"
+        todo = f"quote the value, and the whole for the shell: '{key}=\"...\"'; lists are [a,b]"
+        raise ConfigError(key, value or text, wants, todo) from None
     if override.is_sweep_override():
-        raise ConfigError(
-            key,
-            value,
-            "one value: a run is one configuration",
-            "quote the value if it contains a comma; start two runs, or a sweep with -m",
-        )
+        wants = "one value: a run is one configuration"
+        todo = "quote the value if it contains a comma; start two runs, or a sweep with -m"
+        raise ConfigError(key, value, wants, todo)
     return override
 
 
 def _check_choice(override: Override) -> None:
-    """Refuse a choice if its group has no file of that name."""
     group = override.key_or_group
     choices = groups().get(group)
     if choices is None or override.is_delete():
         return
     got = override.value()
+    if group in OPTIONAL_GROUPS and got in choices:
+        file = conf_file(group, str(got))
+        if not re.search(r"^# *@package +_global_ *$", file.read_text(), re.MULTILINE):
+            wants = f"`# @package _global_` as its first line: files of {group}/ have whole keys"
+            raise ConfigError(group, f"{file}, without this line", wants, "add the line at its top")
     if got in choices or (group in OPTIONAL_GROUPS and got is None):
         return
     key = section_of(group)
@@ -281,12 +296,9 @@ def _unresolved(overrides: Sequence[Override], error: OmegaConfBaseException) ->
     for key in (name for name, _, _ in keys() if f"'{name}' not found" in message):
         return _missing(overrides, key)
     renamed = [f"{old} is now {new}" for old, new in RENAMED_KEYS.items() if f"'{old}'" in message]
-    return ConfigError(
-        str(error.full_key or "?"),
-        message,
-        "a reference ${...} to a key that exists, or ${now:%Y%m%d}",
-        "; ".join(["correct the reference, or write the value itself", *renamed]),
-    )
+    wants = "a reference ${...} to a key that exists, or ${now:%Y%m%d}"
+    todo = "; ".join(["correct the reference, or write the value itself", *renamed])
+    return ConfigError(str(error.full_key or "?"), message, wants, todo)
 
 
 def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
@@ -308,3 +320,85 @@ def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
         todo = f"correct the file {got}.yaml of conf/{key} or --conf-dir"
         return ConfigError(key, got, f"a file that composes ({message})", todo)
     return ConfigError(key, override.input_line, f"key=value ({message})", f"write {key}={got}")
+
+
+def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict[str, Any]:
+    """Compose the values of a command line, and refuse what it sets without effect.
+
+    A key counts as set if the command line or the chosen experiment gives it another value than it
+    would have otherwise. Values of other files of conf/ are not refused, nor is the trial of a
+    sweep, because a grid has trials in which one key makes another one idle.
+
+    Args:
+        searched: sections whose keys the command varies itself, such as `parallel` for a planner.
+            Keys in them, and keys that need a setting in them, are not refused.
+
+    Raises:
+        ConfigError: an override is wrong, or a key that is set has no effect.
+    """
+    values = compose(overrides)
+    config = decode(values, partial(_usual, overrides))
+    if TRIAL_VARIABLE in os.environ:
+        return values
+    given = {key_of(current_override(word)): word for word in overrides}
+    idle: dict[str, Need] = {}
+    for key, need in unused(config):
+        words = [key, *need.setting.split()]
+        if not {key_of(word).partition(".")[0] for word in words} & set(searched):
+            idle.setdefault(key, need)
+    for key, need in idle.items():
+        if _value(values, key) is None:  # null turns off what a preset sets
+            continue
+        # without a dot, such as `data`, it is a choice of a file
+        names = [
+            name for name in given if name == key or ("." in name and key.startswith(f"{name}."))
+        ]
+        for name in names:
+            rest = [word for name_of, word in given.items() if name_of != name]
+            if _differs(rest, key, values):
+                todo = f"add {need.setting}, or leave {key} out"
+                raise _without_effect(key, _value(values, key), need, todo)
+    if experiment := given.get("experiment", "").partition("=")[2]:
+        _check_idle_keys(experiment, idle)
+    return values
+
+
+def _check_idle_keys(name: str, idle: Collection[str]) -> None:
+    """Refuse keys of an experiment's file that have no effect in the experiment itself either."""
+    own = {RENAMED_KEYS.get(key, key) for key, _ in leaves(file_values("experiment", name))}
+    if not own & set(idle):
+        return
+    values = compose([f"experiment={name}"])
+    choices = [f"{group}={file}" for group, file in file_choices("experiment", name).items()]
+    for key, need in unused(decode(values)):
+        if key in own and _differs(choices, key, values):
+            todo = f"choose {need.setting} in experiment {name}, or take {key} out of it"
+            raise _without_effect(key, _value(values, key), need, todo)
+
+
+def _differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:
+    """Return whether a key has another value without the override that sets it."""
+    try:
+        return bool(_value(compose(overrides), key) != _value(values, key))
+    except ConfigError:  # the other overrides need this one
+        return True
+
+
+def _usual(overrides: Sequence[str], key: str) -> Any:
+    """Return the value of a key without the overrides that set it; None if they need these."""
+    try:
+        rest = [word for word in overrides if key_of(current_override(word)) != key]
+        return _value(compose(rest), key)
+    except (ConfigError, KeyError):
+        return None
+
+
+def _value(values: Mapping[str, Any], key: str) -> Any:
+    value: Any = values
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _without_effect(key: str, got: Any, need: Need, todo: str) -> ConfigError:
+    return ConfigError(key, got, f"to be used with {need.setting}: {need.why}", todo)

@@ -29,15 +29,14 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
-from frontier_llm.convert.families import family_for, family_of, model_overrides
+from frontier_llm.convert.families import check_surplus, family_for, family_of, model_overrides
 from frontier_llm.convert.ours import OurWeights, plan_shards, write_weights
-from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import Row, select, surplus_names
 from frontier_llm.convert.theirs import TheirWeights, read_config, write_model
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
-from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.geometry.inventory import count_parameters, model_shapes
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.single_process_model import single_process_config
 from frontier_llm.units import GIB, format_count
@@ -61,7 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             converted = from_theirs(options.source, partial, out)
         if options.check:
-            _check(converted)
+            from frontier_llm.convert.compare_logits import compare
+
+            comparison = compare(converted.config, converted.ours, converted.theirs)
+            if not comparison.passes:
+                reason = f"the converted model differs: {comparison}; nothing was written"
+                raise FrontierError(reason)
+            print(comparison)
             if options.to:
                 check_theirs(converted.theirs)
         partial.rename(out)
@@ -69,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{out}: {format_count(_elements(converted.config))} parameters")
+    config = converted.config
+    count = count_parameters(config.model, config.data.sequence_length)
+    print(f"{out}: {format_count(count)} parameters")
     if converted.overrides:
         words = [f"run.init_from={out.absolute()}", *converted.overrides]
         print(f"start a run with these weights:\n  frontier-llm train {shlex.join(words)}")
@@ -78,14 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Converted:
-    """The same model in both formats.
-
-    Attributes:
-        config: the configuration of our model.
-        ours: the run directory or checkpoint of this project.
-        theirs: the Hugging Face folder.
-        overrides: overrides that start a run with imported weights; empty for an export.
-    """
+    """The same model in both formats, and the overrides that start a run with imported weights."""
 
     config: RunConfig
     ours: Path
@@ -94,17 +94,7 @@ class Converted:
 
 
 def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
-    """Export: write a Hugging Face folder.
-
-    Args:
-        run: the run directory.
-        out: an existing empty folder.
-        options: the command line.
-
-    Raises:
-        DataError: our model belongs to no supported family.
-        CheckpointError: the weights are absent, damaged or of another model.
-    """
+    """Export the run directory `run`: write a Hugging Face folder into the empty folder `out`."""
     config = single_process_config(run)
     family = family_for(config.model, options.family)
     shapes = model_shapes(config.model, config.data.sequence_length)
@@ -133,15 +123,9 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
 
 
 def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
-    """Import: write a run directory.
+    """Import a Hugging Face folder: write a run directory into the empty folder `out`.
 
-    Args:
-        folder: a Hugging Face folder.
-        out: an existing empty folder.
-        home: the final path of `out`, which is renamed when the conversion is complete.
-
-    Raises:
-        DataError: the folder contains no model that this project supports.
+    `home` is the final path of `out`, which is renamed when the conversion is complete.
     """
     settings = read_config(folder)
     family = family_of(settings)
@@ -189,31 +173,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check(converted: Converted) -> None:
-    """Run both models on the same tokens, and refuse the conversion if they differ.
-
-    Raises:
-        FrontierError: the logits differ.
-    """
-    from frontier_llm.convert.compare_logits import compare
-
-    comparison = compare(converted.config, converted.ours, converted.theirs)
-    if not comparison.passes:
-        raise FrontierError(f"the converted model differs: {comparison}; nothing was written")
-    print(comparison)
-
-
 def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
-    """Return our tensor that corresponds to one or more of their tensors.
-
-    Args:
-        row: the names of the corresponding tensors, and the transformation between them.
-        weights: the weights of the Hugging Face folder.
-        shape: shape that our tensor must have.
-
-    Raises:
-        DataError: the shapes of their tensors contradict config.json.
-    """
+    """Return our tensor that corresponds to one or more of their tensors."""
     theirs = [weights.read(name) for name in row.theirs]
     try:
         ours = row.transform.to_ours(theirs)
@@ -228,21 +189,8 @@ def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
     return ours
 
 
-def _elements(config: RunConfig) -> int:
-    shapes = model_shapes(config.model, config.data.sequence_length)
-    return sum(prod(shape) for shape in shapes.values())
-
-
 def _write_config(overrides: Sequence[str], out: Path) -> RunConfig:
-    """Write the config.yaml of a run directory with imported weights; return the configuration.
-
-    Args:
-        overrides: overrides of the configuration.
-        out: the existing run directory.
-
-    Raises:
-        ConfigError: this project does not support the model's settings.
-    """
+    """Write the config.yaml of a run directory with imported weights."""
     composed = compose(["parallel.pipeline=1", "launch.ranks=1", *overrides])
     run_directory.write_config(out, run_directory.to_yaml(composed))
     config = decode(composed)

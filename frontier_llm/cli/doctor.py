@@ -32,8 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontier_llm.cli.compose import configured
 from frontier_llm.cli.options import check_writable
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
@@ -93,19 +93,7 @@ def measure_network(config: RunConfig, world: World, store: "Store") -> None:
 
 
 def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool = False) -> None:
-    """Describe the machine on rank 0, then test the connections between the ranks.
-
-    Collective over all ranks.
-
-    Args:
-        config: configuration of the run.
-        world: rank of this process and number of ranks.
-        store: the store of all ranks.
-        numerics: whether to compare the kernels of the run with references.
-
-    Raises:
-        FrontierError: a run could not start.
-    """
+    """Describe the machine on rank 0, then test the connections. Collective over all ranks."""
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.health.preflight import check_groups
     from frontier_llm.numerics.compare import compare_on_all_ranks
@@ -195,7 +183,6 @@ def network(kind: str) -> str:
 
 
 def _on_this_machine(config: RunConfig, work: Work) -> int:
-    """Start `launch.ranks` processes on this machine."""
     prepare_environment(share(config.launch.ranks, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     import torch
@@ -213,7 +200,6 @@ def _on_this_machine(config: RunConfig, work: Work) -> int:
 
 
 def _as_rank(config: RunConfig, world: World, work: Work) -> int:
-    """Examine as one of the ranks that srun or torchrun has started."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ, config)
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     world = world.with_ranks_per_node(config.launch.ranks_per_node)

@@ -14,12 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import HORIZONTALS
-from rich.table import Table
-
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import DelayedProgress
+from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.cli.package_files import conf_file
@@ -104,15 +100,12 @@ def print_stages(candidate: Candidate) -> None:
     built = build(candidate, every=True)
     config = candidate.config
     count = count_parameters(config.model, config.data.sequence_length)
-    table = Table(
-        title=f"{config.model.name}, {format_count(count)} parameters: {candidate.description}, "
-        "every stage as planned",
-        title_justify="left",
-        box=HORIZONTALS,
-        pad_edge=False,
+    title = (
+        f"{config.model.name}, {format_count(count)} parameters: {candidate.description}, "
+        "every stage as planned"
     )
-    for column in ("stage", "parameters per rank", "model states", "planned peak"):
-        table.add_column(column)
+    columns = ("stage", "parameters per rank", "model states", "planned peak")
+    table = plain_table(title, columns)
     for stage in built:
         table.add_row(
             str(stage.stage),

@@ -19,22 +19,21 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
 
 import torch
-from rich.box import HORIZONTALS
-from rich.table import Table
 
 from frontier_llm.checkpoint.discovery import find
-from frontier_llm.cli import evaluate_text
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import DelayedProgress, tracked
-from frontier_llm.cli.evaluate_harness import run_harness
+from frontier_llm.cli import convert, evaluate_text
+from frontier_llm.cli.console import DelayedProgress, plain_table, tracked, wide_console
 from frontier_llm.cli.evaluate_text import evaluate_texts
 from frontier_llm.cli.options import (
     at_least,
@@ -57,6 +56,9 @@ from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
+
+HARNESS_PACKAGES = ("lm_eval", "accelerate")
+"""Packages that lm-evaluation-harness needs for a model of transformers."""
 
 
 @dataclass(frozen=True)
@@ -94,27 +96,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = single_process_config(options.run)
     device = Accelerator.of_rank(0).device
     if options.harness:
-        tasks, more = options.harness.split(","), options.harness_tasks
-        samples = config.data.micro_batch
-        found = run_harness(options.run, options.checkpoint, tasks, more, device, samples)
+        found = run_harness(options, device, config.data.micro_batch)
         if options.json:
             options.json.write_text(json.dumps(found, indent=1, default=str))
         return 0
     weights = options.checkpoint or options.run
     corpora = None if options.text else _open_corpora(config, weights)
     with single_process_model(config, weights, device) as built:
-        rows = _run(options, config, corpora, *built)
+        if corpora is None:
+            stride, tokenizer = options.stride, open_tokenizer_of(config)
+            texts = evaluate_texts(config, tokenizer, *built, options.text, stride)
+            evaluate_text.show(texts)
+            rows = [evaluate_text.to_dict(text) for text in texts]
+        else:
+            mean, scores = evaluate(config, corpora, *built, options.samples)
+            show(mean, scores)
+            rows = [asdict(score) for score in scores]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0
 
 
 def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
-    """Say what is evaluated, and prepare and open the corpora.
-
-    Raises:
-        ConfigError: the model was imported, so that it has no corpora of its own.
-    """
+    """Say what is evaluated, and prepare and open the corpora."""
     checkpoint = find(weights)
     if "converted_from" in checkpoint.manifest.meta:
         raise ConfigError(
@@ -130,43 +134,10 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
         return open_all(config.data, prepare_all(config.data, progress))
 
 
-def _run(
-    options: argparse.Namespace,
-    config: RunConfig,
-    corpora: Corpora | None,
-    model: Model,
-    groups: Groups,
-) -> list[dict[str, Any]]:
-    """Evaluate what the options name, and print it; return the scores for JSON.
-
-    Args:
-        options: the command line.
-        config: the configuration of the run, for a single rank.
-        corpora: the corpora of the run; None: texts are evaluated.
-        model: the complete model.
-        groups: process groups of one rank.
-    """
-    if corpora is None:
-        tokenizer = open_tokenizer_of(config)
-        texts = evaluate_texts(config, tokenizer, model, groups, options.text, options.stride)
-        evaluate_text.show(texts)
-        return [evaluate_text.to_dict(text) for text in texts]
-    mean, scores = evaluate(config, corpora, model, groups, options.samples)
-    show(mean, scores)
-    return [asdict(score) for score in scores]
-
-
 def evaluate(
     config: RunConfig, corpora: Corpora, model: Model, groups: Groups, samples: int | None
 ) -> tuple[Validation, list[Score]]:
-    """Evaluate on every corpus; return the result on all of them, and on each.
-
-    Args:
-        config: the configuration of the run, for a single rank.
-        corpora: the corpora of the run.
-        model: the complete model.
-        groups: process groups of one rank.
-        samples: number of samples per corpus; None means all.
+    """Evaluate `samples` (None: all) of every corpus; return the result on all, and on each.
 
     Raises:
         DataError: a validation split is shorter than one sample.
@@ -203,10 +174,9 @@ def spread(count: int, wanted: int) -> list[int]:
 def show(mean: Validation, scores: Sequence[Score]) -> None:
     """Print the table of scores."""
     has_bits = any(score.bits_per_byte is not None for score in scores)
-    table = Table(box=HORIZONTALS, pad_edge=False, caption=BITS_PER_BYTE if has_bits else None)
-    table.add_column("corpus")
-    for heading in ("weight", "samples", "nats per token", "bits per byte"):
-        table.add_column(heading, justify="right")
+    numbers = ("weight", "samples", "nats per token", "bits per byte")
+    table = plain_table("", ("corpus", *numbers), right=numbers)
+    table.caption = BITS_PER_BYTE if has_bits else None
     rows = list(scores)
     if len(scores) > 1:
         rows.append(Score("weighted mean", 1.0, mean.samples, mean.loss, mean.bits_per_byte))
@@ -216,3 +186,45 @@ def show(mean: Validation, scores: Sequence[Score]) -> None:
             score.corpus, f"{score.weight:.3f}", str(score.samples), f"{score.loss:.4f}", bits
         )
     wide_console().print(table)
+
+
+def run_harness(options: argparse.Namespace, device: torch.device, samples: int) -> dict[str, Any]:
+    """Run tasks of lm-evaluation-harness in fp32, and print its table; return the results by task.
+
+    The harness evaluates a model of transformers, so the weights are converted to a temporary
+    folder. In names of tasks, `*` stands for any characters. A batch has `samples`.
+    """
+    absent = [package for package in HARNESS_PACKAGES if find_spec(package) is None]
+    if absent:
+        got = f"tasks, but {' and '.join(absent)} cannot be imported"
+        wants = "lm-evaluation-harness"
+        todo = "pip install lm-eval accelerate; --text measures perplexities without it"
+        raise ConfigError("--harness", got, wants, todo)
+    more = options.harness_tasks
+    harness, utils = import_module("lm_eval"), import_module("lm_eval.utils")
+    manager = import_module("lm_eval.tasks").TaskManager(include_path=more and str(more))
+    known: list[str] = []
+    for task in options.harness.split(","):
+        matching = manager.match_tasks([task])
+        if not matching:
+            wants = "the name of a task of lm-evaluation-harness"
+            todo = "lm_eval ls tasks lists them; --harness-tasks FOLDER adds your own"
+            raise ConfigError("--harness", task, wants, todo)
+        known += matching
+    with tempfile.TemporaryDirectory(prefix="frontier_llm_harness_") as name:
+        model = Path(name) / "model"
+        checkpoint = ("--checkpoint", str(options.checkpoint)) if options.checkpoint else ()
+        convert.main(["--to", "hf", "--no-check", *checkpoint, str(options.run), str(model)])
+        results = harness.simple_evaluate(
+            model="hf",
+            model_args=f"pretrained={model},dtype=float32",
+            tasks=known,
+            task_manager=manager,
+            batch_size=samples,
+            device=str(device),
+        )
+    print(utils.make_table(results))
+    if results.get("groups"):
+        print(utils.make_table(results, "groups"))
+    found: dict[str, Any] = results["results"]
+    return found

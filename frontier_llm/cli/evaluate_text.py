@@ -8,14 +8,13 @@ the window these are the windows of lm-evaluation-harness (`loglikelihood_rollin
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.delayed_progress import tracked
-from frontier_llm.cli.plain_table import table_of_numbers
+from frontier_llm.cli.console import table_of_numbers, tracked, wide_console
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
 from frontier_llm.data.file_formats import detect, reader_of
@@ -84,30 +83,18 @@ def evaluate_texts(
     files: Sequence[Path],
     stride: int | None = None,
 ) -> list[TextScore]:
-    """Return the perplexity of each file.
-
-    Args:
-        config: the configuration of the run, for a single rank.
-        tokenizer: the tokenizer of the run.
-        model: the complete model.
-        groups: process groups of one rank.
-        files: text files, which are one document each, or files in JSONL or Parquet.
-        stride: tokens between two windows; None: the length of a window.
+    """Return the perplexity of each file; `stride` None: the length of a window.
 
     Raises:
-        ConfigError: the model does not predict every token, or the stride is not 1 to the length of
-            a window.
+        ConfigError: the model does not predict every token, or the stride is too long.
         DataError: a file cannot be read, or holds no text.
     """
     window = config.data.sequence_length
     stride = stride or window
     if config.data.objective != "causal":
-        raise ConfigError(
-            "--text",
-            "a model that fills spans",
-            "a GPT, because only the probabilities of all tokens give a perplexity",
-            "leave out --text: the loss on the validation split is printed",
-        )
+        wants = "a GPT, because only the probabilities of all tokens give a perplexity"
+        todo = "leave out --text: the loss on the validation split is printed"
+        raise ConfigError("--text", "a model that fills spans", wants, todo)
     if stride > window:
         raise ConfigError(
             "--stride", stride, f"1 to {window} (data.sequence_length)", "choose a smaller stride"
@@ -122,11 +109,8 @@ def evaluate_texts(
 def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Window]:
     """Yield the windows of a text. Each token but the first is predicted once.
 
-    Args:
-        tokens: the tokens of the text.
-        length: number of inputs of a window. The last window begins as early as this allows, so
-            that its predictions have as much context as possible.
-        stride: number of tokens between the ends of two windows.
+    A window has `length` inputs. The last one begins as early as this allows, so that its
+    predictions have as much context as possible. `stride` tokens are between the ends of two.
     """
     count, done = len(tokens) - 1, 0
     while done < count:
@@ -154,19 +138,12 @@ def show(scores: Sequence[TextScore]) -> None:
     wide_console().print(table)
 
 
-def to_dict(score: TextScore) -> dict[str, float | str | None]:
+def to_dict(score: TextScore) -> dict[str, Any]:
     """Return all values, for JSON."""
-    return {
-        "file": score.file,
-        "documents": score.documents,
-        "tokens": score.tokens,
-        "bytes": score.bytes,
-        "words": score.words,
-        "nats_per_token": score.nats_per_token,
-        "token_perplexity": score.token_perplexity,
-        "word_perplexity": score.word_perplexity,
-        "bits_per_byte": score.bits_per_byte,
-    }
+    names = ("nats_per_token", "token_perplexity", "word_perplexity")
+    values = asdict(score) | {name: getattr(score, name) for name in names}
+    del values["nats"]
+    return values
 
 
 def _score(
@@ -203,11 +180,7 @@ def _score(
 
 
 def _documents(file: Path, key: str) -> Iterator[str]:
-    """Yield the texts of a file.
-
-    Raises:
-        DataError: the file cannot be read, or a part of it is not text.
-    """
+    """Yield the texts of a file."""
     try:
         detected = detect(file, key)
         if detected.problem or detected.format is None:
@@ -229,15 +202,7 @@ def _documents(file: Path, key: str) -> Iterator[str]:
 def _sums(
     pipeline: Pipeline, device: torch.device, windows: Iterable[Window], samples: int, end: int
 ) -> LossSums:
-    """Return the sums over all windows. Windows that have equal shapes share a batch.
-
-    Args:
-        pipeline: runs the complete model.
-        device: device of the model.
-        windows: the windows of all documents.
-        samples: largest number of windows per batch.
-        end: token that ends a document.
-    """
+    """Return the sums over all windows; `samples` windows of equal shapes share a batch."""
     by_shape: dict[tuple[int, int], list[Window]] = {}
     total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
     for window in windows:
@@ -252,7 +217,6 @@ def _sums(
 
 
 def _batch(windows: Sequence[Window]) -> Batch:
-    """Return a batch of windows of one shape."""
     length, predicted = len(windows[0].inputs), windows[0].predicted
     padded = -(-length // PADDED_TO) * PADDED_TO  # no token attends to the padding after it
     tokens = torch.zeros(len(windows), padded, dtype=torch.int64)

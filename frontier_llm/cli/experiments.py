@@ -16,9 +16,7 @@ class Header:
     title: str
     """The description: all comments above the line `# ranks: N`."""
     ranks: int
-    """Number of ranks that the experiment is meant for (`# ranks: N`)."""
     run: str
-    """The command that starts it (`# run: ...`)."""
 
     @classmethod
     def read(cls, path: Path) -> "Header":

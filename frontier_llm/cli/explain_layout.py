@@ -17,16 +17,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.compose import configured
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import new_file, tool_parser
-from frontier_llm.cli.plain_table import plain_table
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
-from frontier_llm.planner.layout_svg import draw
 from frontier_llm.planner.memory import host_memory, runtime_bytes
-from frontier_llm.planner.state_layout import StateLayout
+from frontier_llm.planner.state_layout import StateLayout, draw
 from frontier_llm.units import GIB, counted, format_bytes, format_count
 
 NARROW_BAR, WIDE_BAR = 16, 32
@@ -73,12 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableType]:
-    """Yield the output: a summary, and tables of shards, groups, bytes sent and memory.
-
-    Args:
-        layout: the layout to show.
-        bar: width of a bar in characters.
-    """
+    """Yield a summary, and tables of shards (with bars of `bar` characters), groups and bytes."""
     yield _summary(layout)
     yield _shards_table(layout, bar)
     yield _groups_table(layout)
@@ -87,7 +80,11 @@ def explain(layout: StateLayout, bar: int = NARROW_BAR) -> Iterator[RenderableTy
 
 
 def _summary(layout: StateLayout) -> Text:
-    grid, factors = layout.grid, layout.factors
+    grid, factors, parallel = layout.grid, layout.factors, layout.config.parallel
+    schedule = (
+        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
+        f"parallel.waiting_weights={parallel.waiting_weights}."
+    )
     return Text.assemble(
         (f"{layout.config.model.name} on {counted(grid.size, 'rank')}", "bold"),
         f": tensor {grid.tensor} x data {grid.data} x pipeline {grid.pipeline}, ",
@@ -100,18 +97,7 @@ def _summary(layout: StateLayout) -> Text:
         ", ",
         (f"optimizer states {factors.optimizer}", STATES[2][1]),
         f" of {factors.data} data ranks.",
-        _schedule(layout),
-    )
-
-
-def _schedule(layout: StateLayout) -> str:
-    """Return the line of the pipeline schedule; empty without a pipeline."""
-    parallel = layout.config.parallel
-    if parallel.pipeline == 1:
-        return ""
-    return (
-        f"\nPipeline schedule: {parallel.schedule}, {parallel.chunks} model chunks per stage; "
-        f"parallel.waiting_weights={parallel.waiting_weights}."
+        schedule if parallel.pipeline > 1 else "",
     )
 
 
@@ -131,11 +117,8 @@ def _shards_table(layout: StateLayout, bar: int) -> Table:
     size = factors.padded(1)
     shown = min(factors.data, MOST_ROWS)
     for rank in range(shown):
-        intervals = (
-            factors.params_interval(size, rank),
-            factors.grads_interval(size, rank),
-            factors.optimizer_interval(size, rank),
-        )
+        widths = (factors.params, factors.grads, factors.optimizer)
+        intervals = [factors.interval(size, rank, width) for width in widths]
         table.add_row(
             f"{rank}",
             f"{layout.node(rank)}",
@@ -226,13 +209,11 @@ def _memory_table(layout: StateLayout) -> Table:
 
 
 def _names(created: Sequence[Communicator]) -> str:
-    """Name the process groups of communicators, with their numbers if there are several."""
     counts = Counter(communicator.name for communicator in created)
     named = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
     return f"{len(created)}: {', '.join(named)}" if created else "0"
 
 
 def _first(items: Sequence[object], most: int) -> str:
-    """Return the first items as text, with an ellipsis if there are more."""
     text = " ".join(map(str, items[:most]))
     return f"{text} ..." if len(items) > most else text

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.cli.compose import current_names
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.options import path, tool_parser
 from frontier_llm.cli.sweep import first_configuration, is_axis
-from frontier_llm.cli.sweep_trials import read
-from frontier_llm.cli.trial import TRIAL_FILE, Trial
+from frontier_llm.cli.sweep_trials import TRIAL_FILE, Trial, markdown_table, read
+from frontier_llm.cli.sweep_trials import axes as axes_of
 from frontier_llm.cli.trial_runner import run_trial
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import counted
@@ -44,9 +45,7 @@ class Stage:
     overrides: tuple[str, ...]
     """Overrides of all trials of the stage, such as the model and the number of steps."""
     trials: int
-    """Number of trials."""
     folder: Path
-    """Folder of the trials."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,25 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
-    """Run all stages; return the trials of each stage, the best first.
-
-    Args:
-        stages: the stages in their order.
-        overrides: overrides of all stages, and the axes.
-
-    Raises:
-        ConfigError: the overrides contain no axis to search, or one of them is wrong.
-        TrainingError: no trial of a stage has finished.
-    """
+    """Run all stages; return the trials of each stage, the best first."""
     axes = [override for override in overrides if is_axis(override)]
     common = [override for override in overrides if not is_axis(override)]
     if not axes:
-        raise ConfigError(
-            "--stage",
-            " ".join(overrides),
-            "an axis to search, in addition to the stages",
-            "add one: 'optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))'",
-        )
+        wants = "an axis to search, in addition to the stages"
+        todo = "add one: 'optimizer.learning_rate=tag(log, interval(1e-4, 1e-2))'"
+        raise ConfigError("--stage", " ".join(overrides), wants, todo)
     for stage in stages:
         first_configuration([*common, *stage.overrides, *axes])
     _search(stages[0], [*common, *axes])
@@ -96,37 +83,30 @@ def run(stages: Sequence[Stage], overrides: Sequence[str]) -> list[list[Trial]]:
 
 
 def best_settings(ranked: Sequence[Trial], axes: Sequence[str], count: int) -> list[list[str]]:
-    """Return the settings of the best trials without repetitions.
-
-    Args:
-        ranked: trials, the best first.
-        axes: the overrides that were searched.
-        count: maximum number of settings.
-    """
+    """Return the settings of the best trials without repetitions."""
     found = (settings_of(trial, axes) for trial in ranked if trial.status == "done")
     return [list(settings) for settings in dict.fromkeys(found)][:count]
 
 
 def settings_of(trial: Trial, axes: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides of a trial that give values to the axes."""
-    keys = {_key(axis) for axis in axes}
-    return tuple(sorted(override for override in trial.overrides if _key(override) in keys))
+    keys = {key_of(axis) for axis in axes}
+    return tuple(sorted(override for override in trial.overrides if key_of(override) in keys))
 
 
 def report(stages: Sequence[Stage], results: Sequence[Sequence[Trial]]) -> str:
     """Return the report in Markdown. The last stage comes first, because it decides."""
     lines = ["# Funnel", ""]
-    varied = _keys_that_differ(results[0])
+    keys = dict.fromkeys(key_of(text) for trial in results[0] for text in trial.overrides)
+    varied = [key for key in keys if key in axes_of(results[0])]
     for stage, ranked in reversed(list(zip(stages, results, strict=True))):
-        lines += [f"## {' '.join(stage.overrides)}: {counted(len(ranked), 'trial')}", ""]
-        lines += ["| validation loss | " + " | ".join(varied) + " | result |"]
-        lines += ["|" + "---|" * (len(varied) + 2)]
+        rows = []
         for trial in ranked:
-            values = {_key(text): text.partition("=")[2] for text in trial.overrides}
+            values = {key_of(text): text.partition("=")[2] for text in trial.overrides}
             loss = "-" if trial.validation_loss is None else f"{trial.validation_loss:.4f}"
-            cells = [loss, *(values[key] for key in varied), trial.status]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+            rows.append([loss, *(values[key] for key in varied), trial.status])
+        lines += [f"## {' '.join(stage.overrides)}: {counted(len(ranked), 'trial')}", ""]
+        lines += [*markdown_table(["validation loss", *varied, "result"], rows), ""]
     return "\n".join(lines)
 
 
@@ -181,11 +161,7 @@ def _run_unless_done(stage: Stage, settings: Sequence[str], folder: Path) -> Non
 
 
 def _ranked(stage: Stage) -> list[Trial]:
-    """Return the trials of a stage, the best first.
-
-    Raises:
-        TrainingError: no trial is done.
-    """
+    """Return the trials of a stage, the best first."""
     trials = sorted(read(stage.folder), key=_loss)
     if not trials or trials[0].validation_loss is None:
         reason = trials[0].reason if trials else "there is no trial"
@@ -198,16 +174,3 @@ def _ranked(stage: Stage) -> list[Trial]:
 
 def _loss(trial: Trial) -> float:
     return math.inf if trial.validation_loss is None else trial.validation_loss
-
-
-def _keys_that_differ(trials: Sequence[Trial]) -> list[str]:
-    """Return the keys in which trials differ."""
-    values: dict[str, set[str]] = {}
-    for trial in trials:
-        for override in trial.overrides:
-            values.setdefault(_key(override), set()).add(override)
-    return [key for key, found in values.items() if len(found) > 1]
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+")

@@ -13,62 +13,137 @@ configured number of nodes. Options replace these values. docs/reliability.md ha
 """
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.goodput_comparison import (
-    Assumptions,
-    Outcome,
-    assumptions_table,
-    compare,
-    draw,
-    outcome_json,
-    outcomes_table,
+from rich.table import Table
+
+from frontier_llm.cli.compose import configured
+from frontier_llm.cli.console import plain_table, wide_console
+from frontier_llm.cli.options import (
+    at_least,
+    json_file,
+    new_file,
+    positive,
+    tool_parser,
+    write_json,
 )
-from frontier_llm.cli.options import at_least, json_file, new_file, positive, tool_parser
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.effective_time import RATES, Recovery
+from frontier_llm.planner.effective_time import (
+    RATES,
+    Recovery,
+    Shares,
+    curve,
+    daly_share,
+    job_mtbf,
+    optima,
+    simulate,
+    steps_of,
+)
 from frontier_llm.planner.estimate import estimate
-from frontier_llm.units import counted
+from frontier_llm.units import counted, format_seconds
 
 NODES = (128, 1024, 2048, 9408)
 """Numbers of nodes if neither an option nor an experiment gives them."""
 GROWTH = (1, 4, 16)
 """Numbers of nodes relative to that of an experiment."""
-DEFAULTS: dict[str, tuple[float, str]] = {
-    "step": (15.0, "seconds of a step"),
-    "stall": (1.0, "seconds that training waits for a checkpoint of the run directory"),
-    "local-stall": (1.0, "seconds that training waits for a node-local checkpoint"),
-    "detect": (20.0, "seconds until a failure is detected"),
-    "restart": (220.0, "seconds to replace nodes and to start all processes again"),
-    "replace": (10.0, "seconds to replace ranks in place and to restore their states"),
-    "restore": (60.0, "seconds to load a checkpoint of the run directory"),
-    "local-restore": (10.0, "seconds to load a node-local checkpoint"),
-    "unmendable": (0.05, "share of failures that cannot be repaired in place: the run restarts"),
-    "local-lost": (0.05, "share of failures that destroy node-local checkpoints and their copies"),
-    "drain-every": (5.0, "node-local checkpoints per checkpoint of the run directory"),
-    "spares": (0.0, "spare nodes for recovery in place; they count as idle"),
+
+
+def _number(least: float, most: float, wants: str) -> Callable[[str], float]:
+    """Return a parser for the value of an option: a number from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not {wants}")
+        return value
+
+    return parse
+
+
+_not_negative = _number(0.0, sys.float_info.max, "a number of 0 or more")
+_share = _number(0.0, 1.0, "a share from 0 to 1")
+
+
+class Assumption(NamedTuple):
+    """An option of the command, whose default is an estimate."""
+
+    value: float
+    meaning: str
+    parse: Callable[[str], float] = _not_negative
+
+
+DEFAULTS = {
+    "step": Assumption(15.0, "seconds of a step", positive),
+    "stall": Assumption(1.0, "seconds that training waits for a checkpoint of the run directory"),
+    "local-stall": Assumption(1.0, "seconds that training waits for a node-local checkpoint"),
+    "detect": Assumption(20.0, "seconds until a failure is detected"),
+    "restart": Assumption(220.0, "seconds to replace nodes and to start all processes again"),
+    "replace": Assumption(10.0, "seconds to replace ranks in place and to restore their states"),
+    "restore": Assumption(60.0, "seconds to load a checkpoint of the run directory"),
+    "local-restore": Assumption(10.0, "seconds to load a node-local checkpoint"),
+    "unmendable": Assumption(
+        0.05, "share of failures that cannot be repaired in place: the run restarts", _share
+    ),
+    "local-lost": Assumption(
+        0.05, "share of failures that destroy node-local checkpoints and their copies", _share
+    ),
+    "drain-every": Assumption(
+        5.0, "node-local checkpoints per checkpoint of the run directory", at_least(1)
+    ),
+    "spares": Assumption(0.0, "spare nodes for recovery in place; they count as idle", at_least(0)),
 }
-"""Default and meaning of each assumption; all of these defaults are estimates."""
-SHARES = ("unmendable", "local-lost")
-"""Assumptions between 0 and 1."""
+"""The assumptions by the names of their options."""
+Assumed = dict[str, tuple[float, str]]
+"""Value and source of each assumption, by the name of its option."""
+COLOURS = ("#d97706", "#2f81f7", "#1a7f64")
+"""Colours of the ways to recover, which are readable on light and dark pages."""
+OPTIMA_COLOUR = "#8b949e"
+LONGEST_RECOVERY = 3.0
+"""Longest recovery relative to the mean time between failures; exp(3) attempts complete one."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The effective time of one way to recover on one number of nodes."""
+
+    recovery: Recovery
+    nodes: int
+    mtbf: float
+    """Mean seconds between failures of the job."""
+    interval: float
+    """Seconds of training between checkpoints, a whole number of steps."""
+    young: float
+    """Young's interval, seconds."""
+    daly: float
+    """Daly's interval, seconds."""
+    shares: Shares
+    formula: float | None
+    """The effective share by Daly's model; None = the model does not describe this recovery."""
+
+    @property
+    def of_all_nodes(self) -> float:
+        """The effective share, in which waiting spare nodes count as idle."""
+        return self.shares.effective * self.nodes / (self.nodes + self.recovery.spares)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate, print the tables and write the files that options name; return the exit code."""
     options = _parse(arguments)
-    config = decode(configured(_with_cluster(options.overrides)))
+    groups = {word.partition("=")[0] for word in options.overrides}
+    # the kind of node of Llama 3, whose rate of failures is the default
+    default = [] if groups & {"cluster", "experiment"} else ["cluster=h100_8"]
+    config = decode(configured([*default, *options.overrides]))
     node_counts = options.nodes or NODES
-    assumed: Assumptions = {name: (value, "estimate") for name, (value, _) in DEFAULTS.items()}
-    if _names_model(options.overrides):
+    assumed: Assumed = {name: (default.value, "estimate") for name, default in DEFAULTS.items()}
+    if groups & {"model", "experiment"}:
         planned, nodes = _planned(config)
         assumed |= planned
         node_counts = options.nodes or tuple(nodes * factor for factor in GROWTH)
@@ -82,11 +157,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interval=options.interval, seed=options.seed,
     )  # fmt: skip
     console = wide_console(stderr=options.json == "-")
-    meanings = {name: meaning for name, (_, meaning) in DEFAULTS.items()}
-    console.print(assumptions_table(assumed, meanings))
-    console.print(outcomes_table(outcomes, config.cluster.ranks_per_node))
+    console.print(_assumptions_table(assumed))
+    console.print(_outcomes_table(outcomes, config.cluster.ranks_per_node))
     if options.json:
-        _write_json(options.json, assumed, outcomes)
+        named = {
+            name: {"value": value, "source": source} for name, (value, source) in assumed.items()
+        }
+        results = [_outcome_json(outcome) for outcome in outcomes]
+        write_json(options.json, {"assumptions": named, "results": results})
     if options.chart:
         draw(outcomes, values["step"], options.seed).savefig(options.chart, dpi=150)
     return 0
@@ -105,12 +183,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     rate.add_argument(
         "--mtbf", type=positive, metavar="HOURS", help="mean hours between failures of one node"
     )
-    for name, (default, meaning) in DEFAULTS.items():
-        kind = _share if name in SHARES else at_least(0) if name == "spares" else _not_negative
-        kind = positive if name == "step" else at_least(1) if name == "drain-every" else kind
-        parser.add_argument(
-            f"--{name}", type=kind, metavar="X", help=f"{meaning} (default {default:g})"
-        )
+    for name, default in DEFAULTS.items():
+        words = f"{default.meaning} (default {default.value:g})"
+        parser.add_argument(f"--{name}", type=default.parse, metavar="X", help=words)
     parser.add_argument(
         "--interval", type=positive, metavar="SECONDS",
         help="training between checkpoints (default: the best interval of each way)",
@@ -148,17 +223,7 @@ def recoveries_of(values: Mapping[str, float]) -> tuple[Recovery, ...]:
     )  # fmt: skip
 
 
-def _with_cluster(overrides: Sequence[str]) -> list[str]:
-    """Choose the cluster of Llama 3's kind of node if the command line chooses none."""
-    chosen = any(word.startswith(("cluster=", "experiment=")) for word in overrides)
-    return [*overrides] if chosen else ["cluster=h100_8", *overrides]
-
-
-def _names_model(overrides: Sequence[str]) -> bool:
-    return any(word.startswith(("model=", "experiment=")) for word in overrides)
-
-
-def _planned(config: RunConfig) -> tuple[Assumptions, int]:
+def _planned(config: RunConfig) -> tuple[Assumed, int]:
     """Return step and stall as the planner predicts them, and the number of nodes.
 
     The stall remains an estimate if the planner predicts none: it knows storage, but not copies.
@@ -183,9 +248,9 @@ def _planned(config: RunConfig) -> tuple[Assumptions, int]:
 
 
 def _failures(options: argparse.Namespace, config: RunConfig) -> tuple[float, str]:
-    """Return the failures per node-day, and their source."""
     if options.failures is not None:
-        return options.failures
+        rate: tuple[float, str] = options.failures
+        return rate
     if options.mtbf is not None:
         return 24 / options.mtbf, "--mtbf"
     operation = config.cluster.operation
@@ -193,17 +258,6 @@ def _failures(options: argparse.Namespace, config: RunConfig) -> tuple[float, st
         source = f"cluster {config.cluster.name}: {operation.source.strip()}"
         return 24 / operation.node_hours_per_failure, source
     return RATES["llama3"], f"llama3, because cluster {config.cluster.name} gives no rate"
-
-
-def _write_json(target: str, assumed: Assumptions, outcomes: Sequence[Outcome]) -> None:
-    """Write assumptions and results to a file, or to standard output for `-`."""
-    named = {name: {"value": value, "source": source} for name, (value, source) in assumed.items()}
-    results = [outcome_json(outcome) for outcome in outcomes]
-    text = json.dumps({"assumptions": named, "results": results}, indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        Path(target).write_text(text, encoding="utf-8")
 
 
 def _chart_file(text: str) -> Path:
@@ -228,15 +282,132 @@ def _rate(text: str) -> tuple[float, str]:
         raise argparse.ArgumentTypeError(f"{text}: not a number, nor {', '.join(RATES)}") from None
 
 
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of 0 or more")
-    return value
+def compare(
+    recoveries: Sequence[Recovery],
+    node_counts: Sequence[int],
+    failures_per_node_day: float,
+    step: float,
+    *,
+    interval: float | None = None,
+    seed: int = 0,
+) -> list[Outcome]:
+    """Simulate every way to recover on every number of nodes.
+
+    Args:
+        failures_per_node_day: failures that interrupt a run, per node-day.
+        step: seconds of a step, on any number of nodes.
+        interval: seconds of training between checkpoints; None = the best interval of each.
+
+    Raises:
+        ConfigError: failures are so frequent that a run would hardly ever train.
+    """
+    outcomes: list[Outcome] = []
+    for nodes in node_counts:
+        mtbf = job_mtbf(failures_per_node_day, nodes)
+        longest = max(max(way.seconds, way.fallback_seconds) for way in recoveries)
+        if longest > LONGEST_RECOVERY * mtbf:
+            raise ConfigError(
+                "nodes", f"{nodes}, on which a failure comes every {mtbf:.3g} s",
+                f"at least {longest / LONGEST_RECOVERY:.3g} s between failures: recoveries take up "
+                f"to {longest:g} s, and the next failure would interrupt nearly all of them",
+                "choose fewer nodes, a lower rate of failures, or faster recoveries",
+            )  # fmt: skip
+        for recovery in recoveries:
+            if interval is None:
+                found = curve(recovery, mtbf, step, seed)
+                steps, shares = max(found, key=lambda point: point[1].effective)
+            else:
+                steps = steps_of(interval, step)
+                shares = simulate(recovery, mtbf, step, steps, seed)
+            taken, formulas = steps * step, optima(recovery, mtbf)
+            share = daly_share(recovery, mtbf, taken)
+            outcomes.append(Outcome(recovery, nodes, mtbf, taken, *formulas, shares, share))
+    return outcomes
 
 
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
-    return value
+def _assumptions_table(assumed: Assumed) -> Table:
+    table = plain_table("Assumptions", ["option", "value", "meaning", "source"])
+    for name, (value, source) in assumed.items():
+        meaning = DEFAULTS[name].meaning if name in DEFAULTS else "failures per node-day"
+        table.add_row(f"--{name}", f"{value:.5g}", meaning, source)
+    return table
+
+
+def _outcomes_table(outcomes: Sequence[Outcome], devices_per_node: int) -> Table:
+    columns = ["nodes", "devices", "failure every", "recovery", "effective time", "Daly's model"]
+    columns += ["stalls", "repeated", "recovering", "interval", "Young", "Daly"]
+    table = plain_table("Effective training time", columns)
+    table.caption = "interval: training between two checkpoints; Young, Daly: their optima of it"
+    nodes = 0
+    for found in outcomes:
+        job = ("", "", "")
+        if found.nodes != nodes:
+            table.add_section()
+            nodes = found.nodes
+            every = format_seconds(found.mtbf) if math.isfinite(found.mtbf) else "never"
+            job = (f"{nodes:,}", f"{nodes * devices_per_node:,}", every)
+        shares = found.shares
+        table.add_row(
+            *job,
+            found.recovery.name,
+            f"{found.of_all_nodes:.4f}",
+            "" if found.formula is None else f"{found.formula:.4f}",
+            *(f"{share:.2%}" for share in (shares.stalled, shares.repeated, shares.recovering)),
+            *(f"{seconds:.0f} s" for seconds in (found.interval, found.young, found.daly)),
+        )
+    return table
+
+
+def _outcome_json(found: Outcome) -> dict[str, Any]:
+    """Return an outcome as plain values; times in seconds, and null for an infinite time."""
+    return {
+        "nodes": found.nodes,
+        "recovery": found.recovery.name,
+        "effective": found.of_all_nodes,
+        "daly_model": found.formula,
+        "mtbf_seconds": found.mtbf if math.isfinite(found.mtbf) else None,
+        "interval_seconds": found.interval,
+        "young_seconds": found.young,
+        "daly_seconds": found.daly,
+        "spares": found.recovery.spares,
+        "shares": asdict(found.shares),
+    }
+
+
+def draw(outcomes: Sequence[Outcome], step: float, seed: int = 0) -> Any:
+    """Draw the effective time over the number of nodes, and over the interval of checkpoints.
+
+    The second panel is of the largest number of nodes. Its vertical lines are Young's and Daly's
+    interval of the first way to recover.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure((10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    largest = max(found.nodes for found in outcomes)
+    last = [found for found in outcomes if found.nodes == largest]
+    for found, colour in zip(last, COLOURS, strict=True):
+        same = [other for other in outcomes if other.recovery == found.recovery]
+        effective = [other.of_all_nodes for other in same]
+        left.plot(
+            [other.nodes for other in same], effective, "o-", color=colour,
+            label=found.recovery.name,
+        )  # fmt: skip
+        points = list(curve(found.recovery, found.mtbf, step, seed))
+        idle = found.of_all_nodes / found.shares.effective if found.shares.effective else 1.0
+        shares = [point.effective * idle for _, point in points]
+        right.plot([steps * step for steps, _ in points], shares, ".-", color=colour)
+    for name, interval, style in (("Young", last[0].young, "--"), ("Daly", last[0].daly, ":")):
+        label = f"{name}, {last[0].recovery.name}: {interval:.1f} s"
+        right.axvline(interval, linestyle=style, color=OPTIMA_COLOUR, label=label)
+    left.set_xlabel("nodes")
+    right.set_xlabel(f"seconds between checkpoints, on {largest:,} nodes")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter("")  # labels between powers of 10 would overlap
+        axes.set_ylabel("effective training time")
+        axes.grid(color="#76839055")
+        axes.legend(frameon=False)
+    counts = sorted({found.nodes for found in outcomes})
+    left.set_xticks(counts, list(map(str, counts)))
+    return figure

@@ -15,6 +15,11 @@ SECTIONS = {"engine": "planner.engine"}
 """Sections of the groups that are not named after their section."""
 
 
+def key_of(override: str) -> str:
+    """Return the key of an override."""
+    return override.partition("=")[0].lstrip("+~")
+
+
 def section_of(group: str) -> str:
     """Return the section of the configuration whose keys the files of a group set."""
     return SECTIONS.get(group, group)
@@ -37,10 +42,6 @@ def file_values(group: str, name: str) -> dict[str, Any]:
 
     Interpolations stay unresolved, except in the names of the files that it extends. Files of other
     groups, which an experiment chooses, are not read.
-
-    Args:
-        group: folder of the file.
-        name: name of the file without `.yaml`.
     """
     content = OmegaConf.to_container(OmegaConf.load(conf_file(group, name)))
     assert isinstance(content, dict)
@@ -84,12 +85,7 @@ def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield pairs of dotted key and value, such as ("model.layers", 4).
-
-    Args:
-        values: nested values; an empty dictionary counts as a value.
-        prefix: beginning of all keys.
-    """
+    """Yield dotted key and value, such as ("model.layers", 4); an empty dictionary is a value."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:

@@ -66,14 +66,7 @@ _WITHOUT_SECTION = {
 
 
 def help_text(topics: Sequence[str] = ()) -> str:
-    """Return the page of some topics, or the short page if there are none.
-
-    Args:
-        topics: keys, groups or sections, such as `checkpoint.keep` and `data`; or `all`.
-
-    Raises:
-        ConfigError: there is no such key or group.
-    """
+    """Return the page of topics such as `checkpoint.keep`, `data` or `all`, or the short page."""
     known = {key: (key, kind, doc) for key, kind, doc in keys()}
     names, defaults, lines = [_current(topic, known) for topic in topics], compose([]), [_USAGE]
     in_full = "all" in names
@@ -138,7 +131,6 @@ def _sections(section: type[Section] = RunConfig, prefix: str = "") -> dict[str,
 
 
 def _groups(known: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each section of keys and for the groups without a section."""
     yield "groups: --help GROUP describes the keys; GROUP=FILE takes the values of a file of conf/"
     for name, text in _sections().items():
         if "." not in name:
@@ -150,10 +142,8 @@ def _groups(known: Iterable[str]) -> Iterator[str]:
 def _page(section: str, defaults: Mapping[str, Any], *, in_full: bool) -> Iterator[str]:
     """Yield the descriptions of a section, of its choices, and of the keys in it and below it.
 
-    Args:
-        section: dotted name; the empty string stands for the keys without a section.
-        defaults: values of the keys.
-        in_full: whether to yield all sentences of each key, not only the first one.
+    The name "" stands for the keys without a section. `in_full`: all sentences of each key, not
+    only the first one.
     """
     sections = _sections()
     for name in (section, *(name for name in sections if name.startswith(f"{section}."))):

@@ -27,17 +27,14 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from frontier_llm.checkpoint.discovery import Checkpoint, find
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
-from frontier_llm.checkpoint.file_headers import check_headers
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import Unreadable, chunk_ranges
-from frontier_llm.checkpoint.read_ahead import ReadAhead
+from frontier_llm.checkpoint.range_reader import ReadAhead, Unreadable, chunk_ranges
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.console import table_of_numbers, wide_console
 from frontier_llm.cli.options import check_writable, path, saved, tool_parser
-from frontier_llm.cli.plain_table import table_of_numbers
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -109,7 +106,8 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
     config = _config_of(checkpoint)
     facts = Table(box=None, show_header=False, pad_edge=False)
     for name, value in _facts(checkpoint, config).items():
-        facts.add_row(name, Text(_printable(value)))
+        # a terminal would obey other characters
+        facts.add_row(name, Text("".join(c if c.isprintable() else "?" for c in value)))
     console.print(facts)
     columns = ("count", "shape", "boxes", "ranges", "size")
     table = table_of_numbers("tensor", columns, left=("shape",))
@@ -160,13 +158,7 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
 
 
 def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> int:
-    """Print statistics of the values of each state; return the exit code.
-
-    Args:
-        checkpoint: a checkpoint of any layout.
-        console: where to print.
-        each: whether to print one row per tensor instead of one per kind of layer.
-    """
+    """Print statistics by kind of layer, or of `each` tensor; return the exit code."""
     row_of = str if each else _name_for_all_layers
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("reading", total=checkpoint.manifest.size)
@@ -217,13 +209,7 @@ def diff(first: Checkpoint, second: Checkpoint, console: Console) -> int:
 
 
 def _differences(first: Checkpoint, second: Checkpoint, name: str) -> list[tuple[str, str, str]]:
-    """Return the state, the number of elements and the largest difference of states that differ.
-
-    Args:
-        first: a checkpoint.
-        second: another checkpoint.
-        name: a tensor that both have.
-    """
+    """Return the state, the number of elements and the largest difference of states that differ."""
     shapes = [checkpoint.manifest.tensors[name].shape for checkpoint in (first, second)]
     if shapes[0] != shapes[1]:
         return [("", f"shape {list(shapes[0])} and {list(shapes[1])}", "")]
@@ -250,7 +236,6 @@ def _config_of(checkpoint: Checkpoint) -> RunConfig | None:
 
 
 def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
-    """Return what a checkpoint says about its run, by name."""
     manifest, meta = checkpoint.manifest, dict(checkpoint.manifest.meta)
     progress, scale = meta.pop("progress", None), meta.pop("loss_scale", None)
     samples: object = progress.get("samples") if isinstance(progress, dict) else None
@@ -273,11 +258,6 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
     facts |= {name: value for name, value in meta.items() if name not in ("config", "start")}
     shown = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
     return {name: str(value) for name, value in shown.items() if value is not None}
-
-
-def _printable(text: str) -> str:
-    """Replace characters that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _rows(checkpoint: Checkpoint, config: RunConfig | None) -> dict[tuple[str, ...], list[int]]:

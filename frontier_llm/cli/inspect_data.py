@@ -24,7 +24,7 @@ from frontier_llm.config.reading import SENTINELS
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
-from frontier_llm.data.corpus_check import find_damage
+from frontier_llm.data.corpus_manifest import find_damage
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
@@ -73,15 +73,12 @@ class View:
             self._schedule = initial_schedule(corpora, config.trainer.seed)
             if train and (history := blend_of(run)):
                 self._schedule = self._schedule.with_history(history)
-        if train:
-            self._set_lengths(run)
-
-    def _set_lengths(self, run: Path) -> None:
-        """Set the lengths that the samples of the run have had."""
-        tokens = window_tokens(self._corpora.config)
-        segments = lengths_of(run) or [LengthSegment(0, tokens, keeps_all=True)]
+        if not train:
+            return
+        # the lengths that the samples of the run have had
+        segments = lengths_of(run) or [LengthSegment(0, window_tokens(config.data), keeps_all=True)]
         if self._schedule:
-            by_name = dict(zip(self._corpora.names, self._samples, strict=True))
+            by_name = dict(zip(corpora.names, self._samples, strict=True))
             set_lengths(by_name, self._schedule, segments)
         else:
             self._samples[0].set_lengths(segments)

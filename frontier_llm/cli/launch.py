@@ -30,28 +30,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose, fitted, groups
-from frontier_llm.cli.group_files import file_choices
+from frontier_llm.cli.compose import compose, configured, fitted, groups
+from frontier_llm.cli.group_files import file_choices, key_of
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
     check_qsub_options,
     check_sbatch_options,
     check_words,
     is_override,
-    length_of_chain,
     time_limit,
     with_joined_values,
 )
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
-from frontier_llm.cli.smaller_runs import check_run
-from frontier_llm.cli.sweep_file import key_of
-from frontier_llm.cli.unused_keys import configured
+from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.scaling import with_grown_batch
+from frontier_llm.planner.search import with_grown_batch
 from frontier_llm.units import counted
 
 PBS = ".pbs"
@@ -78,9 +75,7 @@ class Job:
     chain: int
     """Number of jobs that run one after the other; each resumes where the previous one stopped."""
     options: tuple[str, ...]
-    """Options of sbatch or qsub from the command line."""
     overrides: tuple[str, ...]
-    """Overrides of the configuration from the command line."""
     checked: tuple[str, ...] = ()
     """Lines about what was checked and predicted."""
 
@@ -161,13 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
-    """Return the checked jobs of a command line, and whether to submit them.
-
-    Raises:
-        ConfigError: the configuration is invalid on the number of ranks of a job, the length of the
-            chain is no number, `--scaling` lacks its curve or `planner.nodes`, or a word is neither
-            an override nor an option.
-    """
+    """Return the checked jobs of a command line, and whether to submit them."""
     arguments = with_joined_values(arguments)
     check_words(arguments)
     chains = [argument for argument in arguments if argument.startswith("--chain=")]
@@ -175,19 +164,20 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Job], bool]:
     rest = [argument for argument in arguments if argument not in ("--submit", *chains, *curves)]
     overrides = [argument for argument in rest if is_override(argument)]
     options = [argument for argument in rest if not is_override(argument)]
-    length = length_of_chain(chains)
+    length = chains[-1].removeprefix("--chain=") if chains else "1"
+    if not length.isdecimal() or int(length) < 1:
+        raise ConfigError("--chain", length, "a number of jobs", "write --chain=8 for eight jobs")
     points = _points(curves[-1].removeprefix("--scaling="), overrides) if curves else [[]]
     submit = "--submit" in arguments
     jobs = []
     for point in points:
         replaced = set(map(key_of, point))
         words = [*(word for word in overrides if key_of(word) not in replaced), *point]
-        jobs.append(_checked_job(length, options, words, submit=submit))
+        jobs.append(_checked_job(int(length), options, words, submit=submit))
     return jobs, submit
 
 
 def _points(curve: str, overrides: Sequence[str]) -> list[list[str]]:
-    """Return the additional overrides of each job of a scaling curve."""
     if curve not in CURVES:
         raise ConfigError(
             "--scaling", curve, " or ".join(CURVES), "write --scaling=weak or --scaling=strong"
@@ -256,11 +246,7 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
 
 
 def _check_cluster(name: str, overrides: Sequence[str]) -> None:
-    """Refuse the cluster that follows from a login node without a GPU.
-
-    Raises:
-        ConfigError: neither the command line nor its experiment names this cluster.
-    """
+    """Refuse the cluster that follows from a login node without a GPU."""
     given = dict(override.split("=", 1) for override in overrides if "=" in override)
     experiment = given.get("experiment")
     of_experiment = file_choices("experiment", experiment) if experiment else {}
@@ -273,11 +259,7 @@ def _check_cluster(name: str, overrides: Sequence[str]) -> None:
 
 
 def _script(cluster: str, kind: str) -> str:
-    """Return the job script of a cluster, relative to the working folder if it is below.
-
-    Raises:
-        ConfigError: there is none for this site, and the one of other sites is for CUDA.
-    """
+    """Return the job script of a cluster, relative to the working folder if it is below."""
     site = cluster.partition("_")[0]
     names = [f"{site}.sbatch", f"{site}{PBS}", *([] if kind == "hip" else [OTHER_SITES])]
     path = next((SCRIPTS / name for name in names if (SCRIPTS / name).exists()), None)
@@ -297,12 +279,8 @@ def _with_variables(
     """Return options that also export the variables that the job needs, if any.
 
     The job script finds the files that it sources in `scripts` of the working folder, unless
-    SCRIPTS_VARIABLE names another folder.
-
-    Args:
-        options: options of the command line, which may export other variables.
-        option: beginning of the option that exports a list of variables; the last one counts.
-        without_option: the list if there is no such option.
+    SCRIPTS_VARIABLE names another folder. `option` is the beginning of the option that exports a
+    list of variables, of which the last one counts, and `without_option` the list without it.
     """
     variables = {}
     if Path("scripts").resolve() != SCRIPTS:
@@ -319,11 +297,7 @@ def _with_variables(
 
 
 def _submit(job: Job) -> None:
-    """Submit the job.
-
-    Raises:
-        LaunchError: there is no sbatch or qsub on this machine, or it refused the job.
-    """
+    """Submit the job."""
     program = job.command[0]
     try:
         done = subprocess.run(job.command, check=False)

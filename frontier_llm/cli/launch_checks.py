@@ -71,17 +71,11 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
 def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, str]:
     """Check that a job may write to its run directory, and resume the run in it.
 
-    Args:
-        candidate: the layout of the job.
-        is_given: whether the command line names the directory. Otherwise the job script makes a new
-            one below `runs`.
+    Without a directory on the command line (`is_given`), the job script makes one below `runs`.
 
     Returns:
         The step from which the run resumes, or 0, and what is wrong and what to do if the
         checkpoints do not fit on the file system, or two empty texts.
-
-    Raises:
-        ConfigError: the directory cannot be written, or its run cannot be resumed like this.
     """
     config = candidate.config
     folder = Path(config.run.dir if is_given else "runs").absolute()
@@ -112,15 +106,10 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, st
 def forecast(
     candidate: Candidate, limit: TimeLimit | None, *, done: int, chain: int, stops: bool
 ) -> tuple[str, ConfigError | None]:
-    """Predict the speed of a job, and how many steps fit in its time limit.
+    """Predict the speed of a job, and how many steps fit in its time limit (None: not known).
 
-    Args:
-        candidate: the layout of the job.
-        limit: the time limit of each job; None: it is not known.
-        done: steps that the run has made before.
-        chain: number of jobs that run one after the other.
-        stops: whether the run saves a checkpoint and stops before the limit, as it does under
-            Slurm. Otherwise the steps after its last regular checkpoint are lost.
+    A run that `stops` saves a checkpoint before the limit, as it does under Slurm. Otherwise the
+    steps after its last regular checkpoint are lost.
 
     Returns:
         Lines for the user, and an error if the job would end before it saves anything.
@@ -153,7 +142,11 @@ def forecast(
     if saved == 0:
         why = " (checkpoint=off)" if not saves else "" if stops else " (checkpoint.every_steps)"
         work = counted(interval, "step") + why
-        return speed, _too_short(limit, START_SECONDS + stop + interval * seconds, work)
+        needed = math.ceil((START_SECONDS + stop + interval * seconds) / 60)
+        name, _, value = limit.text.partition("=")
+        time = f"{name}={needed // 60:02d}:{needed % 60:02d}:00"
+        wants = f"at least {time}, for the start, {work} and the end: otherwise nothing is saved"
+        return speed, ConfigError(name, value, wants, f"request more time, for example {time}")
     jobs = -(-left // saved)
     text = f"{steps}: all take {jobs} jobs, because {limit.text} has time for {saved}"
     return speed + text + (f" (--chain={jobs})" if stops and chain < jobs else ""), None
@@ -177,11 +170,3 @@ def _speed(found: Estimate) -> str:
 def _about(seconds: float) -> str:
     """Return a predicted time, with two significant digits up to an hour."""
     return format_seconds(float(format_figure(seconds)) if seconds < 3600 else seconds)
-
-
-def _too_short(limit: TimeLimit, needed: float, work: str) -> ConfigError:
-    hours, minutes = divmod(math.ceil(needed / 60), 60)
-    name, _, value = limit.text.partition("=")
-    time = f"{name}={hours:02d}:{minutes:02d}:00"
-    wants = f"at least {time}, for the start, {work} and the end: otherwise nothing is saved"
-    return ConfigError(name, value, wants, f"request more time, for example {time}")

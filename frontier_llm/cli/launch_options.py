@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.sweep_file import key_of
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.config.decode import keys
 from frontier_llm.errors import ConfigError
 
@@ -66,9 +66,6 @@ def time_limit(
     """Return the time limit of a job; None if only its queue or partition has one.
 
     Options of sbatch replace its environment variables, and these the directives of the script.
-
-    Raises:
-        ConfigError: sbatch or qsub would not accept the value.
     """
     line = " ".join(options)
     if script.suffix == ".pbs":
@@ -89,11 +86,7 @@ def time_limit(
 
 
 def seconds_of(text: str, system: Literal["slurm", "pbs"]) -> float:
-    """Return a time limit in seconds; infinity for no limit.
-
-    Raises:
-        ConfigError: the text is in none of the formats of the manual pages of sbatch or qsub.
-    """
+    """Return a time limit in seconds, of any format of sbatch or qsub; infinity for no limit."""
     days, dash, clock = text.rpartition("-")
     numbers = [days, *clock.split(":")] if dash else clock.split(":")
     is_legal = all(number.isdecimal() for number in numbers) and len(numbers) <= 3 + bool(dash)
@@ -112,21 +105,10 @@ def seconds_of(text: str, system: Literal["slurm", "pbs"]) -> float:
     return seconds or math.inf
 
 
-def length_of_chain(chains: Sequence[str]) -> int:
-    """Return the number of jobs of the last `--chain=N`; 1 without one."""
-    text = chains[-1].removeprefix("--chain=") if chains else "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError("--chain", text, "a number of jobs", "write --chain=8 for eight jobs")
-    return int(text)
-
-
 def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spares: int) -> None:
     """Refuse options that contradict `resources`, those of the configuration, or make an array.
 
     The number of nodes may include `spares`, which wait for the loss of another node.
-
-    Raises:
-        ConfigError: an option asks for another number, or for an array of jobs.
     """
     own = dict(word.split("=") for word in resources)
     own["--gres"] = own["--gpus-per-node"]
@@ -143,11 +125,7 @@ def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spare
 
 
 def check_qsub_options(options: Sequence[str], resources: Sequence[str]) -> None:
-    """Refuse options that qsub lacks or understands otherwise, or that contradict `resources`.
-
-    Raises:
-        ConfigError: an option is one of Slurm, or sets the nodes.
-    """
+    """Refuse options that qsub lacks or understands otherwise, or that contradict `resources`."""
     for name, value, text in _named(options):
         for part in value.split(",") if name == "-l" else ():
             if re.match("(select|nodes|place)=", part) and f"-l{part}" not in resources:
@@ -195,12 +173,7 @@ def with_joined_values(arguments: Sequence[str]) -> list[str]:
 
 
 def check_words(arguments: Sequence[str]) -> None:
-    """Refuse mistyped options, and words that sbatch would take for the job script.
-
-    Raises:
-        ConfigError: a word is no override, no option and not the value of the preceding option, or
-            it is almost an option of this command.
-    """
+    """Refuse mistyped options, and words that sbatch would take for the job script."""
     for word in arguments:
         _check_spelling(word)
     for before, word in pairwise(["", *arguments]):

@@ -45,7 +45,10 @@ def cluster_of_this_machine() -> str:
     devices = visible_devices()
     if devices is None:
         return WITHOUT_GPU
-    sections = {name: file_values("cluster", name) for name in _names()}
+    # the user's files come first
+    files = [file for folder in conf_folders() for file in sorted(folder.glob("cluster/*.yaml"))]
+    names = [name for name in dict.fromkeys(f.stem for f in files) if name not in OF_THIS_MACHINE]
+    sections = {name: file_values("cluster", name) for name in names}
     fitting = [name for name, values in sections.items() if _describes(values["device"], devices)]
     per_node = max(devices.count, world.ranks_per_node if (world := _world()) else 0)
     site = os.environ.get("SLURM_CLUSTER_NAME", "").lower()
@@ -68,12 +71,6 @@ def cluster_of_this_machine() -> str:
         )
     print(f"{'cluster':<11}{text}", file=sys.stderr)
     return fitting[0] if fitting else UNKNOWN_GPU
-
-
-def _names() -> list[str]:
-    """Return the names of the cluster files that describe one machine, the user's first."""
-    files = [file for folder in conf_folders() for file in sorted(folder.glob("cluster/*.yaml"))]
-    return [name for name in dict.fromkeys(f.stem for f in files) if name not in OF_THIS_MACHINE]
 
 
 def _describes(device: dict[str, Any], visible: VisibleDevices) -> bool:
@@ -99,11 +96,7 @@ def limit_memory(cluster: Any) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Refuse to train on other devices than those of the cluster file, whose memory is checked.
-
-    Raises:
-        ConfigError: the devices of this machine are of another kind.
-    """
+    """Refuse to train on other devices than those of the cluster file, whose memory is checked."""
     devices, wanted = visible_devices(), config.cluster.device.kind
     kind = devices.kind if devices else "cpu"
     if kind != wanted:
@@ -169,7 +162,6 @@ def _number(root: DictConfig, key: str) -> int:
 
 
 def _of_device(key: str) -> str | float:
-    """Return a property of the visible GPU; without one, that of a typical GPU."""
     devices = visible_devices() or VisibleDevices("cuda", "GPU", 16.0, 1)
     value: str | float = getattr(devices, key)
     return round(value, 2) if isinstance(value, float) else value

@@ -4,8 +4,8 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
+from typing import NamedTuple
 
 from frontier_llm import __version__
 from frontier_llm.cli.options import THE_LINE, path, refuse_search, run_command
@@ -14,14 +14,11 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.launch.user_folders import redirect_libraries
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of the program."""
+class Command(NamedTuple):
+    """A module of frontier_llm/cli whose `main(arguments)` returns the exit code, and its help."""
 
     module: str
-    """Name of the module of frontier_llm/cli whose `main(arguments)` returns the exit code."""
     summary: str
-    """The line of `frontier-llm --help`."""
 
 
 COMMANDS = {
@@ -47,11 +44,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code of the process.
-
-    Args:
-        arguments: the command's name and its arguments; None stands for those of this process.
-    """
+    """Run the command of this process or of `arguments`; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     return run_command(lambda: _dispatch(given))
 
@@ -67,7 +60,9 @@ def _dispatch(given: Sequence[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        raise _unknown(name)
+        similar = difflib.get_close_matches(name, COMMANDS, n=1)
+        todo = f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help"
+        raise ConfigError(THE_LINE, name, "a command: " + ", ".join(COMMANDS), todo)
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
     redirect_libraries(os.environ)
@@ -79,9 +74,6 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
     """Remove `--conf-dir DIR` from the arguments, wherever it is; return the other arguments.
 
     DIR is stored in an environment variable, which child processes inherit.
-
-    Raises:
-        ConfigError: DIR is not a directory.
     """
     rest: list[str] = []
     words = iter(given)
@@ -99,14 +91,10 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
 
 
 def _check_conf_dir(source: str, folder: str) -> None:
-    """Refuse a folder that does not exist; `source` is the option or variable that names it."""
     if not folder or not path(folder).is_dir():
-        raise ConfigError(
-            source,
-            folder or "nothing",
-            "a directory with groups as in conf/, such as DIR/experiment/mine.yaml",
-            f"give {CONF_DIR_OPTION} a directory that exists",
-        )
+        wants = "a directory with groups as in conf/, such as DIR/experiment/mine.yaml"
+        todo = f"give {CONF_DIR_OPTION} a directory that exists"
+        raise ConfigError(source, folder or "nothing", wants, todo)
 
 
 def _help() -> str:
@@ -128,14 +116,4 @@ def _help() -> str:
             "                  files of the program that have the same name",
             "  --version       print the version",
         ]
-    )
-
-
-def _unknown(name: str) -> ConfigError:
-    similar = difflib.get_close_matches(name, COMMANDS, n=1)
-    return ConfigError(
-        THE_LINE,
-        name,
-        "a command: " + ", ".join(COMMANDS),
-        f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help",
     )

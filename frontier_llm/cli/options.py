@@ -1,13 +1,14 @@
-"""Define the options that commands and benchmarks share, and the types of their values."""
+"""Define the options that commands share, and the types of their values."""
 
 import argparse
 import difflib
+import json
 import math
 import os
 import select
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,8 +74,26 @@ def new_file(text: str) -> Path:
 
 
 def json_file(text: str) -> str:
-    """Parse the value of an option: a file that can be written, or `-` for standard output."""
+    """Parse the value of `--json`: a file that can be written, or - for standard output."""
     return text if text == "-" else str(new_file(text))
+
+
+def write_json(target: str, values: Any, option: str = "FILE") -> None:
+    """Write values to the file of an option, or to standard output for `-`."""
+    text = json.dumps(values, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(Path(target), text, option)
+
+
+def write_text(path: Path, text: str, option: str = "FILE") -> None:
+    """Write the file of an option; refuse one that cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        wants = f"a file that can be written ({error.strerror})"
+        raise ConfigError(option, path, wants, "name another file") from None
 
 
 def check_writable(key: str, folder: Path) -> Path:
@@ -97,8 +116,9 @@ def folder(text: str) -> Path:
     """Parse the value of an option: a folder that exists."""
     found = path(text)
     if not found.is_dir():
-        similar = [] if found.exists() else _similar(found)
-        todo = f"did you mean {similar[0]}?" if similar else "correct the path"
+        similar = difflib.get_close_matches(found.name, _names(found.parent), n=1)
+        is_absent = similar and not found.exists()
+        todo = f"did you mean {found.parent / similar[0]}?" if is_absent else "correct the path"
         if text.startswith("run.dir="):
             todo = f"drop run.dir=, write {text.partition('=')[2]}"
         raise ConfigError(THE_LINE, text, "a folder that exists", todo)
@@ -145,11 +165,6 @@ def folder_of_one(text: str) -> Path:
     return found
 
 
-def _similar(path: Path) -> list[Path]:
-    names = difflib.get_close_matches(path.name, _names(path.parent), n=1)
-    return [path.parent / name for name in names]
-
-
 def _names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
@@ -162,19 +177,12 @@ class Parser(argparse.ArgumentParser):
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         self._refuse(ConfigError(THE_LINE, message, usage, f"see {self.prog} --help"))
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse the arguments as the base class does."""
-        try:
-            return super().parse_known_args(args, namespace)
-        except ConfigError as error:  # of the parser of a value
-            self._refuse(error)
-
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
             return super()._get_value(action, arg_string)
         except ConfigError as error:  # of a parser of values, which does not know its option
             name = next(iter(action.option_strings), action.metavar or action.dest)
-            raise ConfigError(str(name), error.got, error.wants, error.todo) from None
+            self._refuse(ConfigError(str(name), error.got, error.wants, error.todo))
 
     def _refuse(self, error: ConfigError) -> NoReturn:
         self.exit(error.exit_code, f"{error}\n")
@@ -185,60 +193,10 @@ def tool_parser(doc: str | None) -> Parser:
     return Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def bench_parser(
-    doc: str | None, *, rounds: int | None = None, folder_for: str = "", quick: str = ""
-) -> argparse.ArgumentParser:
-    """Return a parser for a benchmark, with `--json` and the common options that it has.
-
-    Args:
-        doc: docstring of the module.
-        rounds: default of `--rounds`; None leaves the option out.
-        folder_for: purpose of `--folder`; the empty string leaves the option out.
-        quick: effect of `--quick`; the empty string leaves the option out.
-    """
-    parser = tool_parser(doc)
-    if quick:
-        parser.add_argument("--quick", action="store_true", help=f"{quick}: a smoke test")
-    if rounds:
-        parser.add_argument(
-            "--rounds", type=at_least(1), default=rounds, metavar="N",
-            help="repetitions of each measurement; the median counts (default %(default)s)",
-        )  # fmt: skip
-    if folder_for:
-        parser.add_argument(
-            "--folder",
-            type=folder,
-            metavar="DIR",
-            help=f"{folder_for} (default: the system's temporary folder)",
-        )
-    parser.add_argument(
-        "--json", type=new_file, metavar="FILE", help="also write all results to this file"
-    )
-    return parser
-
-
-def parse_bench(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, quick: Mapping[str, Any]
-) -> argparse.Namespace:
-    """Parse the command line of a benchmark.
-
-    Args:
-        parser: the parser of the benchmark.
-        arguments: the command line; None: the command line of this process.
-        quick: defaults of options under `--quick`; values on the command line replace them.
-    """
-    if parser.parse_known_args(arguments)[0].quick:
-        parser.set_defaults(**quick)
-    return parser.parse_args(arguments)
-
-
 def refuse_search(command: str, arguments: Sequence[str]) -> None:
     """Refuse `sweep=NAME` in a command without a search, because it would ignore the axes.
 
     A trial is an exception: its command line contains the name of its search.
-
-    Raises:
-        ConfigError: the command is not a sweep and chooses a file of conf/sweep.
     """
     names = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep=")]
     is_search = command == "sweep" or MULTIRUN & set(arguments) or TRIAL_VARIABLE in os.environ

@@ -4,6 +4,7 @@ A checkout has both folders next to the package. An installed wheel has them ins
 """
 
 import os
+import re
 from pathlib import Path
 
 import frontier_llm
@@ -38,25 +39,27 @@ def conf_file(group: str, name: str) -> Path:
     return next((file for file in files if file.exists()), files[-1])
 
 
-def new_conf_file(group: str, name: str, option: str) -> Path:
-    """Return the path under which a command writes a new configuration file.
+def new_conf_file(group: str, name: str, option: str, mark: str, wants: str) -> Path:
+    """Return the path under which a command writes a configuration file; make its folder.
 
     Args:
-        group: folder of the file, such as `experiment`; it is created if absent.
-        name: name of the file without `.yaml`.
         option: option of the command that asks for the file; the error message names it.
+        mark: words of the files that the command has written and may replace.
+        wants: names that are accepted.
 
     Raises:
-        ConfigError: the program is installed and no `--conf-dir` is given. An upgrade would remove
-            a file that was written into the installation.
+        ConfigError: the name is not valid or belongs to another file. Or the program is installed
+            without `--conf-dir`: an upgrade would remove what was written into the installation.
     """
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise ConfigError(option, name, wants, "choose another name")
     folder = conf_folders()[0]
     if folder.is_relative_to(_PACKAGE):
-        raise ConfigError(
-            option,
-            f"{name}, without {CONF_DIR_OPTION}",
-            "a configuration directory of yours: this program is installed, not a checkout",
-            f"write frontier-llm {CONF_DIR_OPTION} DIR ..., where DIR is an existing directory",
-        )
+        wants = "a configuration directory of yours: this program is installed, not a checkout"
+        todo = f"write frontier-llm {CONF_DIR_OPTION} DIR ..., where DIR is an existing directory"
+        raise ConfigError(option, f"{name}, without {CONF_DIR_OPTION}", wants, todo)
     (folder / group).mkdir(exist_ok=True)
-    return folder / group / f"{name}.yaml"
+    path = folder / group / f"{name}.yaml"
+    if path.exists() and mark not in path.read_text():
+        raise ConfigError(option, name, wants, "choose another name")
+    return path

@@ -1,10 +1,18 @@
-"""Compare predictions with a table of measured runs: `frontier-llm plan --table FILE.csv`."""
+"""Compare predictions with a table of measured runs: `frontier-llm plan --table FILE.csv`.
+
+The first line of the CSV file that does not begin with `#` names the columns. A column is a key
+(`model.hidden`), a group (`cluster`, `model`, `planner.engine`), `ranks`, or one of the measured
+quantities of planner/measured.py. `rounding` is the largest rounding error of the measured value,
+and `name` labels a row. A cell `1|2|4` stands for values of which the fastest is taken.
+"""
 
 import argparse
 import csv
-import json
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +20,27 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from frontier_llm.cli.delayed_progress import DelayedProgress
-from frontier_llm.cli.measured_table import read_table
-from frontier_llm.cli.plain_table import plain_table
+from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.console import DelayedProgress, plain_table
+from frontier_llm.cli.options import write_json, write_text
+from frontier_llm.config import decode
 from frontier_llm.config.cluster import ClusterConfig
+from frontier_llm.config.decode import keys, nearest
 from frontier_llm.errors import ConfigError
-from frontier_llm.planner.constants import changed_cluster
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import budget_bytes
-from frontier_llm.planner.measured import MeasuredRun, Prediction, errors, predict
-from frontier_llm.planner.measured_fit import Fitted, fit_cluster
+from frontier_llm.planner.measured import (
+    QUANTITIES,
+    Fitted,
+    MeasuredRun,
+    Prediction,
+    changed_cluster,
+    errors,
+    fit_cluster,
+    predict,
+)
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.search import Progress
 
 PRINTED = 40
 """Largest number of rows that are printed; the output file has all of them."""
@@ -36,7 +54,14 @@ def compare(options: argparse.Namespace, console: Console) -> int:
     out = options.out or path.with_name(f"{path.stem}.predicted.csv")
     with DelayedProgress(console) as progress:
         runs = read_table(path, options.overrides, progress)
-        predictions = _predict(runs, progress)
+        predictions = []
+        for index, run in enumerate(runs):
+            progress("predictions", index / len(runs))
+            try:
+                predictions.append(predict(run))
+            except ConfigError as error:
+                key = f"row {run.row}, {error.key}"
+                raise ConfigError(key, error.got, error.wants, error.todo) from None
     _print(predictions, console)
     write(out, predictions)
     console.print(f"written: {out}")
@@ -48,40 +73,19 @@ def compare(options: argparse.Namespace, console: Console) -> int:
 
 
 def write(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write every prediction as JSON if the file's name ends so, and otherwise as CSV.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write every prediction as JSON if the file's name ends so, and otherwise as CSV."""
     rows = [_values(prediction) for prediction in predictions]
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".json":
-                file.write(json.dumps(rows, indent=1) + "\n")
-            else:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
-    except OSError as error:
-        raise ConfigError(
-            "--out", path, f"a file that can be written ({error.strerror})", "name another file"
-        ) from None
-
-
-def _predict(runs: Sequence[MeasuredRun], progress: Progress) -> list[Prediction]:
-    predictions = []
-    for index, run in enumerate(runs):
-        progress("predictions", index / len(runs))
-        try:
-            predictions.append(predict(run))
-        except ConfigError as error:
-            key = f"row {run.row}, {error.key}"
-            raise ConfigError(key, error.got, error.wants, error.todo) from None
-    return predictions
+    if path.suffix == ".json":
+        write_json(str(path), rows, "--out")
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue(), "--out")
 
 
 def _values(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction as plain values, with the seconds of the parts of a step."""
     run, time = prediction.run, prediction.estimate.time
     return {
         "row": run.row,
@@ -188,3 +192,160 @@ def constants_yaml(cluster: ClusterConfig) -> str:
 
 def _rounded(value: float) -> float:
     return round(value, 3 - math.ceil(math.log10(value))) if value else 0.0
+
+
+RANKS, NAME, ROUNDING = "ranks", "name", "rounding"
+ENGINE = "planner.engine"
+GIVE_RANKS = (RANKS, "launch.ranks", "launch.nodes", "planner.nodes")
+"""Columns or overrides that give the number of ranks."""
+ALTERNATIVES = "|"
+"""Separates the values of a cell of which the fastest is taken."""
+OTHER_NAMES = {
+    "gpus": RANKS,
+    "gcds": RANKS,
+    "devices": RANKS,
+    "nodes": "planner.nodes",
+    "measured_tokens_per_second_per_gpu": "measured_tokens_per_second",
+}
+"""Columns of the tables of other programs, with the column of the same meaning."""
+Row = dict[str, str]
+
+
+def read_table(
+    path: Path, overrides: Sequence[str] = (), progress: Callable[[str, float], None] | None = None
+) -> list[MeasuredRun]:
+    """Read a table and resolve its rows; columns have precedence over the overrides of all rows.
+
+    Raises:
+        ConfigError: something in the table is wrong; the error names the row.
+    """
+    rows = _read(path)
+    quantity = _check_columns(path, list(rows[0]), overrides)
+    runs = []
+    for number, row in enumerate(rows, start=1):
+        if progress is not None:
+            progress("rows", number / len(rows))
+        runs.append(_run(f"{path.name}, row {number}", number, row, quantity, overrides))
+    return runs
+
+
+def _read(path: Path) -> list[Row]:
+    """Return the rows of a table, without comments and empty lines."""
+    try:
+        # utf-8-sig: spreadsheets write a mark before the first character
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        cells = list(csv.reader(line for line in lines if line.strip() and line[0] != "#"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        wants = f"a CSV file that can be read ({error})"
+        raise ConfigError("--table", path, wants, "name another file") from None
+    if len(cells) < 2:
+        wants = "a line that names the columns, and a line per run"
+        raise ConfigError("--table", path, wants, "add them")
+    columns, rows = [column.strip() for column in cells[0]], []
+    for number, row in enumerate(cells[1:], start=1):
+        where = f"{path.name}, row {number}"
+        if len(row) != len(columns):
+            wants = f"{len(columns)} cells, one per column"
+            todo = "add or remove cells; quote a cell that contains commas"
+            raise ConfigError(where, f"{len(row)} cells", wants, todo)
+        rows.append({column: cell.strip() for column, cell in zip(columns, row, strict=True)})
+        for column, cell in rows[-1].items():
+            if not cell:
+                todo = "fill it in; null stands for no value"
+                key, wants = f"{where}, {column}", "a value in every cell"
+                raise ConfigError(key, "an empty cell", wants, todo)
+    return rows
+
+
+def _check_columns(path: Path, columns: Sequence[str], overrides: Sequence[str]) -> str:
+    """Check the names of the columns; return the measured quantity."""
+    names = f"{path.name}, names of the columns"
+    known = {name for name, _, _ in keys()} | groups().keys()
+    known |= {RANKS, NAME, ROUNDING, ENGINE, *QUANTITIES}
+    for column in columns:
+        if column not in known:
+            similar = OTHER_NAMES.get(column) or nearest(column)
+            wants = f"keys of the configuration, {RANKS}, {NAME}, {ROUNDING} or "
+            todo = f"did you mean {similar}?" if similar else "correct or remove the column"
+            raise ConfigError(names, repr(column), wants + ", ".join(QUANTITIES), todo)
+    measured = [column for column in columns if column in QUANTITIES]
+    if len(measured) != 1:
+        got, wants = ", ".join(measured) or "no measured quantity", ", ".join(QUANTITIES)
+        todo = "keep or add one column with measured values"
+        raise ConfigError(names, got, f"exactly one of {wants}", todo)
+    given = {*columns, *(override.partition("=")[0] for override in overrides)}
+    if not given & {*GIVE_RANKS, "experiment"}:
+        wants = "one of the columns " + ", ".join(GIVE_RANKS)
+        raise ConfigError(names, "no number of ranks", wants, f"add a column {RANKS}")
+    return measured[0]
+
+
+def _run(where: str, number: int, row: Row, quantity: str, overrides: Sequence[str]) -> MeasuredRun:
+    measured = _number(f"{where}, {quantity}", row[quantity])
+    rounding = _number(f"{where}, {ROUNDING}", row.get(ROUNDING, "0"), least=0.0)
+    candidates, refused = [], None
+    for cells in product(*(cell.split(ALTERNATIVES) for cell in row.values())):
+        try:
+            candidates.append(_candidate(dict(zip(row, cells, strict=True)), overrides))
+        except ConfigError as error:
+            refused = error
+    if not candidates:
+        assert refused is not None
+        raise ConfigError(f"{where}, {refused.key}", refused.got, refused.wants, refused.todo)
+    label = row.get(NAME) or " ".join(v for k, v in row.items() if k not in (quantity, ROUNDING))
+    return MeasuredRun(number, label, quantity, measured, rounding, tuple(candidates))
+
+
+def _number(where: str, cell: str, least: float = 1e-12) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        wants = "a number above 0" if least else "a number, 0 or larger"
+        raise ConfigError(where, repr(cell), wants, "correct the cell")
+    return value
+
+
+def _candidate(row: Row, overrides: Sequence[str]) -> Candidate:
+    """Resolve a row without alternatives."""
+    choices = row.keys() & {*groups(), ENGINE}
+    base = tuple(f"{key}={cell}" for key, cell in row.items() if key in choices)
+    others = {*choices, RANKS, NAME, ROUNDING, *QUANTITIES}
+    cells = {key: cell for key, cell in row.items() if key not in others}
+    config = decode(_composed((*overrides, *base), cells))
+    if RANKS in row:
+        ranks = row[RANKS]
+        if not ranks.isdigit() or int(ranks) < 1:
+            raise ConfigError(RANKS, repr(ranks), "a number of ranks", "correct the cell")
+        launch = config.launch.model_copy(update={"ranks": int(ranks), "nodes": None})
+        planner = config.planner.model_copy(update={"nodes": None})
+        config = config.model_copy(update={"launch": launch, "planner": planner})
+    size, ranks_per_node = ranks_to_plan(config)
+    return Candidate.of(choose(config, size, ranks_per_node), size, ranks_per_node)
+
+
+_OF_CHOICES: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, Any]] = {}
+"""Composed values by choices and by the keys of cells, because composing takes a second."""
+
+
+def _composed(choices: tuple[str, ...], cells: Mapping[str, str]) -> dict[str, Any]:
+    """Compose choices with the cells of a row.
+
+    Hydra composes the first row with these choices. Later rows replace the values of its cells.
+    """
+    known = (choices, tuple(cells))
+    if known not in _OF_CHOICES:
+        _OF_CHOICES[known] = compose([*choices, *(f"{key}={cell}" for key, cell in cells.items())])
+    values = deepcopy(_OF_CHOICES[known])
+    for key, cell in cells.items():
+        *path, last = key.split(".")
+        section = values
+        for part in path:
+            section = section[part]
+        try:
+            section[last] = yaml.safe_load(cell)
+        except yaml.YAMLError:
+            wants = "a value that can be read"
+            raise ConfigError(key, repr(cell), wants, "correct the cell") from None
+    return values

@@ -1,6 +1,5 @@
 """Write a layout that the planner found as an experiment file, which frontier-llm train can run."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 import yaml
 
 from frontier_llm.cli.compose import groups
+from frontier_llm.cli.group_files import file_choices, file_values
 from frontier_llm.cli.package_files import (
     CONF_DIR_OPTION,
-    conf_file,
     conf_folders,
     new_conf_file,
 )
@@ -25,37 +24,31 @@ _NOT_SAVED = ("planner", "launch", "run", "plan")
 
 
 def experiment_file(name: str) -> Path:
-    """Return the path to write to: a new file, or one that an earlier plan has written.
-
-    Raises:
-        ConfigError: the name is not a valid file name, belongs to an experiment that was not
-            planned, or there is no configuration directory to write to.
-    """
-    if not re.fullmatch(r"\w+", name):
-        raise ConfigError("--save", name, "letters, digits and _", "choose such a name")
-    path = new_conf_file("experiment", name, "--save")
-    if path.exists() and "# A plan:" not in path.read_text():
-        raise ConfigError(
-            "--save", name, "a new name, or that of a saved plan", "choose another name"
-        )
-    return path
+    """Return the path to write to: a new file, or one that an earlier plan has written."""
+    wants = "letters, digits, - and _: a new name, or that of a saved plan"
+    return new_conf_file("experiment", name, "--save", "# A plan:", wants)
 
 
 def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
-    """Return the content of the experiment's file.
-
-    Args:
-        name: name of the experiment.
-        overrides: command line of the plan; the values of an experiment among them are included.
-        best: the layout that the planner found.
-    """
+    """Return the content of the experiment's file; `overrides` are the command line of the plan."""
     candidate = best.candidate
     nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
     composed = candidate.config.model_dump(mode="json")
     choices, values = _choices_and_values(overrides, composed)
     choices["collectives"] = candidate.config.collectives.name
-    for section, planned in _layout(best, composed).items():
-        values.setdefault(section, {}).update(planned)
+    factors, data = candidate.factors, candidate.config.data
+    planned = {
+        "parallel": composed["parallel"],
+        "sharding": {
+            "name": "planned",
+            "params": factors.params,
+            "grads": factors.grads,
+            "optimizer": factors.optimizer,
+        },
+        "data": {"global_batch": data.global_batch, "micro_batch": data.micro_batch},
+    }
+    for section, keys in planned.items():
+        values.setdefault(section, {}).update(keys)
     body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}
     recompute = {"recompute": candidate.config.recompute}
     return "\n".join(
@@ -85,21 +78,6 @@ def _resources(candidate: Candidate) -> str:
     return f"{tasks} --gpus-per-node={ranks}" if cluster.device.kind == "cuda" else tasks
 
 
-def _layout(best: Estimate, composed: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the values that the planner has determined, by section."""
-    factors, data = best.candidate.factors, best.candidate.config.data
-    return {
-        "parallel": composed["parallel"],
-        "sharding": {
-            "name": "planned",
-            "params": factors.params,
-            "grads": factors.grads,
-            "optimizer": factors.optimizer,
-        },
-        "data": {"global_batch": data.global_batch, "micro_batch": data.micro_batch},
-    }
-
-
 def _choices_and_values(
     overrides: Sequence[str], composed: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any]]:
@@ -111,7 +89,11 @@ def _choices_and_values(
     """
     current = map(current_override, overrides)
     given = dict(override.lstrip("+").partition("=")[::2] for override in current)
-    choices, values = _of_experiment(yaml.safe_load(given.pop("experiment", "null")))
+    choices: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    if (experiment := given.pop("experiment", "null")) != "null":
+        choices = file_choices("experiment", experiment)
+        values = with_current_names(file_values("experiment", experiment))
     for key, text in given.items():
         if key.startswith("~"):
             raise ConfigError(
@@ -123,17 +105,6 @@ def _choices_and_values(
             _copy(key, composed, values)
     choices.pop("sharding", None)  # replaced by the factors of the plan
     return choices, {k: v for k, v in values.items() if k not in _NOT_SAVED}
-
-
-def _of_experiment(name: str | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the choices and the values of an experiment's file; None: there is no experiment."""
-    if name is None:
-        return {}, {}
-    values = yaml.safe_load(conf_file("experiment", name).read_text())
-    defaults = [next(iter(default.items())) for default in values.pop("defaults", [])]
-    return {group.removeprefix("override /"): chosen for group, chosen in defaults}, (
-        with_current_names(values)
-    )
 
 
 def _copy(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:

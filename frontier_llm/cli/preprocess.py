@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,18 +23,16 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
-from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.compose import configured
+from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
-from frontier_llm.data.corpus_account import account_rows
 from frontier_llm.data.corpus_build import MERGING
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, account_rows
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.prepared_corpus import streams
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
@@ -95,11 +92,7 @@ class Stages:
 def preprocess(
     config: DataConfig, workers: int | None, console: Console
 ) -> tuple[tuple[Path, ...], bool]:
-    """Prepare all corpora and show the progress; return their folders, and whether any is new.
-
-    Raises:
-        FrontierError: a source cannot be used.
-    """
+    """Prepare all corpora and show the progress; return their folders, and whether any is new."""
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TaskProgressColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     # without a thread that refreshes the bars, because this process forks its workers
@@ -114,9 +107,8 @@ def show(folders: Sequence[Path], console: Console) -> None:
     """Print the sizes of the corpora, and the number of documents that were left out."""
     for folder in folders:
         manifest = Manifest.load(folder / MANIFEST_FILE)
-        table = Table(title=str(folder), title_justify="left", box=HORIZONTALS)
-        for heading in ("split", "documents", "tokens", "text", "bytes per token"):
-            table.add_column(heading, justify="left" if heading == "split" else "right")
+        numbers = ("documents", "tokens", "text", "bytes per token")
+        table = plain_table(str(folder), ("split", *numbers), right=numbers)
         for name, split in (("train", manifest.train), ("validation", manifest.validation)):
             table.add_row(
                 name,

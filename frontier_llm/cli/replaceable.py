@@ -18,42 +18,25 @@ from frontier_llm.launch.world import World
 from frontier_llm.trainer.restart import recorded_steps
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
+    from torch.distributed import Store
 
 
 def ranks_of(config: RunConfig, tasks: int | None) -> int:
-    """Return the number of ranks of a run.
-
-    Args:
-        config: configuration of the run.
-        tasks: number of processes that srun or torchrun has started; None: none. The last
-            `recovery.spares` of them wait for a rank.
-
-    Raises:
-        ConfigError: no process is left for a rank, or none would outlive the death of another one.
-    """
+    """Return the number of ranks; of `tasks` of srun the last `recovery.spares` wait for a rank."""
     if config.recovery.enabled:
         check_survival(os.environ)
     if tasks is None or not config.recovery.enabled:
         return tasks or config.launch.ranks
     if config.recovery.spares >= tasks:
-        raise ConfigError(
-            "recovery.spares",
-            f"{config.recovery.spares} of {tasks} tasks",
-            "fewer than the tasks of srun",
-            "start more nodes (sbatch -N), or lower recovery.spares",
-        )
+        got = f"{config.recovery.spares} of {tasks} tasks"
+        wants = "fewer than the tasks of srun"
+        todo = "start more nodes (sbatch -N), or lower recovery.spares"
+        raise ConfigError("recovery.spares", got, wants, todo)
     return tasks - config.recovery.spares
 
 
 def train_on_forked_members(config: RunConfig, corpora: str, options: LaunchOptions) -> int:
-    """Train on processes of this machine, and replace those that die; return the exit code.
-
-    Args:
-        config: configuration of the run.
-        corpora: result of `prepare_run`.
-        options: number of ranks, port and limits.
-    """
+    """Train on processes of this machine, and replace those that die; return the exit code."""
     from frontier_llm.launch.replacement import launch_replacing
     from frontier_llm.trainer.generations import run_member
 
@@ -64,25 +47,11 @@ def train_on_forked_members(config: RunConfig, corpora: str, options: LaunchOpti
 def train_as_agent(
     config: RunConfig, corpora: str, world: World, store: "Store", threads: int
 ) -> int:
-    """Be one of the tasks of srun, which forks the processes of a rank; return the exit code.
-
-    Args:
-        config: configuration of the run.
-        corpora: result of `prepare_run` on task 0.
-        world: this task among all tasks.
-        store: the store of all tasks.
-        threads: CPU threads per rank.
-
-    Raises:
-        ConfigError: torchrun has started this process.
-    """
+    """Be one of the tasks of srun, which forks the processes of a rank; return the exit code."""
     if world.launcher != "slurm":
-        raise ConfigError(
-            "recovery.enabled",
-            "true under torchrun",
-            "a start by frontier-llm train on one machine, or by srun",
-            "set recovery.enabled=false, and let torchrun restart the ranks (--max-restarts)",
-        )
+        wants = "a start by frontier-llm train on one machine, or by srun"
+        todo = "set recovery.enabled=false, and let torchrun restart the ranks (--max-restarts)"
+        raise ConfigError("recovery.enabled", "true under torchrun", wants, todo)
     import torch
 
     torch.set_num_threads(1)  # this process forks, and must not have a thread pool
@@ -108,12 +77,7 @@ def train_as_agent(
 
 
 def replacing(config: RunConfig, ranks_per_node: int = 1) -> Replacing:
-    """Return how processes of a run are replaced.
-
-    Args:
-        config: configuration of the run.
-        ranks_per_node: number of ranks on each of several nodes; 1 if there is only one node.
-    """
+    """Return how processes of a run are replaced; `ranks_per_node` is 1 on a single node."""
     run_dir, recovery = Path(config.run.dir), config.recovery
 
     def fitting(ranks: int) -> int | None:

@@ -1,21 +1,37 @@
-"""What `frontier-llm train` does on one process before the ranks start: the run directory, corpora.
+"""What `frontier-llm train` does on one process before the ranks start.
+
+It checks memory and names smaller runs that fit, and prepares the run directory and the corpora.
 
 Torch is imported only after the first line is printed.
 """
 
+import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
+from typing import Any
 
-from frontier_llm.cli.delayed_progress import DelayedProgress, print_line
-from frontier_llm.config import RunConfig
+from frontier_llm.cli.compose import compose, fitted, groups
+from frontier_llm.cli.console import DelayedProgress, print_line
+from frontier_llm.cli.group_files import file_values, key_of
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.reading import check_files
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import choose
+from frontier_llm.planner.fit_check import Changes, check_fits
 from frontier_llm.trainer import changes, checkpoint_places, run_directory
 from frontier_llm.units import counted, format_bytes
 
+RECOMPUTE = ("none", "selective", "full")
+"""Values of `recompute`, in the order of the work that they add."""
+SHARES = (1, 4)
+"""For each of these numbers, the largest model with at most 1/number of the parameters is named."""
 _made: list[Path] = []
 """The run directory and the folders above it that this process has made, the innermost first."""
 
@@ -49,10 +65,6 @@ def announce_run(config: RunConfig, ranks: int) -> None:
     """Print the first line of a run: its directory, its ranks, and what is to do for its corpora.
 
     Numpy is imported here, so the number of threads must have been set.
-
-    Raises:
-        ConfigError: the tokenizer cannot be read.
-        DataError: a source is unusable, or a prepared corpus is damaged.
     """
     from frontier_llm.data.prepare import unprepared
 
@@ -65,13 +77,7 @@ def announce_run(config: RunConfig, ranks: int) -> None:
 def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     """Announce the run, prepare its corpora, write config.yaml, clear old failures.
 
-    Args:
-        config: the checked configuration.
-        text: the configuration as YAML.
-        ranks: number of ranks.
-
-    Returns:
-        The folders of the prepared corpora, one per line, as text that rank 0 can broadcast.
+    Returns the folders of the corpora, one per line, as text that rank 0 can broadcast.
     """
     announce_run(config, ranks)
     import rich
@@ -99,9 +105,8 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 def remove_unused_run_dir(*, ranks_ended: bool) -> None:
     """Remove the run directory if this process has made it and the run was refused before it began.
 
-    Args:
-        ranks_ended: whether no rank can be running. Then a refusal that ranks have written is
-            removed as well; its message is printed.
+    If no rank can be running (`ranks_ended`), a refusal that ranks have written is removed as
+    well; its message is printed.
     """
     if not _made:
         return
@@ -135,3 +140,71 @@ def warn_of_crowding(threads: int, ranks: int) -> None:
     """Print a warning when the ranks of a node run more threads than there are cores."""
     if warning := crowding(threads, ranks, os.environ):
         print(warning, file=sys.stderr)
+
+
+def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a run that does not fit in memory.
+
+    The message names changes, each with the memory of a run whose command line has this change.
+    """
+
+    def composed(change: str, ranks: int) -> RunConfig:
+        keys = set(map(key_of, change.split()))
+        kept = [word for word in overrides if key_of(word) not in keys]
+        with redirect_stderr(io.StringIO()):  # what is chosen for a run that is not started
+            changed = fitted(compose([*kept, *change.split()]), ranks)
+        return choose(decode(changed), ranks, candidate.grid.ranks_per_node)
+
+    check_fits(candidate, smaller_runs(values, overrides), composed)
+
+
+def smaller_runs(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Changes]:
+    """Yield groups of changes; in each group, those that change a run least come first.
+
+    There is a group for each other optimizer, with more and more recomputation, and two for smaller
+    models of the same design, the largest first. There are none for an experiment, nor of a
+    section of which the command line sets keys: these keys may not suit another file.
+    """
+    given = list(map(key_of, overrides))
+    sections = {key.partition(".")[0] for key in given if "." in key}
+    if "experiment" in given:
+        return
+    config = decode(values)
+    if "optimizer" not in sections:
+        for name in groups()["optimizer"]:
+            yield _other_optimizer(values, config, name)
+    if "model" not in sections:
+        yield from (_smaller_models(values, config, share) for share in SHARES)
+
+
+def _other_optimizer(values: Mapping[str, Any], config: RunConfig, name: str) -> Changes:
+    for recompute in RECOMPUTE[RECOMPUTE.index(config.recompute) :]:
+        more = "" if recompute == config.recompute else f" recompute={recompute}"
+        changed = _changed(values, "optimizer", name, recompute=recompute)
+        if changed and changed.optimizer.name != config.optimizer.name:
+            yield f"optimizer={name}{more}", changed
+
+
+def _smaller_models(values: Mapping[str, Any], config: RunConfig, share: int) -> Changes:
+    """Yield the smaller models with the same positions, norms and activations."""
+
+    def size(config: RunConfig) -> int:
+        return count_parameters(config.model, config.data.sequence_length)
+
+    def design(config: RunConfig) -> tuple[str, ...]:
+        model = config.model
+        return model.kind, model.positions, model.norm, model.activation
+
+    found = {name: _changed(values, "model", name) for name in groups()["model"]}
+    same = {name: c for name, c in found.items() if c and design(c) == design(config)}
+    for name, changed in sorted(same.items(), key=lambda item: -size(item[1])):
+        if size(changed) < size(config) / share:
+            yield f"model={name}", changed
+
+
+def _changed(values: Mapping[str, Any], group: str, name: str, **others: str) -> RunConfig | None:
+    """Return the configuration with another file of a group; None if the file is incomplete."""
+    try:
+        return decode({**values, group: file_values(group, name), **others})
+    except ConfigError:  # a base of other files
+        return None

@@ -12,7 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
 
-from frontier_llm.cli.sweep_file import key_of
+from frontier_llm.cli.group_files import key_of
 
 
 class NodesPerTrialLauncher(SlurmLauncher):

@@ -28,6 +28,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from frontier_llm.cli.compose import compose, current_names
+from frontier_llm.cli.compose import compose, configured, current_names, groups
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
-from frontier_llm.cli.sweep_file import file_settings, key_of
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import (
     derived_overrides,
     finished_trial,
@@ -52,7 +53,6 @@ from frontier_llm.cli.trial_runner import (
     repeated_trial,
     run_trial,
 )
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
@@ -64,11 +64,7 @@ _SILENT_LOGGERS = ("hydra._internal.core_plugins.basic_launcher", "alembic")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the trials of a command line; return the exit code.
-
-    Raises:
-        ConfigError: a key does not exist, a value has the wrong type, or a plugin is absent.
-    """
+    """Run the trials of a command line; return the exit code."""
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
@@ -80,8 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)
-    _check_value(config)
-    _check_folder(settings)
+    _check(config, settings)
     sys.argv = [  # hydra reads its arguments from here
         "frontier-llm sweep",
         "--multirun",
@@ -126,12 +121,34 @@ def _print_best(record: logging.LogRecord) -> bool:
     return False
 
 
-def first_configuration(arguments: Sequence[str]) -> RunConfig:
-    """Return the configuration with the first value of each axis (an override with several values).
+def file_settings(overrides: Sequence[str]) -> list[str]:
+    """Return the search of the chosen file as overrides, such as `parallel.tensor=choice(1,2)`.
 
-    Raises:
-        ConfigError: something is wrong in every trial, such as a key that does not exist.
+    They are its plugins of hydra, with their settings, and its axes. Keys that the command line
+    sets are left out. The other keys of the file are not part of the search. Hydra composes the
+    file, too, but a mistake in it must be refused before the first trial.
+
+    There are none without `sweep=NAME`, or if no file has this name, which `compose` refuses.
     """
+    given = {key_of(override): override.partition("=")[2] for override in overrides}
+    name = given.get("sweep")
+    if name is None or name not in groups().get("sweep", ()):
+        return []
+    choices = file_choices("sweep", name)
+    plugins = {group: choice for group, choice in choices.items() if group.startswith("hydra/")}
+    values = overlaid({"hydra": {"sweeper": {"params": None}}}, file_values("sweep", name))
+    axes = values["hydra"]["sweeper"]["params"] or {}
+    of_plugins = {
+        key: value
+        for key, value in leaves(values["hydra"], "hydra.")
+        if not key.startswith("hydra.sweeper.params")
+    }
+    settings = {**plugins, **of_plugins, **axes}
+    return [f"{key}={value}" for key, value in settings.items() if key not in given]
+
+
+def first_configuration(arguments: Sequence[str]) -> RunConfig:
+    """Return the configuration with the first value of each axis."""
     overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
     axes = {key_of(override).partition(".")[0] for override in overrides if is_axis(override)}
     values = [_with_first_value(override) for override in overrides]
@@ -163,11 +180,7 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     """Run one trial and return its value for a search, as `launch.trial_value` defines it.
 
     Hydra calls this once per trial. In a Slurm job every task calls it, each for its own rank. A
-    search may repeat a setting, which is not tried again.
-
-    Args:
-        config: the composed configuration of the trial.
-        axes: keys that differ between trials, which the line of the trial names.
+    search may repeat a setting, which is not tried again. The line of the trial names its `axes`.
     """
     of_hydra = HydraConfig.get()
     overrides = list(of_hydra.overrides.task)
@@ -203,72 +216,53 @@ def _result(overrides: Sequence[str], folder: Path, settings: Mapping[str, Any])
 
 def is_axis(argument: str) -> bool:
     """Return whether an override is an axis: it has several values."""
+    override = _parsed(argument)
+    return override is not None and override.is_sweep_override()
+
+
+def _parsed(argument: str) -> Override | None:
     try:
-        return OverridesParser.create().parse_override(argument).is_sweep_override()
+        return OverridesParser.create().parse_override(argument)
     except HydraException:
-        return False
-
-
-def _check_value(config: RunConfig) -> None:
-    """Refuse a search for a value that the planner cannot predict."""
-    if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
-        raise ConfigError(
-            "launch.trial_value",
-            "loss with launch.trial_runner=plan",
-            "speed or speed_per_device: the planner does not predict losses",
-            "set launch.trial_value=speed or launch.trial_runner=train",
-        )
-
-
-def _check_folder(arguments: Sequence[str]) -> None:
-    """Refuse `run.dir`, because each trial has its own, and a folder that cannot be written."""
-    for argument in arguments:
-        if key_of(argument) == "hydra.sweep.dir":
-            check_writable("hydra.sweep.dir", Path(argument.partition("=")[2]))
-        if key_of(argument) == "run.dir":
-            got = argument.partition("=")[2]
-            raise ConfigError(
-                "run.dir",
-                got,
-                "nothing in a sweep: each trial has a run directory in the folder of the sweep",
-                f"set the folder of the sweep instead: hydra.sweep.dir={got}",
-            )
-
-
-def _check_plugins(arguments: Sequence[str]) -> None:
-    """Refuse a launcher or a sweeper whose package is not installed."""
-    for argument in arguments:
-        if argument.startswith("hydra/") and ("optuna" in argument or "submitit" in argument):
-            _check_plugin(argument)
-
-
-def _check_plugin(argument: str) -> None:
-    name = "hydra_optuna_sweeper" if "optuna" in argument else "hydra_submitit_launcher"
-    try:
-        __import__(f"hydra_plugins.{name}")
-    except ImportError:
-        key, _, value = argument.partition("=")
-        raise ConfigError(
-            key,
-            value,
-            f"the plugin {name.replace('_', '-')}",
-            "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'",
-        ) from None
+        return None  # compose explains what is wrong with it
 
 
 def _with_first_value(argument: str) -> str:
-    """Return an override with only the first of its values."""
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return argument  # compose explains what is wrong with it
-    if not override.is_sweep_override():
+    override = _parsed(argument)
+    if override is None or not override.is_sweep_override():
         return argument
-    return f"{override.get_key_element()}={_first_value(override)}"
-
-
-def _first_value(override: Override) -> str:
     value = override.value()
     if isinstance(value, IntervalSweep):
-        return str(value.start)
-    return next(iter(override.sweep_string_iterator()))
+        return f"{override.get_key_element()}={value.start}"
+    first = next(iter(override.sweep_string_iterator()))
+    return f"{override.get_key_element()}={first}"
+
+
+def _check(config: RunConfig, settings: Sequence[str]) -> None:
+    """Refuse what no sweep can do."""
+    if config.launch.trial_runner == "plan" and config.launch.trial_value == "loss":
+        wants = "speed or speed_per_device: the planner does not predict losses"
+        todo = "set launch.trial_value=speed or launch.trial_runner=train"
+        raise ConfigError("launch.trial_value", "loss with launch.trial_runner=plan", wants, todo)
+    for key, _, got in (setting.partition("=") for setting in settings):
+        if key_of(key) == "hydra.sweep.dir":
+            check_writable("hydra.sweep.dir", Path(got))
+        if key_of(key) == "run.dir":
+            wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
+            todo = f"set the folder of the sweep instead: hydra.sweep.dir={got}"
+            raise ConfigError("run.dir", got, wants, todo)
+
+
+def _check_plugins(settings: Sequence[str]) -> None:
+    """Refuse a launcher or a sweeper whose package is not installed."""
+    plugins = {"optuna": "hydra_optuna_sweeper", "submitit": "hydra_submitit_launcher"}
+    for key, _, value in (setting.partition("=") for setting in settings):
+        name = next((plugin for word, plugin in plugins.items() if word in value), None)
+        if name is None or not key.startswith("hydra/"):
+            continue
+        try:
+            import_module(f"hydra_plugins.{name}")
+        except ImportError:
+            wants = f"the plugin {name.replace('_', '-')}"
+            todo = "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'"
+            raise ConfigError(key, value, wants, todo) from None

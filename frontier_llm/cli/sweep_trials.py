@@ -1,15 +1,126 @@
-"""Read the trials of a sweep, and find their axes and the best trials.
+"""Store and read the trials of a sweep, and find their axes and the best trials.
 
 An axis is a setting that differs between the trials of a sweep.
 """
 
-from collections.abc import Sequence
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from frontier_llm.cli.trial import TRIAL_FILE, Trial
+from frontier_llm.config.launch import TrialValue
+from frontier_llm.errors import DataError
+from frontier_llm.units import format_count
+
+TRIAL_FILE = "trial.json"
+
+Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
+"""How a trial ended: "refused" if its configuration is invalid, "too slow" at its time limit."""
+
+WORST_LOSS = 1e9
+"""The loss that a search receives for a trial that is not done."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of one short run."""
+
+    overrides: list[str]
+    status: Status
+    reason: str
+    """The last output on stderr of a trial that is not done; otherwise empty."""
+    seconds: float
+    """Duration of the process, including its start."""
+    tokens_per_second: float
+    """Median of the steps after the warm-up; 0 if the trial is not done."""
+    peak_bytes: int | None
+    """Peak memory of the rank that used most; None if it is unknown."""
+    loss: float | None
+    """Training loss of the last step, in nats per token; None if the trial is not done."""
+    validation_loss: float | None
+    """Validation loss after the last step, in nats per token."""
+    ranks: int | None = None
+    """Number of ranks, each of which has one device; None if it is unknown."""
+    goal: TrialValue = "speed"
+    """Quantity that the search optimises (launch.trial_value)."""
+
+    @property
+    def value(self) -> float:
+        """The value that a search receives: `speed`, or the validation loss if that is the goal."""
+        if {"speed": False, "speed_per_device": False, "loss": True}[self.goal]:
+            return WORST_LOSS if self.validation_loss is None else self.validation_loss
+        return self.speed
+
+    @property
+    def cost(self) -> float:
+        """`value` if it is a loss, otherwise the negative speed: the best trial has the lowest."""
+        return self.value if self.goal == "loss" else -self.value
+
+    @property
+    def quantity(self) -> str:
+        """Name of `value`, with its unit."""
+        return "validation loss" if self.goal == "loss" else self.speed_unit
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, per device if that is the goal; 0 if the trial is not done."""
+        if self.goal == "speed_per_device":
+            return self.tokens_per_second / self.ranks if self.ranks else 0.0
+        return self.tokens_per_second
+
+    @property
+    def speed_unit(self) -> str:
+        """The unit of `speed`."""
+        return "tokens/s per device" if self.goal == "speed_per_device" else "tokens/s"
+
+    @property
+    def speed_number(self) -> str:
+        """`speed` as text, without its unit."""
+        is_small = self.goal == "speed_per_device" and self.speed < 1000
+        return f"{self.speed:.1f}" if is_small else format_count(self.speed)
+
+    @property
+    def outcome(self) -> str:
+        """The status and, if the trial is not done, the words of its output with the reason."""
+        lines = [line.strip() for line in self.reason.splitlines() if line.strip()]
+        head = "configuration error at "
+        words = [line.removeprefix(head) for line in lines if line.startswith((head, "got:"))]
+        text = " ".join(" ".join(words or lines[-1:]).split()).replace("|", "/")
+        reason = textwrap.shorten(text, 100, placeholder=" ...")
+        return f"{self.status}: {reason}" if reason else self.status
+
+    @classmethod
+    def read(cls, folder: Path) -> "Trial":
+        """Read the trial of a folder.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = folder / TRIAL_FILE
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            raise DataError(
+                f"{path} is damaged: it does not contain a trial of a sweep\n"
+                f"  do: remove {folder} and run that trial again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write the trial's file atomically into a folder."""
+        partial = folder / f"{TRIAL_FILE}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1))
+        partial.replace(folder / TRIAL_FILE)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table as lines of Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]
 
 
 def read(sweep_dir: Path) -> list[Trial]:
@@ -22,11 +133,7 @@ def read(sweep_dir: Path) -> list[Trial]:
 
 
 def read_with_folders(sweep_dir: Path) -> list[tuple[Path, Trial]]:
-    """Do the same as `read`; return each trial with its folder.
-
-    Raises:
-        DataError: the file of a trial is damaged.
-    """
+    """Do the same as `read`; return each trial with its folder."""
     settings: dict[frozenset[str], tuple[Path, Trial]] = {}
     for path in sorted(sweep_dir.rglob(TRIAL_FILE)):
         trial = Trial.read(path.parent)
@@ -35,21 +142,16 @@ def read_with_folders(sweep_dir: Path) -> list[tuple[Path, Trial]]:
 
 
 def read_in_order(sweep_dir: Path) -> list[Trial]:
-    """Read the trials in the folders `0`, `1`, ... of a sweep, in this order.
-
-    Raises:
-        DataError: the file of a trial is damaged.
-    """
+    """Read the trials in the folders `0`, `1`, ... of a sweep, in this order."""
     folders = [path.parent for path in sweep_dir.glob(f"*/{TRIAL_FILE}")]
     numbered = [folder for folder in folders if folder.name.isdigit()]
     return [Trial.read(folder) for folder in sorted(numbered, key=lambda path: int(path.name))]
 
 
 def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:
-    """Return the keys that have more than one value in a sweep.
+    """Return the keys with several values in a sweep, each with its values in order of the trials.
 
-    Returns:
-        For each key its values in the order of the trials; `-` for a trial that does not set it.
+    A trial that does not set the key has the value `-`.
     """
     settings = [
         dict(override.lstrip("+").split("=", 1) for override in trial.overrides) for trial in trials

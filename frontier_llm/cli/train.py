@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.cli.compose import compose, fitted, with_choices
+from frontier_llm.cli.compose import compose, configured, fitted, with_choices
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.machine_defaults import check_devices
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
+    check_run,
     corpus_folders,
     failure_folder,
     lock_run_dir,
@@ -28,8 +29,6 @@ from frontier_llm.cli.run_preparation import (
     remove_unused_run_dir,
     warn_of_crowding,
 )
-from frontier_llm.cli.smaller_runs import check_run
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
@@ -113,20 +112,15 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
 
 
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:
-    """Train as one of the ranks of srun or torchrun; return the exit code.
-
-    Only rank 0 composes the configuration and sends it to the others.
-    """
+    """Train as one of the ranks of srun or torchrun, of which rank 0 composes the configuration."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     StopFlag.install()
     store, text = _meet(world, overrides)
     config = decode(run_directory.from_yaml(text))
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
-    corpora = broadcast_from_rank_zero(
-        world, store, "corpus", lambda: prepare_run(config, text, world.size), CORPUS_TIMEOUT
-    )
-
+    prepare = partial(prepare_run, config, text, world.size)
+    corpora = broadcast_from_rank_zero(world, store, "corpus", prepare, CORPUS_TIMEOUT)
     threads = config.launch.threads or share(world.ranks_per_node, os.environ)
     if world.rank == 0:
         warn_of_crowding(threads, world.ranks_per_node)
@@ -185,18 +179,9 @@ def _meet(world: World, overrides: Sequence[str]) -> tuple["Store", str]:
 def configure(
     overrides: Sequence[str], world_size: int | None = None, ranks_per_node: int | None = None
 ) -> str:
-    """Compose and check the configuration, and lock the run directory.
+    """Compose and check the configuration, and lock the run directory; return the YAML.
 
-    Args:
-        overrides: arguments `key=value` of the command line.
-        world_size: number of ranks that srun or torchrun has started; None: `launch.ranks`.
-        ranks_per_node: number of ranks that it has started per node; None: all ranks.
-
-    Returns:
-        The configuration as YAML, which is also the content of config.yaml.
-
-    Raises:
-        ConfigError: it is wrong or does not fit in memory, or the run directory has another run.
+    `world_size` and `ranks_per_node` are what srun or torchrun has started; None: they have not.
     """
     values = configured(overrides)
     config = decode(values)

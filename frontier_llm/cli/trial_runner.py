@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 
 from frontier_llm.cli.compose import compose
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.options import TRIAL_VARIABLE
-from frontier_llm.cli.sweep_file import key_of
-from frontier_llm.cli.sweep_trials import read_in_order
-from frontier_llm.cli.trial import TRIAL_FILE, Status, Trial
+from frontier_llm.cli.sweep_trials import TRIAL_FILE, Status, Trial, read_in_order
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.renamed import current_override
 from frontier_llm.errors import ConfigError
@@ -60,12 +58,10 @@ def finished_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
         return None
     earlier = Trial.read(folder)
     if [current_override(text) for text in earlier.overrides] != list(overrides):
-        raise ConfigError(
-            "hydra.sweep.dir",
-            f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}",
-            "the folder of the same sweep, or a new one",
-            f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}",
-        )
+        got = f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}"
+        wants = "the folder of the same sweep, or a new one"
+        todo = f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}"
+        raise ConfigError("hydra.sweep.dir", got, wants, todo)
     return earlier if earlier.status == "done" else None
 
 
@@ -73,9 +69,6 @@ def repeated_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
     """Return the trial of the same sweep that had these settings; None if they are new.
 
     A trial that failed or took too long does not count, because it may succeed now.
-
-    Raises:
-        DataError: the file of a trial is damaged.
     """
     earlier = read_in_order(folder.parent)
     same = (trial for trial in earlier if set(trial.overrides) == set(overrides))
@@ -93,15 +86,8 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     run_dir = folder / RUN
     if is_first_task():
         shutil.rmtree(run_dir, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "frontier_llm",
-        "train",
-        *defaults,
-        *overrides,
-        f"run.dir={run_dir}",
-    ]
+    program = [sys.executable, "-m", "frontier_llm", "train"]
+    command = [*program, *defaults, *overrides, f"run.dir={run_dir}"]
     start = time.monotonic()
     exit_code, message = _run(command, limit_seconds)
     seconds = time.monotonic() - start
@@ -124,40 +110,33 @@ def run_trial(overrides: Sequence[str], folder: Path, limit_seconds: float) -> T
     )
 
 
-def planned_trial(overrides: Sequence[str]) -> Trial:
-    """Return the result that the planner predicts for a trial."""
+def planned_trial(overrides: Sequence[str], config: RunConfig | None = None) -> Trial:
+    """Return the result that the planner predicts for a trial, whose configuration may be given."""
     start = time.monotonic()
     try:
-        with _outside_of_hydra():
-            config = decode(compose(overrides))
+        if config is None:
+            with _outside_of_hydra():
+                config = decode(compose(overrides))
+        ranks, ranks_per_node = ranks_to_plan(config)
+        chosen = choose(with_micro_batches(config, ranks), ranks, ranks_per_node)
+        found = estimate(Candidate.of(chosen, ranks, ranks_per_node))
+        reason = f"got: {found.refused}" if found.refused else ""
     except ConfigError as error:
-        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
-    trial = predicted_trial(config, overrides)
-    return replace(trial, seconds=time.monotonic() - start)
-
-
-def predicted_trial(config: RunConfig, overrides: Sequence[str]) -> Trial:
-    """Return the result that the planner predicts for the configuration of a trial."""
-    start = time.monotonic()
-    ranks, ranks_per_node = ranks_to_plan(config)
-    try:
-        config = choose(with_micro_batches(config, ranks), ranks, ranks_per_node)
-        found = estimate(Candidate.of(config, ranks, ranks_per_node))
-    except ConfigError as error:
-        return _not_done(overrides, "refused", str(error), time.monotonic() - start)
-    if found.refused:
-        return _not_done(overrides, "refused", f"got: {found.refused}", time.monotonic() - start)
+        reason = str(error)
+    seconds = time.monotonic() - start
+    if reason:
+        return _not_done(overrides, "refused", reason, seconds)
     return Trial(
         overrides=list(overrides),
         status="done",
         reason="",
-        seconds=time.monotonic() - start,
+        seconds=seconds,
         tokens_per_second=found.tokens_per_second,
         peak_bytes=found.peak.total,
         loss=None,
         validation_loss=None,
         ranks=ranks,
-        goal=config.launch.trial_value,
+        goal=chosen.launch.trial_value,
     )
 
 
@@ -166,10 +145,6 @@ def derived_overrides(overrides: Sequence[str], settings: Mapping[str, Any]) -> 
 
     They are the number of processes on this machine, if the trial sets `launch.nodes`, and the
     global batch, if the trial has `launch.trial_micro_batches`.
-
-    Args:
-        overrides: the settings of the trial.
-        settings: its section `launch`.
     """
     sets_nodes = "launch.nodes" in map(key_of, overrides)
     if not sets_nodes and settings["trial_micro_batches"] is None:
@@ -243,7 +218,6 @@ def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]
 
 
 def _status(exit_code: int | None, message: str) -> Status:
-    """Return the status of a trial from its exit code (None: it took too long) and its stderr."""
     if exit_code is None:
         return "too slow"
     if exit_code == 0:

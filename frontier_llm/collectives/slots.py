@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from frontier_llm.geometry.formats import SMALL_BYTES, Format
-from frontier_llm.geometry.message_memory import BUFFER_BYTES
+from frontier_llm.geometry.state_memory import BUFFER_BYTES
 
 
 class BufferPool:

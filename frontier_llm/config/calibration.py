@@ -12,7 +12,7 @@ class MatrixCurve(Section):
     """The speed of matrix products.
 
     Very large products run at `tflops`. On a device with `processors`, smaller products are slower
-    because of tiles and waves (planner/tiles.py). On other devices, a product of an [m, k] and a
+    because of tiles and waves (planner/compute.py). On other devices, a product of an [m, k] and a
     [k, n] matrix takes 2 (mnk + half_size (mn + nk + km)) / v seconds, where v is `tflops` in
     operations per second: with m = n = k = 3 half_size it runs at half of this speed.
     """

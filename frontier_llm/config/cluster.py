@@ -45,11 +45,7 @@ class DeviceConfig(Section):
     @field_validator("name_pattern")
     @classmethod
     def check_pattern(cls, pattern: str) -> str:
-        """Refuse a pattern that `re.search` cannot use, before a run starts.
-
-        Raises:
-            ValueError: the pattern is not a regular expression.
-        """
+        """Refuse a pattern that `re.search` cannot use, before a run starts."""
         try:
             re.compile(pattern)
         except re.error as error:
@@ -159,11 +155,7 @@ class ClusterConfig(Section):
     """Values about which sources disagree. `frontier-llm doctor --network` measures each set."""
 
     def ranks_per_package(self, ranks_per_node: int) -> int:
-        """Return the ranks that the nearest links connect inside a node; 1 = there are none.
-
-        Args:
-            ranks_per_node: ranks of the run per node.
-        """
+        """Return the ranks that the nearest links connect inside a node; 1 = there are none."""
         nearest = self.links[0].ranks or ranks_per_node
         return nearest if nearest < ranks_per_node and ranks_per_node % nearest == 0 else 1
 

@@ -41,11 +41,9 @@ _EXAMPLES = (1, 0, 100, 128, 0.1, 0.5, 1.5, True, [1], [0.1], "NAME", ["NAME"])
 def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: None) -> RunConfig:
     """Decode composed values into a `RunConfig`.
 
-    Args:
-        values: nested plain dictionaries, as composed from `conf/` and the command line, or read
-            back from the config.yaml of a run. Old names of keys are accepted.
-        usual: returns the value that a key has unless the user sets it, which is suggested instead
-            of a wrong one if it is legal; None = unknown.
+    The values are nested plain dictionaries, from `conf/` and the command line, or from the
+    config.yaml of a run. Old names of keys are accepted. `usual` returns the value that a key has
+    unless the user sets it; if it is legal, it is suggested instead of a wrong one.
 
     Raises:
         ConfigError: a key is wrong. The error describes the first wrong key and its correction.
@@ -108,12 +106,7 @@ def unknown_key(key: str, got: object) -> ConfigError:
 
 
 def type_words(annotation: Any, names: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the type of a field in words, such as `int`, `one of a, b, c` or `int or null`.
-
-    Args:
-        annotation: the type.
-        names: other words for the names of types.
-    """
+    """Return the type of a field in words, such as `int`, `one of a, b, c` or `int or null`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(type_words(argument, names) for argument in arguments)
@@ -156,14 +149,7 @@ def _first_error(error: ValidationError, usual: Callable[[str], Any]) -> ConfigE
 
 
 def _advice(key: str, field: FieldInfo, got: object = None, *limits: Any) -> str:
-    """Return a setting that a key accepts: the one that the user may mean, or an example.
-
-    Args:
-        key: the key.
-        field: its field.
-        got: the wrong value.
-        limits: values to try first.
-    """
+    """Return a setting that a key accepts: what the user may mean, a limit, or an example."""
     nested = [field.annotation, *get_args(field.annotation)]
     words = [word for type_ in nested for word in (type_, *get_args(type_)) if type(word) is str]
     if meant := nearest_value(key, got, words):

@@ -9,25 +9,21 @@ FLEX_LEAST_WIDTH = 16
 
 
 def check_family(model: ModelConfig) -> None:
-    """Refuse settings that a model of this kind does not support.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse settings that a model of this kind does not support."""
     _check_mup(model)
     _check_window(model)
     if model.kind == "t5":
         _check_t5(model)
+        _check_t5_variants(model)
     else:
         _check_gpt(model)
+    _check_biases(model)
+    _check_norms(model)
+    _check_rotary_scaling(model)
 
 
 def check_decoder_length(config: RunConfig) -> None:
-    """Refuse sequence parallelism over ranks that do not divide the decoder's length.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse sequence parallelism over ranks that do not divide the decoder's length."""
     tensor = config.parallel.tensor
     if config.model.kind == "t5" and config.parallel.sequence and DECODER_MULTIPLE % tensor:
         raise ConfigError(
@@ -40,11 +36,7 @@ def check_decoder_length(config: RunConfig) -> None:
 
 
 def check_attention(config: RunConfig) -> None:
-    """Refuse FlexAttention where torch has none.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse FlexAttention where torch has none."""
     if config.attention != "flex":
         return
     model = config.model
@@ -112,7 +104,6 @@ def _check_gpt(model: ModelConfig) -> None:
 
 
 def _check_window(model: ModelConfig) -> None:
-    """Refuse windows and capped scores in an encoder-decoder."""
     for key in ("window", "attention_softcap"):
         if model.kind == "t5" and getattr(model, key) is not None:
             raise ConfigError(
@@ -180,3 +171,79 @@ def _check_buckets(model: ModelConfig) -> None:
             f"more than half of model.relative_buckets ({buckets})",
             f"set model.relative_distance={4 * buckets}",
         )
+
+
+def _check_t5_variants(model: ModelConfig) -> None:
+    """Refuse what the layers and the head of an encoder-decoder do not have."""
+    own = {"norm_placement": "input", "qk_norm": "none", "logit_softcap": None}
+    for key, value in own.items():
+        if getattr(model, key) != value:
+            text = "null" if value is None else value
+            raise ConfigError(
+                f"model.{key}",
+                getattr(model, key),
+                f"{text} in an encoder-decoder",
+                f"set model.{key}={text}, or choose a GPT",
+            )
+    if model.qkv_bias != model.bias:
+        raise ConfigError(
+            "model.qkv_bias",
+            _word(model.qkv_bias),
+            f"model.bias ({_word(model.bias)}) in an encoder-decoder",
+            "set model.qkv_bias=null, or choose a GPT",
+        )
+
+
+def _check_biases(model: ModelConfig) -> None:
+    if model.bias and not model.qkv_bias:
+        raise ConfigError(
+            "model.qkv_bias",
+            "false, with model.bias=true",
+            "true if the other linear layers have biases",
+            "set model.qkv_bias=null, or model.bias=false",
+        )
+
+
+def _check_norms(model: ModelConfig) -> None:
+    if model.norm_placement == "output" and model.residual == "parallel":
+        raise ConfigError(
+            "model.norm_placement",
+            "output, with model.residual=parallel",
+            "input in layers with parallel branches",
+            "set model.norm_placement=input, or model.residual=sequential",
+        )
+    for key, plain in (("norm_placement", "input"), ("qk_norm", "none")):
+        if model.mup_base_hidden is not None and getattr(model, key) != plain:
+            raise ConfigError(
+                f"model.{key}",
+                f"{getattr(model, key)}, with muP",
+                f"{plain}: muP's factors are for models without further norms",
+                f"set model.{key}={plain}, or model.mup_base_hidden=null and "
+                "model.mup_base_head_dim=null",
+            )
+
+
+def _check_rotary_scaling(model: ModelConfig) -> None:
+    scaling = model.rotary_scaling
+    if scaling == "none" or model.positions != "rotary":
+        return
+    if model.rotary_original_length is None:
+        raise ConfigError(
+            "model.rotary_original_length",
+            f"null, with model.rotary_scaling={scaling}",
+            "the tokens per sample for which the wavelengths were chosen",
+            "set model.rotary_original_length=8192 or another length, or model.rotary_scaling=none "
+            "and model.rotary_factor=1",
+        )
+    if model.rotary_slow_turns >= model.rotary_fast_turns:
+        raise ConfigError(
+            "model.rotary_slow_turns",
+            f"{model.rotary_slow_turns:g}, with "
+            f"model.rotary_fast_turns={model.rotary_fast_turns:g}",
+            "less than model.rotary_fast_turns",
+            f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}",
+        )
+
+
+def _word(value: bool) -> str:
+    return str(value).lower()

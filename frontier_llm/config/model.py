@@ -167,11 +167,7 @@ class ModelConfig(Section):
         return {"gelu": False, "gelu_exact": False, "swiglu": True, "geglu": True}[self.activation]
 
     def layer_window(self, layer: int) -> int | None:
-        """Return the window of a layer of a GPT; None = the layer has no window.
-
-        Args:
-            layer: number of the layer in the model, from 0 on.
-        """
+        """Return the window of a layer of a GPT, counted from 0; None = the layer has no window."""
         has_window = self.window_every == 1 or (layer + 1) % self.window_every
         return self.window if has_window else None
 

@@ -1,7 +1,7 @@
 """The table of keys that have an effect only together with another setting.
 
 `unused` finds the keys that the chosen files, modes and devices ignore. Commands refuse such a key
-if the user has set it (frontier_llm/cli/unused_keys.py). Files of conf/ may set it, because it
+if the user has set it (frontier_llm/cli/compose.py). Files of conf/ may set it, because it
 takes effect as soon as the other setting is chosen.
 """
 

@@ -16,8 +16,7 @@ KEPT = 2
 def with_partner_copies(config: RunConfig) -> RunConfig:
     """Return the configuration with the checkpoint settings of copies in memory, if it wants them.
 
-    Raises:
-        ConfigError: the node-local checkpoints have another place, or are not written lazily.
+    A ConfigError is raised if node-local checkpoints have another place, or are not written lazily.
     """
     recovery, checkpoint = config.recovery, config.checkpoint
     if not recovery.partner_copies:

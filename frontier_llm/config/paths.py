@@ -9,11 +9,7 @@ from pydantic import AfterValidator
 
 
 def at_home(text: str) -> str:
-    """Return a path with `~` replaced.
-
-    Raises:
-        ValueError: no file can have this path, or the home directory is unknown.
-    """
+    """Return a path with `~` replaced; raise a ValueError if no file can have this path."""
     if not text.strip() or "\0" in text:
         raise ValueError("not empty, without NUL")
     if not text.startswith("~"):
@@ -25,11 +21,7 @@ def at_home(text: str) -> str:
 
 
 def expanded(text: str) -> str:
-    """Return a path with `~` and `$VARIABLE` replaced.
-
-    Raises:
-        ValueError: no file can have this path, or a variable is not set.
-    """
+    """Return a path with `~` and `$VARIABLE` replaced; raise a ValueError if this is impossible."""
     path = os.path.expandvars(text)
     if missing := re.search(r"\$(\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)", path):
         raise ValueError(f"variables that are set, which {missing[0]} is not")

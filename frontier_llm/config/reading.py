@@ -12,11 +12,7 @@ SENTINELS = 100
 
 
 def check_data(config: RunConfig) -> None:
-    """Refuse a corpus without a source, or one that does not suit the model.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse a corpus without a source, or one that does not suit the model."""
     check_sources(config.data)
     _check_objective(config)
     _check_documents(config.data)
@@ -24,11 +20,7 @@ def check_data(config: RunConfig) -> None:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Refuse corpora without a source, and corpora with equal names.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse corpora without a source, and corpora with equal names."""
     names = [corpus.name for corpus in data.sources]
     if not names or len(set(names)) < len(names):
         raise ConfigError(
@@ -49,15 +41,7 @@ def check_sources(data: DataConfig) -> None:
 
 
 def check_files(config: RunConfig, *, is_new: bool = True) -> None:
-    """Refuse paths that do not exist on this machine.
-
-    Args:
-        config: configuration of a run.
-        is_new: whether the run begins with `run.init_from`, not with a checkpoint of its own.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse paths that do not exist on this machine; only a new run reads `run.init_from`."""
     data = config.data
     key = "data.corpora" if data.kind == "blend" else "data.path"
     paths = [(key, corpus.path, TEXTS) for corpus in data.sources if corpus.kind == "text"]

@@ -32,12 +32,8 @@ def with_current_names(values: Mapping[str, Any], given: Collection[str] = ()) -
     """Return a copy of composed values in which all keys have their current names.
 
     If a key is present under both names, the value under the old name counts, because a file that
-    uses the old name overrides the default under the current name. Keys in `given` are an
-    exception.
-
-    Args:
-        values: nested plain dictionaries.
-        given: current names of keys that the command line has set. Their values stay unchanged.
+    uses the old name overrides the default under the current name. Keys in `given`, which the
+    command line has set under their current names, are an exception.
     """
     renamed = dict(values)
     for old in old_names(values):

@@ -1,4 +1,4 @@
-"""Check the rules that concern several sections of a configuration.
+"""Check the rules of the optimizer and of checkpoints, and those that concern several sections.
 
 Most rules say that a number of ranks must divide a size. Each rule is one function that raises
 `ConfigError`. `check` runs the rules in the order in which errors should be corrected.
@@ -7,26 +7,18 @@ Most rules say that a number of ranks must divide a size. Each rule is one funct
 import math
 from fractions import Fraction
 
-from frontier_llm.config.checkpoint_rules import check_checkpoint
 from frontier_llm.config.family import check_attention, check_decoder_length, check_family
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.config.optimizer_rules import check_optimizer
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
-from frontier_llm.config.variants import check_variants
 from frontier_llm.errors import ConfigError
 
 
 def check(config: RunConfig, world_size: int) -> None:
-    """Refuse a configuration that cannot run on `world_size` ranks.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse a configuration that cannot run on `world_size` ranks."""
     _check_world(config, world_size)
     check_family(config.model)
-    check_variants(config.model)
     check_attention(config)
     _check_precision(config)
     _check_deterministic(config)
@@ -313,4 +305,113 @@ def _check_links(config: RunConfig) -> None:
             "links from the nearest to the farthest, where each link connects more ranks than the "
             "previous one and only the last link has `ranks: null`",
             f"correct the links in conf/cluster/{config.cluster.name}.yaml",
+        )
+
+
+def check_optimizer(config: RunConfig) -> None:
+    """Refuse settings of the optimizer that contradict each other."""
+    _check_rates(config)
+    _check_cooldown(config)
+    _check_timescale(config)
+
+
+def _check_rates(config: RunConfig) -> None:
+    optimizer = config.optimizer
+    if optimizer.minimum_learning_rate > optimizer.learning_rate:
+        raise ConfigError(
+            "optimizer.minimum_learning_rate",
+            optimizer.minimum_learning_rate,
+            f"at most optimizer.learning_rate ({optimizer.learning_rate})",
+            f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
+            "decays to it",
+        )
+
+
+def _check_cooldown(config: RunConfig) -> None:
+    optimizer = config.optimizer
+    if optimizer.schedule != "wsd":
+        return
+    if optimizer.cooldown_steps is not None and optimizer.cooldown_share is not None:
+        raise ConfigError(
+            "optimizer.cooldown_share",
+            f"{optimizer.cooldown_share}, with optimizer.cooldown_steps={optimizer.cooldown_steps}",
+            "the length of the cooldown either in steps or as a share of the run",
+            "set optimizer.cooldown_share=null, or optimizer.cooldown_steps=null",
+        )
+    warmup, end, cooldown = optimizer.warmup_steps, config.decay_steps, config.cooldown_steps
+    # a run that ends within its warm-up has no cooldown, as it has no decay in other schedules
+    if cooldown > end or (warmup < end and warmup + cooldown > end):
+        limit = max(1, end - warmup)
+        in_steps = optimizer.cooldown_steps is not None
+        key = "optimizer.cooldown_steps" if in_steps else "optimizer.cooldown_share"
+        raise ConfigError(
+            key,
+            f"a cooldown of {cooldown} steps after a warm-up of {warmup}",
+            f"both phases within the {end} steps until the end of the schedule "
+            "(optimizer.decay_steps, or else trainer.steps)",
+            f"set optimizer.cooldown_steps={limit}"
+            + ("" if in_steps else " and optimizer.cooldown_share=null")
+            + ", or a smaller optimizer.warmup_steps",
+        )
+
+
+def _check_timescale(config: RunConfig) -> None:
+    optimizer = config.optimizer
+    if optimizer.schedule != "inverse_sqrt":
+        return
+    timescale, warmup = optimizer.timescale_steps, optimizer.warmup_steps
+    if timescale is None and warmup == 0:
+        raise ConfigError(
+            "optimizer.timescale_steps",
+            "null, with optimizer.warmup_steps=0",
+            "the step from which on the learning rate falls, if there is no warm-up",
+            "set optimizer.timescale_steps=10000 (as T5 does), or optimizer.warmup_steps=4000",
+        )
+    if timescale is not None and timescale < warmup:
+        raise ConfigError(
+            "optimizer.timescale_steps",
+            timescale,
+            f"at least optimizer.warmup_steps ({warmup}): the learning rate falls after the "
+            "warm-up",
+            f"set optimizer.timescale_steps={warmup}",
+        )
+
+
+def check_checkpoint(config: RunConfig) -> None:
+    """Refuse reduced moments where no checkpoint would have them."""
+    checkpoint, optimizer = config.checkpoint, config.optimizer.name
+    local, moments = checkpoint.tiers.local, checkpoint.moments
+    if moments == "fp32" or checkpoint.mode == "off":
+        return
+    exact = "set checkpoint.moments=fp32"
+    if optimizer != "adamw":
+        raise ConfigError(
+            "checkpoint.moments",
+            f"{moments}, with optimizer.name={optimizer}",
+            "fp32, because only AdamW has two moments in fp32 per parameter",
+            f"{exact}, or optimizer=adamw",
+        )
+    if local.path is None:
+        raise ConfigError(
+            "checkpoint.moments",
+            f"{moments}, without node-local checkpoints",
+            "a directory on the nodes' disks: checkpoints of the run directory are exact",
+            f"set checkpoint.tiers.local.path, or {exact}",
+        )
+    if checkpoint.partner:
+        raise ConfigError(
+            "checkpoint.moments",
+            f"{moments}, with checkpoint.partner=true",
+            "fp32, because checkpoints that are copied to the next node are exact",
+            f"{exact}, or checkpoint.partner=false",
+        )
+    if local.every_steps % checkpoint.every_steps == 0:
+        raise ConfigError(
+            "checkpoint.moments",
+            f"{moments}, with checkpoint.tiers.local.every_steps={local.every_steps} and "
+            f"checkpoint.every_steps={checkpoint.every_steps}",
+            "local checkpoints that are not copied to the run directory: those that are copied are "
+            "exact",
+            f"set a smaller checkpoint.tiers.local.every_steps or a larger checkpoint.every_steps, "
+            f"or {exact}",
         )

@@ -47,7 +47,6 @@ class Refusal:
     """Values by name of a trait (`traits_of`). A combination is refused if each of these traits has
     one of its values."""
     key: str
-    """The key to change."""
     why: str
     """The legal values of the key, and the reason."""
     todo: str
@@ -119,11 +118,7 @@ def traits_of(config: RunConfig) -> Cell:
 
 
 def check_support(config: RunConfig) -> None:
-    """Refuse a configuration that combines settings that do not work together.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse a configuration that combines settings that do not work together."""
     _check_messages(config.collectives)
     traits = traits_of(config)
     for refusal in REFUSALS:
@@ -135,11 +130,7 @@ def check_support(config: RunConfig) -> None:
 
 
 def _check_messages(collectives: CollectivesConfig) -> None:
-    """Refuse message formats that the kernels cannot write.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse message formats that the kernels cannot write."""
     run, block = collectives.rotation_elements, collectives.block_elements
     if run and (run < 16 or run & (run - 1) or (block != run and block % (2 * run))):
         raise ConfigError(

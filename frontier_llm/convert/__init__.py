@@ -4,11 +4,10 @@ The command `frontier-llm convert` (cli/convert.py) calls this package. In its m
 "ours" refer to frontier_llm, and "their" and "theirs" to Hugging Face. A *family* is a set of
 models with the same architecture, such as Llama.
 
-transforms         converts one of our tensors to their tensors, and back
-table              the table of a family: which of our tensors corresponds to which of theirs
-settings           the keys of their config.json and the corresponding keys of our configuration
-base_family        the interface of a family
-decoders           the families GPT-2, GPT-NeoX and Llama
+table              the table of a family: which of our tensors corresponds to which of theirs, and
+                   the transforms between them
+base_family        the interface of a family, and the keys of its config.json
+decoders           the families GPT-2, GPT-NeoX, and Llama with its relatives
 encoder_decoders   the families T5 and mT5
 families           the list of all families, and the choice of one for a model
 ours               reads and writes our weights one tensor at a time

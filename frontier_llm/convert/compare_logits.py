@@ -1,8 +1,4 @@
-"""Verify a conversion: run both models on the same tokens and compare the logits.
-
-"Our" model is loaded from the checkpoint of frontier_llm, "their" model by transformers from the
-Hugging Face folder.
-"""
+"""Verify a conversion: run both models on the same tokens and compare the logits."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +14,6 @@ TOLERANCE = 1e-4
 """Largest allowed difference of two fp32 logits, as a fraction of the largest absolute logit or of
 1, whichever is larger."""
 SAMPLES, TOKENS = 2, 64
-"""Number of compared sequences, and their length."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +21,7 @@ class Comparison:
     """The differences between the logits of two models."""
 
     largest: float
-    """Largest absolute difference."""
     mean: float
-    """Mean absolute difference."""
     scale: float
     """Largest absolute logit of their model, or 1 if that is larger."""
 
@@ -52,17 +45,7 @@ class Comparison:
 
 
 def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
-    """Run both models in fp32 on the CPU on the same random tokens.
-
-    Args:
-        config: the configuration of our model.
-        ours: our run directory or checkpoint.
-        theirs: their folder.
-
-    Raises:
-        DataError: transformers is not installed, or cannot load their model.
-        CheckpointError: our weights cannot be loaded.
-    """
+    """Run both models in fp32 on the CPU on the same random tokens."""
     generator = torch.Generator().manual_seed(0)
     length = min(TOKENS, config.data.sequence_length)
     shape = (SAMPLES, length)
@@ -96,14 +79,7 @@ def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
 def _their_logits(
     folder: Path, auto_class: str, tokens: Tensor, decoder_tokens: Tensor | None
 ) -> Tensor:
-    """Return fp32 logits [samples, tokens, vocabulary].
-
-    Args:
-        folder: their folder.
-        auto_class: name of the class of transformers that loads the model.
-        tokens: token ids that the model, or its encoder, reads.
-        decoder_tokens: token ids that the decoder of an encoder-decoder reads, else None.
-    """
+    """Return fp32 logits [samples, tokens, vocabulary] of a class of transformers."""
     try:
         import transformers
     except ImportError:

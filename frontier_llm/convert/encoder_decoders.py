@@ -1,7 +1,6 @@
 """Define the families T5 1.1 and mT5, which have the same architecture.
 
 The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
-In both, "our" refers to frontier_llm and "their" to Hugging Face.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +8,8 @@ from typing import Any, ClassVar
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.convert.base_family import Family, query_key_value
-from frontier_llm.convert.settings import Setting, Values
-from frontier_llm.convert.table import Row, unfold
-from frontier_llm.convert.transforms import Heads
+from frontier_llm.convert.base_family import Family, Setting, Values, query_key_value
+from frontier_llm.convert.table import Row, split_heads, unfold
 
 
 class T5(Family):
@@ -112,7 +109,7 @@ class T5(Family):
             Row(
                 f"{ours}.cross_attention.key_value.weight",
                 tuple(f"{theirs}.EncDecAttention.{letter}.weight" for letter in "kv"),
-                Heads(model.heads, (model.head_dim, model.head_dim)),
+                split_heads(model.heads, (model.head_dim, model.head_dim)),
             ),
             Row(f"{ours}.cross_attention.output.weight", (f"{theirs}.EncDecAttention.o.weight",)),
         ]

@@ -1,17 +1,20 @@
 """List the families of models that can be converted, and choose the family of a model.
 
-"Our" refers to frontier_llm, "their" to Hugging Face.
+Tensors that our model does not need are checked by their values: they are second copies of tied
+weights, and buffers, whose values follow from the settings.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.reading import SENTINELS
 from frontier_llm.convert.base_family import Family, Values
-from frontier_llm.convert.decoders import Gpt2, GptNeoX
+from frontier_llm.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_llm.convert.encoder_decoders import MT5, T5
-from frontier_llm.convert.llama_like import Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_llm.convert.theirs import TheirWeights
 from frontier_llm.errors import DataError
 
@@ -39,15 +42,7 @@ is llama_7b. All its dimensions are overridden."""
 
 
 def family_for(model: ModelConfig, name: str | None) -> Family:
-    """Return the family that our model belongs to.
-
-    Args:
-        model: our model.
-        name: name of the required family; None: choose the first family that fits.
-
-    Raises:
-        DataError: no family fits; the message gives the reasons.
-    """
+    """Return the family that our model belongs to: the first that fits, if it has no name."""
     chosen = [family for family in FAMILIES if name in (None, family.name)]
     if not chosen:
         known = ", ".join(family.name for family in FAMILIES)
@@ -61,14 +56,7 @@ def family_for(model: ModelConfig, name: str | None) -> Family:
 
 
 def family_of(theirs: Values) -> Family:
-    """Return the family of their model.
-
-    Args:
-        theirs: their config.json.
-
-    Raises:
-        DataError: the architecture is unknown.
-    """
+    """Return the family of their model."""
     for family in FAMILIES:
         if theirs.get("model_type") == family.name:
             return family
@@ -84,16 +72,7 @@ def model_overrides(
 ) -> list[str]:
     """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
 
-    Args:
-        family: the family of their model.
-        theirs: their config.json.
-        home: the final path of the run directory, whose name becomes the name of the model.
-        tokenizer: path of the converted tokenizer; None if their tokenizer cannot be converted.
-        weights: their tensors, which limit the sizes.
-
-    Raises:
-        DataError: config.json has a setting that is not supported, is of another type, or
-            contradicts the files; or it lacks one.
+    The run directory `home` gives the model its name, and their tensors limit the sizes.
     """
     try:
         family.refuse_variants(theirs)
@@ -127,3 +106,39 @@ def _override_value(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # fields of type int and of type float both accept an integer
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_surplus(
+    family: Family, weights: TheirWeights, names: Iterable[str], rotary_base: float
+) -> None:
+    """Refuse tensors without a place in our model that the conversion would lose."""
+    for name in names:
+        first = next((of for suffix, of in family.copies.items() if name.endswith(suffix)), None)
+        if first is not None:
+            if not torch.equal(weights.read(name), weights.read(first)):
+                raise DataError(
+                    f"{name} differs from {first}, to which it should be tied by config.json\n"
+                    "  do: set tie_word_embeddings=false in config.json if the model is not tied"
+                )
+        elif not name.endswith(tuple(family.unused)):
+            raise DataError(
+                f"{name} has no place in our model, so the conversion would lose it\n  do: if our "
+                "model computes with it, add a row to its family in frontier_llm/convert"
+            )
+        elif not _is_usual(name, weights.read_any(name), rotary_base):
+            raise DataError(f"the buffer {name} has other values than this project computes with")
+
+
+def _is_usual(name: str, buffer: torch.Tensor, rotary_base: float) -> bool:
+    """Return whether a buffer is a causal mask, its fill value, or inverse wavelengths."""
+    size, kind = buffer.shape[-1] if buffer.dim() else 1, name.rpartition(".")[2]
+    if kind == "masked_bias":
+        return buffer.numel() == 1 and float(buffer) <= -1e4
+    if kind == "bias":
+        is_square = buffer.numel() == size * size
+        return is_square and torch.equal(
+            buffer.float().view(size, size), torch.ones(size, size).tril()
+        )
+    usual = rotary_base ** -(torch.arange(size) / size)
+    # the values may have been rounded to 16 bits
+    return buffer.dim() == 1 and torch.allclose(buffer.float(), usual, rtol=1e-2)

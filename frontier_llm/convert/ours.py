@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from frontier_llm.checkpoint import manifest as stored
-from frontier_llm.checkpoint.discovery import Checkpoint, find
-from frontier_llm.checkpoint.file_headers import check_headers
+from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, rank_file_name, step_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.convert.table import Shape
@@ -27,30 +26,14 @@ STATE = "master"
 
 
 class OurWeights:
-    """The weights of a checkpoint."""
+    """The weights of the checkpoint at a path, or of the newest one in a run directory."""
 
     def __init__(self, path: Path) -> None:
-        """Open a checkpoint.
-
-        Args:
-            path: a checkpoint; or a run directory or a folder of checkpoints, in which the newest
-                checkpoint is opened.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it is damaged.
-        """
         self.checkpoint: Checkpoint = find(path)
         check_headers(self.checkpoint)
 
     def check_names(self, shapes: dict[str, Shape]) -> None:
-        """Refuse a checkpoint of another model.
-
-        Args:
-            shapes: shapes of the configured model's parameters, by our names.
-
-        Raises:
-            CheckpointError: a tensor is missing, superfluous or of another shape.
-        """
+        """Refuse a checkpoint whose tensors differ from these shapes, by our names."""
         found = {name: tensor.shape for name, tensor in self.checkpoint.manifest.weights.items()}
         for name in sorted(found.keys() | shapes.keys()):
             if found.get(name) != shapes.get(name):
@@ -60,11 +43,7 @@ class OurWeights:
                 )
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in fp32.
-
-        Raises:
-            CheckpointError: the tensor is damaged or incomplete.
-        """
+        """Return a tensor in fp32."""
         return read_tensor(self.checkpoint, name, states=(STATE,))[STATE]
 
 
@@ -73,14 +52,8 @@ def write_weights(
 ) -> None:
     """Write a checkpoint of step 0 that holds weights but no moments of Adam.
 
-    Args:
-        run: the run directory.
-        shards: for each file to write, (our name, complete tensor) of its tensors. Each shard is
-            freed before the next one is requested.
-        meta: metadata of the checkpoint, which must be JSON.
-
-    Raises:
-        OSError: the disk is full or has failed.
+    A shard has (our name, complete tensor) of each tensor of a file. It is freed before the next
+    one is requested.
     """
     folder = run / FOLDER / step_folder(0)
     folder.mkdir(parents=True)
@@ -140,16 +113,9 @@ def _shape_words(shape: Shape | None) -> str:
 
 
 def plan_shards(sizes: Sequence[int], limit: int) -> list[range]:
-    """Divide a list of tensors into consecutive shards of at most `limit` bytes.
+    """Divide tensors into consecutive shards of at most `limit` bytes; return their indices.
 
-    A tensor of more than `limit` bytes gets a shard of its own.
-
-    Args:
-        sizes: size of each tensor in bytes.
-        limit: largest size of a shard in bytes.
-
-    Returns:
-        Indices of the tensors in each shard.
+    A tensor of more bytes gets a shard of its own.
     """
     ranges, start, total = [], 0, 0
     for index, size in enumerate(sizes):

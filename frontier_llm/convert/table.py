@@ -1,19 +1,61 @@
-"""Define the table of a family: which of our tensors corresponds to which of their tensors.
+"""Define which of our tensors corresponds to which of theirs, and the transforms between them.
 
-"Our" tensors are those of frontier_llm, "their" tensors those of Hugging Face. The rows of a layer
-are written once, with `{n}` in place of the layer's number. `unfold` repeats them for all layers of
-a model. A tensor of ours or of theirs that has no row is an error.
+Each transform has an exact inverse. Our tensors have Megatron's layout: the projections of self-
+attention are fused into one matrix. A *group of heads* consists of the query heads that share a key
+and a value head. The matrix contains the rows of the first group, then those of the second group
+and so on. The rows of a group are those of its query heads, its key head and its value head, in
+this order. Tensor parallelism can therefore divide the matrix between groups.
+
+The rows of a layer's table are written once, with `{n}` in place of the layer's number. `unfold`
+repeats them for all layers of a model. A tensor of ours or of theirs that has no row is an error.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from frontier_llm.convert.transforms import Same, Transform
+import torch
+from torch import Tensor
+
 from frontier_llm.errors import DataError
 
 Shape = tuple[int, ...]
-SAME = Same()
-"""The transform of tensors that are equal on both sides."""
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A function from one of our tensors to theirs, and its inverse."""
+
+    to_theirs: Callable[[Tensor], tuple[Tensor, ...]]
+    to_ours: Callable[[Sequence[Tensor]], Tensor]
+
+
+SAME = Transform(lambda ours: (ours,), lambda theirs: theirs[0])
+TRANSPOSED = Transform(lambda ours: (ours.t(),), lambda theirs: theirs[0].t())
+"""Our matrix is [out, in], theirs is [in, out], as in GPT-2's Conv1D."""
+
+
+def split_heads(groups: int, rows: tuple[int, ...], *, joined: bool = False) -> Transform:
+    """Return the transform of our fused tensor into their projections.
+
+    Each group of heads has `rows` rows of each projection, for example (query heads per group *
+    head width, head width, head width). If theirs are joined, they have a single transposed matrix
+    of all queries, then all keys, then all values.
+    """
+
+    def to_theirs(ours: Tensor) -> tuple[Tensor, ...]:
+        grouped = ours.reshape(groups, sum(rows), *ours.shape[1:])
+        projections = tuple(part.flatten(0, 1) for part in grouped.split(rows, dim=1))
+        return (torch.cat(projections).t(),) if joined else projections
+
+    def to_ours(theirs: Sequence[Tensor]) -> Tensor:
+        projections = theirs[0].t().split([groups * n for n in rows]) if joined else theirs
+        parts = [
+            part.reshape(groups, n, *part.shape[1:])
+            for part, n in zip(projections, rows, strict=True)
+        ]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+    return Transform(to_theirs, to_ours)
 
 
 @dataclass(frozen=True)
@@ -21,19 +63,14 @@ class Row:
     """One of our tensors, the corresponding tensors of theirs, and the transform between them."""
 
     ours: str
-    """Name of our tensor."""
     theirs: tuple[str, ...]
-    """Names of their tensors."""
     transform: Transform = SAME
 
 
 def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[Row]:
-    """Repeat the rows of a layer for several layers.
+    """Repeat the rows of a layer for several layers, with our number in place of `{n}`.
 
-    Args:
-        rows: rows of a layer, with `{n}` in the names.
-        layers: our numbers of the layers.
-        first: our number of the layer that they number 0.
+    `first` is our number of the layer that they number 0.
     """
     return [
         Row(
@@ -49,12 +86,7 @@ def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[R
 def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
     """Return the rows that a model needs, in the order of its parameters.
 
-    Args:
-        rows: the table of the family. Some rows are only for other variants, such as untied heads.
-        shapes: shapes of the model's parameters, by our names.
-
-    Raises:
-        DataError: a parameter has no row.
+    Some rows of a family are only for other variants, such as untied heads.
     """
     by_name = {row.ours: row for row in rows}
     if missing := [name for name in shapes if name not in by_name]:
@@ -67,15 +99,7 @@ def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
 
 
 def surplus_names(rows: Sequence[Row], found: Iterable[str]) -> list[str]:
-    """Return the names of the tensors in their folder that have no row in the table.
-
-    Args:
-        rows: rows of the model.
-        found: names of the tensors in their folder.
-
-    Raises:
-        DataError: the folder lacks a tensor of the table.
-    """
+    """Return the names of the tensors in their folder that have no row in the table."""
     names, wanted = set(found), {name for row in rows for name in row.theirs}
     if missing := sorted(wanted - names):
         raise DataError(f"the model lacks {missing[0]} ({len(missing)} tensors in all)")

@@ -20,28 +20,17 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 """Maps the name of each tensor to its file, if there are several files."""
 SINGLE = "model.safetensors"
-"""Name of the file of weights, if there is only one."""
 _MAP = TypeAdapter(dict[str, str])
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TheirWeights:
-    """The tensors of a Hugging Face folder.
+    """The tensors of a Hugging Face folder, which may omit the prefix from all names.
 
-    Attributes:
-        largest_dim: size of the largest dim of all tensors.
+    `largest_dim` is the size of the largest dim of all tensors.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
-        """Read the names of the tensors.
-
-        Args:
-            folder: the folder of a model.
-            prefix: prefix of the names. A folder may omit the prefix from all names.
-
-        Raises:
-            DataError: the folder contains no safetensors files.
-        """
         self.folder = folder
         self.largest_dim = 0
         self._files = self._find_files()
@@ -55,11 +44,7 @@ class TheirWeights:
         return list(self._stored)
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor of weights.
-
-        Raises:
-            DataError: the file is damaged, or a weight is not a finite number.
-        """
+        """Read a tensor of weights."""
         tensor = self.read_any(name)
         if tensor.dtype not in _DTYPES:
             raise DataError(f"{name} has dtype {tensor.dtype}, which is no dtype of weights")
@@ -71,11 +56,7 @@ class TheirWeights:
         return tensor
 
     def read_any(self, name: str) -> Tensor:
-        """Read a tensor that may hold any values.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Read a tensor that may hold any values."""
         stored = self._stored[name]
         try:
             with safe_open(self.folder / self._files[stored], framework="pt") as file:
@@ -110,11 +91,7 @@ class TheirWeights:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json.
-
-    Raises:
-        DataError: the file is absent or damaged.
-    """
+    """Read config.json."""
     try:
         return _read_object(folder / CONFIG)
     except (OSError, ValueError, RecursionError) as error:
@@ -137,17 +114,9 @@ def write_model(
     shards: Iterable[Sequence[tuple[str, Tensor]]],
     count: int,
 ) -> None:
-    """Write a model.
+    """Write a model to an empty folder; each shard is freed before the next one is requested.
 
-    Args:
-        folder: an existing empty folder.
-        config: content of config.json.
-        shards: for each file to write, (name, tensor) of its tensors. Each shard is freed before
-            the next one is requested.
-        count: number of shards.
-
-    Raises:
-        OSError: the disk is full or has failed.
+    A shard has (name, tensor) of each tensor of a file.
     """
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     files: dict[str, str] = {}

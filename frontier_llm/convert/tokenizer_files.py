@@ -1,7 +1,6 @@
 """Copy the tokenizer that belongs to a converted model.
 
-"Ours" is frontier_llm, and "theirs" is Hugging Face. Both read the same files: a sentencepiece
-model, or a tokenizer.json with its settings files.
+Both sides read the same files: a sentencepiece model, or a tokenizer.json with its settings files.
 """
 
 import json
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.config import RunConfig
+from frontier_llm.convert.sentencepiece_json import needs_json, write_json
 from frontier_llm.convert.theirs import read_config
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.tokenizer import Tokenizer
@@ -32,21 +32,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict[str, Any]:
-    """Copy the tokenizer of a run to a Hugging Face folder.
+    """Copy the tokenizer of a run to a Hugging Face folder; return token ids for config.json.
 
     A tokenizer that was trained on the run's corpus is taken from the prepared corpus. If the
-    tokenizer is missing, or the corpus neither exists nor can be prepared, none is written.
-
-    Args:
-        config: the configuration of the run.
-        out: the Hugging Face folder.
-        trained_with: digest of the tokenizer in the checkpoint; None: the checkpoint has none.
-
-    Returns:
-        Token ids for config.json; empty if no tokenizer is written.
-
-    Raises:
-        DataError: the tokenizer has changed since the training.
+    tokenizer is missing, or the corpus neither exists nor can be prepared, none is written. The
+    digest of the tokenizer in the checkpoint must not have changed.
     """
     try:
         configured = config.data.tokenizer
@@ -61,6 +51,8 @@ def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict
             f"the tokenizer {source} has the digest {found}; the model was trained with another, "
             f"of digest {trained_with}\n  do: restore the files that the run was started with"
         )
+    if (out / MODEL_FILE).exists() and needs_json(out / MODEL_FILE):
+        write_json(out / MODEL_FILE, out / JSON_FILE)
     before = tokens_before_text(config.data, tokenizer)
     _write_settings(tokenizer, out, before, ends=config.model.kind == "t5")
     return {"eos_token_id": tokenizer.eod, "bos_token_id": before[0] if before else None}
@@ -70,16 +62,11 @@ def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, e
     """Write settings, so that transformers adds to a text the tokens that the model has read.
 
     With a sentencepiece model these are the settings of tokenizer_config.json. In a tokenizer.json
-    it is the post-processor: transformers ignores the settings beside it.
-
-    Args:
-        tokenizer: the tokenizer of the run.
-        out: the Hugging Face folder.
-        before: the tokens before a text.
-        ends: whether the end-of-document token follows a text.
+    it is the post-processor: transformers ignores the settings beside it. The tokens `before`
+    precede a text; if it `ends`, the end-of-document token follows.
     """
     path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
-    if (out / MODEL_FILE).exists():
+    if (out / MODEL_FILE).exists() and not (out / JSON_FILE).exists():
         settings = {
             # used for T5 as well, because T5Tokenizer would drop blanks
             "tokenizer_class": "LlamaTokenizer",
@@ -132,12 +119,7 @@ def _write_post_processor(file: Path, start: list[str], end: list[str], ids: lis
 
 
 def check_theirs(out: Path) -> None:
-    """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer.
-
-    Raises:
-        DataError: the tokens, those that it adds before and after a text, or the token that ends a
-            document differ, or transformers cannot load the tokenizer.
-    """
+    """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer."""
     if not ((out / JSON_FILE).exists() or (out / MODEL_FILE).exists()):
         return
     from transformers import AutoTokenizer
@@ -149,7 +131,8 @@ def check_theirs(out: Path) -> None:
     except Exception as error:
         raise DataError(f"transformers cannot load the tokenizer of {out}: {error}") from error
     settings = read_config(out)
-    ours = open_tokenizer(out, settings["eos_token_id"])
+    is_model = (out / MODEL_FILE).exists()
+    ours = open_tokenizer(out / MODEL_FILE if is_model else out, settings["eos_token_id"])
     wanted = ours.encode(SAMPLE_TEXT)
     if (found, theirs.eos_token_id) != (wanted, ours.eod):
         raise DataError(
@@ -167,11 +150,7 @@ def check_theirs(out: Path) -> None:
 
 
 def copy_to_ours(folder: Path, out: Path) -> Path | None:
-    """Copy the tokenizer of a Hugging Face folder to a run directory.
-
-    Returns:
-        The copy of the model or the tokenizer.json; None if the folder has neither.
-    """
+    """Copy the tokenizer of a Hugging Face folder to a run directory; None if it has none."""
     try:
         return copy_tokenizer(folder, out)
     except ConfigError as error:

@@ -1,22 +1,20 @@
 """Turn text on disk into the micro-batches of a training step.
 
-    tokenizer        the interface of tokenizers, which convert text to token ids and back;
-                     sentencepiece_tokenizer and json_tokenizer implement one kind each
-    tokenizer_source finds, opens and copies a tokenizer; tokenizer_training trains one
-    encoder          encodes texts to the bytes of a token file, with a cache of recurring words
-    source           reads the documents of a source, and assigns each to training or validation
-    source_listing   lists the files of a folder; file_formats finds their formats, and
-                     source_choice chooses those that are read
-    source_format    interface of the file formats; text_files, json_lines, csv_files and
-                     parquet_files implement them; compression opens compressed files
-    corpus_account   counts what was read and what was left out
-    corpus_manifest  describes a prepared corpus
+    tokenizer        the interface of tokenizers, which convert text to token ids and back, and the
+                     encoder of token files; sentencepiece_tokenizer and json_tokenizer implement
+                     one kind each
+    tokenizer_source finds, opens and copies a tokenizer
+    source           lists and reads the documents of a source, and assigns each to training or
+                     validation; source_choice chooses the files by the formats that file_formats
+                     finds
+    source_format    interface of the file formats; file_readers implements it
+    corpus_manifest  describes a prepared corpus, and what was read and left out; finds bytes that
+                     have changed
     prepare          writes the tokenizer, token files and manifest of a source to one folder, once
-    corpus_build     the stages of preparation; corpus_parts, part_writer, part_merger and
-                     worker_pool implement them
+    corpus_build     the stages of preparation; corpus_parts and worker_pool implement them
     permutation      pseudo-random permutations and numbers that are computed, not stored
     prepared_corpus  reads samples from a prepared corpus, and finds the files they come from
-    packing          packs whole documents into samples; packed_samples reads these
+    packing          packs whole documents into samples, and reads these
     document_rows    samples with the borders of their documents, and micro-batches of them
     blend            chooses the corpus of each sample if a run mixes several corpora
     corpora          all corpora of a run, with one tokenizer

@@ -20,6 +20,11 @@ class _Labels:
     labels: torch.Tensor
     loss_mask: torch.Tensor | None
 
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.labels.shape[0]
+
     def mean_loss(self, losses: torch.Tensor, by: LossMean = "samples") -> torch.Tensor:
         """Average losses to a scalar in fp32, which a step averages over its micro-batches.
 
@@ -53,12 +58,7 @@ class _Labels:
         return weights[by]
 
     def loss_sums(self, losses: torch.Tensor, end: int) -> torch.Tensor:
-        """Return the fields of `LossSums` for each sample, [b, 6] fp64.
-
-        Args:
-            losses: the cross entropies.
-            end: token that ends a document.
-        """
+        """Return the fields of `LossSums` for each sample, [b, 6] fp64; `end` ends documents."""
         ones = torch.ones_like(losses, dtype=torch.float64)
         predicted = ones if self.loss_mask is None else self.loss_mask.double()
         text = predicted * (self.labels != end)
@@ -71,13 +71,10 @@ class LossSums(NamedTuple):
     """Sums over samples."""
 
     samples: float
-    """Number of samples that predict a token."""
     means: float
     """Sum of the mean losses of these samples, in nats per token."""
     nats: float
-    """Sum of the losses of all predicted tokens."""
     tokens: float
-    """Number of predicted tokens."""
     text_nats: float
     """`nats` without the tokens that end documents."""
     text_tokens: float
@@ -108,11 +105,6 @@ class Batch(_Labels):
     positions: torch.Tensor
     loss_mask: torch.Tensor | None = None
     cumulative_lengths: torch.Tensor | None = None
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.tokens.shape[0]
 
     @property
     def length(self) -> int:
@@ -154,11 +146,6 @@ class Seq2SeqBatch(_Labels):
     decoder_tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.encoder_tokens.shape[0]
 
     @property
     def length(self) -> int:
@@ -209,14 +196,11 @@ def without_labels(batch: SomeBatch, count: int) -> SomeBatch:
 
 
 def digest(batches: Iterable[AnyBatch]) -> int:
-    """Return the sum of the 32-bit xxh32 digests of all samples.
+    """Return the sum of the 32-bit xxh32 digests of all samples of micro-batches on the host.
 
     A run logs this number per step, so that two runs can be compared sample by sample. The sum does
     not depend on how samples are distributed over batches and ranks. Ranks add their sums in fp64,
     which is exact for up to 2^21 samples (53 bits of precision less 32 bits per digest).
-
-    Args:
-        batches: micro-batches on the host; all tensors have samples along their first dimension.
     """
     total = 0
     for batch in batches:

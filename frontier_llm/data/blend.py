@@ -44,15 +44,11 @@ def corpus_shares(
 ) -> dict[str, float]:
     """Return the share of each corpus in the samples.
 
-    Args:
-        tokens: number of tokens of each corpus, by name.
-        weights: configured weight of each corpus; all None to derive the shares from the sizes.
-        alpha: exponent of the sizes; without weights a share is proportional to tokens^alpha.
+    All weights are configured, or none. Without weights a share is proportional to tokens^alpha
+    (mT5, arXiv:2010.11934, section 3.2, with alpha = 0.3).
 
     Raises:
         ConfigError: only some corpora have a weight, or a share is too small.
-
-    Paper: mT5, arXiv:2010.11934, section 3.2 (alpha = 0.3).
     """
     configured = [weight for weight in weights.values() if weight is not None]
     if configured and len(configured) < len(weights):
@@ -80,17 +76,11 @@ def corpus_shares(
 class Schedule:
     """Maps each sample of a run to one of the corpora, and to a sample of that corpus.
 
-    The class is thread-safe.
+    The first segment begins at sample 0. A segment names the corpora of the segment before it, and
+    maybe more. The class is thread-safe.
     """
 
     def __init__(self, segments: Sequence[Segment], key: int) -> None:
-        """Initialise the schedule from a history of weights.
-
-        Args:
-            segments: segments in order; the first begins at sample 0. A segment names the corpora
-                of the segment before it, and maybe more.
-            key: 64-bit key of the pseudo-random numbers, derived from the seed of the run.
-        """
         assert segments[0].first_sample == 0, "the first segment begins at sample 0"
         self.segments = tuple(segments)
         self.names = tuple(dict.fromkeys(name for s in segments for name in s.weights))
@@ -112,13 +102,7 @@ class Schedule:
     def changed(self, next_sample: int, weights: Mapping[str, float]) -> "Schedule":
         """Return a schedule with new weights from one sample on. Earlier samples do not change.
 
-        Args:
-            next_sample: first sample with the new weights; segments that begin at this sample or
-                later are dropped.
-            weights: new weights of the same corpora, and maybe of added ones.
-
-        Raises:
-            ConfigError: a corpus is missing.
+        Segments that begin at this sample or later are dropped. The weights may name added corpora.
         """
         kept = [segment for segment in self.segments if segment.first_sample < next_sample]
         read = kept[-1].weights if kept else {}
@@ -158,15 +142,10 @@ class Schedule:
         return [{"first_sample": s.first_sample, "weights": dict(s.weights)} for s in self.segments]
 
     def with_history(self, meta: Sequence[Mapping[str, Any]]) -> "Schedule":
-        """Return a schedule with this schedule's key and other segments, as `to_meta` wrote them.
-
-        Args:
-            meta: segments of a checkpoint.
-        """
+        """Return a schedule with this one's key and the segments of a checkpoint (`to_meta`)."""
         return Schedule([Segment(s["first_sample"], s["weights"]) for s in meta], self._key)
 
     def _count(self, number: int, length: int) -> npt.NDArray[np.int64]:
-        """Count the samples of each corpus among the first `length` samples of segment `number`."""
         blocks, rest = divmod(length, BLOCK)
         corpora, _ = self._block(number, blocks)
         partial = np.bincount(corpora[:rest], minlength=len(self.names))
@@ -175,16 +154,7 @@ class Schedule:
     def _make_block(
         self, number: int, block: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return two arrays over the samples of a block.
-
-        Args:
-            number: index of the segment.
-            block: index of the block in the segment.
-
-        Returns:
-            The corpus of each sample, and the rank of the sample among the corpus's samples of
-            this block, counted from 0.
-        """
+        """Return the corpus of each sample of a block, and its rank among those of the corpus."""
         quotas = self._quotas[number]
         corpora = np.repeat(np.arange(len(quotas)), quotas)
         ordinals = np.concatenate([np.arange(quota) for quota in quotas])
@@ -196,9 +166,8 @@ class Schedule:
 def _quotas(weights: Sequence[float]) -> npt.NDArray[np.int64]:
     """Divide the samples of a block among the corpora by the largest remainder method.
 
-    Returns:
-        Number of samples of each corpus: at least 1, in proportion to the weights, of sum BLOCK; 0
-        for a weight of 0.
+    The numbers are in proportion to the weights and have the sum BLOCK. Each is at least 1, or 0
+    for a weight of 0.
     """
     exact_quotas = np.asarray(weights, dtype=np.float64) * BLOCK / sum(weights)
     quotas = np.maximum(np.floor(exact_quotas).astype(np.int64), exact_quotas > 0)

@@ -21,22 +21,20 @@ from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
 from frontier_llm.data.document_rows import DocumentSamples, Row
-from frontier_llm.data.packed_samples import PackedSamples
-from frontier_llm.data.packing import open_packing
+from frontier_llm.data.packing import PackedSamples, open_packing
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.sample_order import LengthSegment
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, open_tokenizer
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
 CorpusSamples = Samples | PackedSamples
-"""The samples of a run that reads one corpus."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Corpora:
 
     config: DataConfig
     corpora: tuple[Corpus, ...]
-    """Corpora in the order of the configuration."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -104,15 +101,6 @@ def prepare_all(
 
     The corpora of a blend share one tokenizer. If none is configured, one is trained on text of all
     corpora, in the shares that `data.blend_alpha` gives.
-
-    Args:
-        config: configuration of the sources and of their preparation.
-        on_progress: called with the progress of each stage.
-        workers: number of processes; None: one per core.
-
-    Raises:
-        ConfigError: a corpus's name cannot be the name of a folder.
-        DataError: a source is unusable, or a folder cannot be written.
     """
     report = on_progress or (lambda stage, fraction: None)
     if config.kind != "blend":
@@ -131,11 +119,7 @@ def prepare_all(
 
 
 def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
-    """Open the folders that `prepare_all` returned.
-
-    Raises:
-        DataError: a corpus is damaged, or the tokenizers differ.
-    """
+    """Open the folders that `prepare_all` returned."""
     corpora = tuple(open_corpus(folder) for folder in folders)
     for folder, corpus in zip(folders, corpora, strict=True):
         if corpus.manifest.tokenizer_sha256 != corpora[0].manifest.tokenizer_sha256:
@@ -147,23 +131,12 @@ def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
 
 
 def open_data(config: DataConfig) -> Corpora:
-    """Prepare all corpora that are not prepared yet, and open them.
-
-    Raises:
-        ConfigError: a corpus's name cannot be the name of a folder.
-        DataError: a source is unusable, or a corpus is damaged.
-    """
+    """Prepare all corpora that are not prepared yet, and open them."""
     return open_all(config, prepare_all(config))
 
 
 def open_tokenizer_of(config: RunConfig) -> Tokenizer:
-    """Return the tokenizer of a run; its corpora are needed only if it was trained on them.
-
-    Raises:
-        ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding has
-            rows.
-        DataError: a source is unusable, or a corpus is damaged.
-    """
+    """Return the tokenizer of a run; its corpora are needed only if it was trained on them."""
     data = config.data
     if data.tokenizer is not None:
         tokenizer = open_tokenizer(Path(data.tokenizer), data.end_of_document)
@@ -177,26 +150,13 @@ class BlendedSamples:
     """The samples of a run that reads several corpora. Each corpus is read in its own order."""
 
     def __init__(self, samples: Mapping[str, CorpusSamples], schedule: Schedule) -> None:
-        """Blend the samples of several corpora.
-
-        Args:
-            samples: samples of each corpus, by its name.
-            schedule: maps each sample of the run to a corpus.
-        """
         assert set(samples) >= set(schedule.names), "every corpus needs samples"
         self._samples, self.schedule = samples, schedule
 
     def resume(self, history: Sequence[Mapping[str, Any]], next_sample: int) -> None:
-        """Restore the samples that earlier starts of the run have read.
+        """Restore the samples that earlier starts of the run have read (`Schedule.to_meta`).
 
         The weights of this start are used from `next_sample` on.
-
-        Args:
-            history: weights of the earlier starts, as `Schedule.to_meta` returned them.
-            next_sample: first sample that is drawn with the weights of this start.
-
-        Raises:
-            ConfigError: a corpus of the earlier starts is missing.
         """
         weights = self.schedule.segments[-1].weights
         self.schedule = self.schedule.with_history(history).changed(next_sample, weights)
@@ -206,7 +166,6 @@ class BlendedSamples:
         set_lengths(self._samples, self.schedule, segments)
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch, summed over the corpora."""
         return sum(map(len, self._samples.values()))
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64] | Row:
@@ -279,3 +238,36 @@ def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None)
     train_tokenizer(texts, config.vocabulary, draft)
     draft.replace(path)
     return path
+
+
+class ValidationWindows:
+    """The samples of one corpus after those of another. They have nothing beyond their end.
+
+    Each corpus contributes its share of the `wanted` samples: at least one, and at most all that it
+    has.
+    """
+
+    def __init__(self, samples: Sequence[Any], shares: Sequence[float], wanted: int) -> None:
+        counts = [
+            min(len(windows), max(1, round(share * wanted)))
+            for windows, share in zip(samples, shares, strict=True)
+        ]
+        self._samples = samples
+        self._places = [(corpus, k) for corpus, count in enumerate(counts) for k in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def corpus(self, index: int) -> int:
+        """Return the number of the corpus of a sample; 0 beyond the end."""
+        return self._places[index][0] if index < len(self) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        corpus, number = self._places[index]
+        return self._samples[corpus][number]
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return a sample of a run whose samples have documents."""
+        corpus, number = self._places[index]
+        row: Row = self._samples[corpus].row(number, reads=reads)
+        return row

@@ -14,22 +14,30 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_account import Account, Tally, TextCounts
-from frontier_llm.data.corpus_check import write_digests
 from frontier_llm.data.corpus_manifest import (
     FILES_FILE,
     FORMAT,
     MANIFEST_FILE,
+    Account,
     Manifest,
+    Tally,
+    TextCounts,
+    write_digests,
 )
-from frontier_llm.data.corpus_parts import SPLITS, PartFiles, SkippedTexts, plan_parts
-from frontier_llm.data.encoder import Encoder
-from frontier_llm.data.part_merger import Merger, find_duplicates
-from frontier_llm.data.part_writer import PartReader, PartWriter
+from frontier_llm.data.corpus_parts import (
+    SPLITS,
+    Merger,
+    PartFiles,
+    PartReader,
+    PartWriter,
+    SkippedTexts,
+    find_duplicates,
+    plan_parts,
+)
 from frontier_llm.data.source import Source
 from frontier_llm.data.source_choice import check_left_out, files_without_text
 from frontier_llm.data.source_format import Scan
-from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer import Encoder, Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
@@ -43,11 +51,7 @@ Progress = Callable[[str, float], None]
 
 
 def scan_files(source: Source, workers: int, report: Progress) -> list[Scan]:
-    """Read all files once; return the digest of each and the cuts, where it can be divided.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Read all files once; return the digest of each and the cuts, where it can be divided."""
     progress = _StageProgress("reading the sources", source.size, report)
     scans: dict[int, Scan] = {}
     for index, scan in run_jobs(source.scan, range(len(source.files)), workers):
@@ -58,16 +62,7 @@ def scan_files(source: Source, workers: int, report: Progress) -> list[Scan]:
 
 @dataclass
 class CorpusBuild:
-    """Runs the stages that prepare one corpus.
-
-    Attributes:
-        corpus: configuration of the corpus.
-        config: configuration that all corpora share.
-        source: files of the corpus.
-        scans: result of `scan_files`, one scan per file of the source.
-        workers: number of processes.
-        report: called with the progress of each stage.
-    """
+    """Runs the stages that prepare one corpus."""
 
     corpus: CorpusConfig
     config: DataConfig
@@ -84,9 +79,6 @@ class CorpusBuild:
         """Return training documents for a tokenizer, about `text_bytes` bytes in total.
 
         A hash of its name decides whether a document is chosen, so every call chooses the same.
-
-        Raises:
-            DataError: there is no document for training, or none for validation.
         """
         percent = 100 * text_bytes / self.source.size
         validation_percent = self.config.validation_percent
@@ -112,11 +104,7 @@ class CorpusBuild:
         return [text for number in self._part_numbers for text in texts[number]]
 
     def tokenise(self, tokenizer: Tokenizer, files: PartFiles) -> None:
-        """Tokenise and write all parts that are not done.
-
-        Raises:
-            DataError: the source cannot be used, or a worker was killed.
-        """
+        """Tokenise and write all parts that are not done."""
         encoder = Encoder(tokenizer, _token_type(tokenizer))
         writer = PartWriter(self.reader, encoder, files, self.config.validation_percent)
         progress = self._progress("tokenising")
@@ -128,11 +116,7 @@ class CorpusBuild:
             progress.add(self.parts[number].size)
 
     def merge(self, tokenizer: Tokenizer, files: PartFiles, folder: Path) -> None:
-        """Merge the parts into a folder that already holds the tokenizer, and write the manifest.
-
-        Raises:
-            DataError: a split is empty.
-        """
+        """Merge the parts into a folder that holds the tokenizer, and write the manifest."""
         # counted in files: each part has one token file per split
         total = len(SPLITS) * len(self.parts)
         progress = _StageProgress(MERGING, total, self.report)
@@ -191,19 +175,13 @@ class CorpusBuild:
         return range(len(self.parts))
 
     def _size(self, numbers: Iterable[int]) -> int:
-        """Return the total size of some parts in bytes."""
         return sum(self.parts[number].size for number in numbers)
 
     def _progress(self, stage: str) -> "_StageProgress":
-        """Return the progress of a stage that reads all parts, counted in bytes."""
         return _StageProgress(stage, self._size(self._part_numbers), self.report)
 
     def check_files(self) -> None:
-        """Refuse a source of which a large part is in another format, unless it is skipped.
-
-        Raises:
-            DataError: the error says how much is left out.
-        """
+        """Refuse a source of which a large part is in another format, unless it is skipped."""
         if self.config.broken == "refuse" and self.config.format == "auto":
             left_out, read = self._files_left_out()
             check_left_out(self.source.root, left_out, read.bytes)
@@ -222,16 +200,7 @@ class CorpusBuild:
         return left_out, read
 
     def _account(self, files: PartFiles, kept: int, repeated: int) -> Account:
-        """Return the account of the source, after a check of the characters.
-
-        Args:
-            files: files of the parts.
-            kept: number of documents of both splits.
-            repeated: number of documents that repeat earlier ones.
-
-        Raises:
-            DataError: the tokenizer cannot represent a large part of the text.
-        """
+        """Return the account of the source, after a check of the characters."""
         skipped = SkippedTexts()
         for number in self._part_numbers:
             skipped.add(files.skipped(number))
@@ -293,11 +262,7 @@ class _StageProgress:
 
 
 def _check_characters(text: TextCounts, root: Path, tokenizer: str | None) -> None:
-    """Refuse a text that the tokenizer cannot represent.
-
-    Raises:
-        DataError: the error says how much is lost or unknown.
-    """
+    """Refuse a text that the tokenizer cannot represent."""
     missing = text.lost + text.unknown
     if missing > MISSING_SHARE * text.characters:
         raise DataError(

@@ -1,31 +1,50 @@
-"""Describe a prepared corpus and check that its files are complete.
+"""Describe a prepared corpus, account for its source, and check that its files are complete.
 
 A prepared corpus is a folder with these files:
 
 - `manifest.json` (the class `Manifest`), and the files of the tokenizer (tokenizer_source.py).
 - `files.jsonl`, with one line per file of the source that the corpus was prepared from.
-- `digests.json` with digests of blocks of the following files, and `verified.json`
-  (corpus_check.py).
+- `digests.json` with a digest per block of each of the following files, by which bytes are found
+  that have changed. Corpora of format 2 may lack it; of them only the token files are compared,
+  each as a whole, with the digests in the manifest. `verified.json` lists the files that were found
+  whole, so that later starts of a run skip them.
 - For each split (training and validation) a `.bin` file with all tokens and an `.idx` file with the
   positions of the documents, both in Megatron's indexed format, and a `.places` file with the
   position of each document in its source file.
 
 The folder is renamed to its final name when everything in it is complete.
+
+An account has every file, byte and document of the source: the files that were found are those that
+were read and those that were left out, and the documents that were found are those of both splits
+and those that were left out. `Account.check` verifies both.
 """
 
 import hashlib
+import json
 import struct
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from frontier_llm.data.corpus_account import Account
 from frontier_llm.errors import DataError
+from frontier_llm.units import MIB
 
+MAX_EXAMPLES = 3
+HIDDEN = "hidden"
+REPEATED = "other paths to files that are read"
+BROKEN = "unreadable"
+DISAGREES = "whose name and content disagree"
+BESIDE = "documentation and other files beside the data"
+OTHER_FORMAT = "of another format"
+EMPTY = "empty"
 FORMAT = 3
-"""Version of the format of prepared corpora."""
 MANIFEST_FILE = "manifest.json"
 FILES_FILE = "files.jsonl"
 TYPE_CODES = {"uint16": 8, "int32": 4}
@@ -33,12 +52,145 @@ TYPE_CODES = {"uint16": 8, "int32": 4}
 module would import torch."""
 IDX_HEADER = struct.Struct("<9sQBQQ")
 """Layout of the header of an `.idx` file (see `idx_header`)."""
-
-
 _COUNTS_OF_FORMAT_2 = (
     "files", "skipped_files", "empty_documents", "broken_documents", "repeated_documents",
     "examples",
 )  # fmt: skip
+DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
+BLOCK_BYTES = 64 * MIB
+"""Size of a block in bytes. It is part of the format of digests.json."""
+_FILES = [
+    f"{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx", "places")
+]
+_DIGESTS = TypeAdapter(dict[str, list[str]])
+OnRead = Callable[[int], None]
+"""A function that is called with the number of bytes after each read."""
+
+
+class Tally(BaseModel):
+    """Number and size of some files, with the names of the first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: int = Field(default=0, ge=0)
+    bytes: int = Field(default=0, ge=0)
+    examples: list[str] = []
+
+    def add(self, name: str, size: int) -> None:
+        """Count a file of `size` bytes."""
+        self.files += 1
+        self.bytes += size
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append(name)
+
+    def add_all(self, other: "Tally") -> None:
+        """Count all files of another tally."""
+        self.files += other.files
+        self.bytes += other.bytes
+        self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
+
+
+class TextCounts(BaseModel):
+    """Counts of the characters of documents."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    characters: int = Field(default=0, ge=0)
+    """Number of characters of all documents, copies of earlier documents included."""
+    lost: int = Field(default=0, ge=0)
+    """Number of characters, except white space, that no token stands for."""
+    unknown: int = Field(default=0, ge=0)
+    unknown_tokens: int = Field(default=0, ge=0)
+    replaced: int = Field(default=0, ge=0)
+    """Number of halves of surrogate pairs, each of which became U+FFFD."""
+
+    def add(self, other: "TextCounts") -> None:
+        """Add the counts of other documents."""
+        for name in type(self).model_fields:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Account(BaseModel):
+    """Account of one source."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    found: Tally
+    """All files of the source: regular files with their sizes, and other paths with size 0."""
+    read: Tally
+    left_out: dict[str, Tally]
+    documents: int = Field(ge=0)
+    """Number of lines, rows or sections that were found in the files."""
+    empty_documents: int = Field(ge=0)
+    broken_documents: int = Field(ge=0)
+    """Number of lines, rows or sections that are not text (data.broken=skip)."""
+    repeated_documents: int = Field(ge=0)
+    """Number of copies of earlier documents (data.unique=true)."""
+    examples: list[str]
+    """First documents that are not text, with the reasons."""
+    text: TextCounts
+
+    def check(self, kept_documents: int) -> None:
+        """Verify that the account adds up; `kept_documents` is the number of both splits."""
+        files = self.read.files + sum(tally.files for tally in self.left_out.values())
+        size = self.read.bytes + sum(tally.bytes for tally in self.left_out.values())
+        assert (files, size) == (self.found.files, self.found.bytes), "files are not accounted for"
+        left_out = self.empty_documents + self.broken_documents + self.repeated_documents
+        assert self.documents == kept_documents + left_out, "documents are not accounted for"
+
+    def left_out_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield (count, what was left out or changed) for all counts that are not 0."""
+        for reason, tally in self.left_out.items():
+            names = ", ".join(tally.examples)
+            more = " ..." if tally.files > len(tally.examples) else ""
+            yield _files(tally), f"left out, {reason}: {names}{more}"
+        for count, what in (
+            (self.empty_documents, "documents left out, empty"),
+            (self.repeated_documents, "documents left out, repeated"),
+            (self.broken_documents, "documents left out, not text"),
+            (self.text.lost, "characters that no token stands for"),
+            (self.text.unknown, f"characters in {self.text.unknown_tokens:,} unknown tokens"),
+            (self.text.replaced, "halves of surrogate pairs, replaced by U+FFFD"),
+        ):
+            if count:
+                yield f"{count:,}", what
+
+    def summary(self) -> str:
+        """Return the account in one short line."""
+        files = sum(tally.files for tally in self.left_out.values())
+        documents = self.empty_documents + self.broken_documents + self.repeated_documents
+        counts = (
+            (files, f"of {self.found.files:,} files left out"),
+            (documents, f"of {self.documents:,} documents left out"),
+            (self.text.lost, "characters without a token"),
+            (self.text.unknown, "unknown characters"),
+            (self.text.replaced, "characters replaced"),
+        )
+        shown = (f"{count:,} {what}" for count, what in counts if count)
+        return ", ".join(shown) or "nothing left out"
+
+
+def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield (amount, what) for each line of the table of an account.
+
+    None: an earlier version prepared the corpus. `kept` has the number of documents per split.
+    """
+    if account is None:
+        yield "", "an earlier version prepared this corpus and kept no account of what it left out"
+        return
+    yield _files(account.found), "found"
+    yield _files(account.read), "read"
+    yield f"{account.documents:,}", "documents found in them"
+    for split, count in kept.items():
+        yield f"{count:,}", f"documents for {split}"
+    rows = list(account.left_out_lines())
+    yield from rows or [("0", "nothing left out")]
+    for example in account.examples:
+        yield "", example
+
+
+def _files(tally: Tally) -> str:
+    return f"{tally.files:,} {'file' if tally.files == 1 else 'files'}, {tally.bytes:,} bytes"
 
 
 class Split(BaseModel):
@@ -50,9 +202,7 @@ class Split(BaseModel):
     tokens: int
     """Number of tokens, including end-of-document tokens."""
     text_bytes: int
-    """Size of the text in UTF-8 in bytes."""
     bin_sha256: str
-    """SHA-256 of the token file."""
 
     @property
     def text_bytes_per_token(self) -> float:
@@ -69,7 +219,6 @@ class Manifest(BaseModel):
     name: str
     kind: str
     source: str
-    """Path of the source file or folder at the time of preparation."""
     source_sha256: str
     """Digest of the names and contents of the source files."""
     account: Account | None
@@ -78,9 +227,7 @@ class Manifest(BaseModel):
     """Size of the vocabulary, including special tokens. On a small corpus it is less than
     data.vocabulary. (The key cannot be renamed, because it is stored in prepared corpora.)"""
     eod: int
-    """Token id that ends a document."""
     dtype: Literal["uint16", "int32"]
-    """Integer type in which a token is stored."""
     tokenizer_sha256: str
     """Digest of the files of the tokenizer (`digest_tokenizer`)."""
     train: Split
@@ -123,20 +270,12 @@ class Manifest(BaseModel):
         return np.uint16 if self.dtype == "uint16" else np.int32
 
     def check_files(self, folder: Path) -> None:
-        """Check the sizes of all files of tokens and the headers of the index files.
-
-        Raises:
-            DataError: a file is missing, has the wrong size or belongs to another corpus.
-        """
+        """Check the sizes of all files of tokens and the headers of the index files."""
         for name, split in (("train", self.train), ("validation", self.validation)):
             self.check_split(folder / name, split)
 
     def check_split(self, prefix: Path, split: Split) -> None:
-        """Check the files of one split: `prefix`.bin, `prefix`.idx and `prefix`.places.
-
-        Raises:
-            DataError: a file is missing, has the wrong size or belongs to another corpus.
-        """
+        """Check the files of one split: `prefix`.bin, `prefix`.idx and `prefix`.places."""
         item_bytes = np.dtype(self.token_type).itemsize
         # per document a length (int32) and a start (int64); then the numbers 0 to `documents`
         # (int64), because Megatron's documents can consist of several sequences, and ours do not
@@ -176,3 +315,81 @@ def _damaged(folder: Path, reason: str) -> DataError:
         f"the prepared corpus {folder} is damaged: {reason}\n"
         "  do: delete this folder; it is prepared again at the next start"
     )
+
+
+@dataclass(frozen=True)
+class Damage:
+    """The first block of a file that differs."""
+
+    path: Path
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is damaged: its content has changed since the corpus was prepared, in "
+            f"bytes {self.start} to {self.end}\n"
+            f"  do: delete the folder {self.path.parent}; it is prepared again at the next start"
+        )
+
+
+def write_digests(folder: Path) -> None:
+    """Write digests.json of a corpus that was just prepared."""
+    digests = {name: list(_digests(folder / name, BLOCK_BYTES)) for name in _FILES}
+    (folder / DIGESTS_FILE).write_text(json.dumps(digests))
+
+
+def find_damage(folder: Path, manifest: Manifest, on_read: OnRead | None = None) -> Damage | None:
+    """Read all files of a corpus; note that they are whole, or return the first damage."""
+    before = _fingerprint(folder)
+    try:
+        known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        known = {}
+    if manifest.account is not None and not before.keys() <= known.keys():
+        return Damage(folder / DIGESTS_FILE, 0, 0)
+    for name, (size, *_) in before.items():
+        path, wanted, block = folder / name, known.get(name), BLOCK_BYTES
+        found = _digests(path, block, on_read)
+        if wanted is None and name.endswith(".bin"):
+            split = manifest.train if name == "train.bin" else manifest.validation
+            wanted, block = [split.bin_sha256], max(size, 1)
+            found = _digests(path, block, on_read, hashlib.sha256)
+        for number, digest in enumerate(found) if wanted is not None else ():
+            if [digest] != (wanted or [])[number : number + 1]:
+                return Damage(path, number * block, min((number + 1) * block, size))
+    with suppress(OSError):  # the folder of another user: every start reads the files
+        draft = folder / f".{NOTE_FILE}-{uuid.uuid4().hex[:12]}"
+        draft.write_text(json.dumps(before))
+        draft.replace(folder / NOTE_FILE)
+    return None
+
+
+def is_verified(folder: Path) -> bool:
+    """Return whether `find_damage` has found the files whole, and they have not changed since."""
+    with suppress(OSError, ValueError, RecursionError):
+        return bool(json.loads((folder / NOTE_FILE).read_bytes()) == _fingerprint(folder))
+    return False
+
+
+def _fingerprint(folder: Path) -> dict[str, list[int]]:
+    """Return the size, the time of the last change and the inode of each file."""
+    found = {name: (folder / name).stat() for name in _FILES}
+    return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in found.items()}
+
+
+def _digests(
+    path: Path, block: int, on_read: OnRead | None = None, make_hasher: Any = xxhash.xxh3_128
+) -> Iterator[str]:
+    hasher, left = make_hasher(), block
+    with path.open("rb") as stream:
+        while piece := stream.read(min(MIB, left)):
+            hasher.update(piece)
+            left -= len(piece)
+            if on_read is not None:
+                on_read(len(piece))
+            if not left:
+                yield hasher.hexdigest()
+                hasher, left = make_hasher(), block
+    if left < block:
+        yield hasher.hexdigest()

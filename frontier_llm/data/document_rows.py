@@ -43,7 +43,6 @@ class DocumentSamples(Samples):
     """The samples of a run that cut the sequence of all documents, with the borders in them."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample `index` of the run, a `Row`."""
         return self.row(index)
 
     def row(self, index: int, *, reads: bool = True) -> Row:
@@ -83,43 +82,35 @@ class BorderRows:
         return self._windows.row(index, reads=False)
 
 
-class DocumentBatches:
-    """Builds micro-batches for next-token prediction from rows."""
+def document_batch(rows: Sequence[Row], indices: Sequence[int], *, separate: bool) -> Batch:
+    """Build a micro-batch for next-token prediction from samples of the same length.
 
-    def __init__(self, *, separate: bool) -> None:
-        """Initialise the builder; `separate` says whether documents read only themselves."""
-        self._separate = separate
+    If documents are separate, they read only themselves. The indices are not used.
+    """
+    stacked = torch.from_numpy(np.stack([row.tokens for row in rows]))
+    tokens, labels = stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous()
+    length = tokens.shape[1]
+    mask = torch.from_numpy(np.stack([_mask(row, separate=separate) for row in rows]))
+    if not separate:
+        return Batch(tokens, labels, torch.arange(length).repeat(len(rows), 1), mask)
+    borders = [_borders(row) for row in rows]
+    positions = np.stack([_positions(row_borders) for row_borders in borders])
+    table = np.full((len(rows), max(map(len, borders))), length, np.int32)
+    for line, row_borders in zip(table, borders, strict=True):
+        line[: len(row_borders)] = row_borders
+    return Batch(tokens, labels, torch.from_numpy(positions), mask, torch.from_numpy(table))
 
-    def batch(self, rows: Sequence[Row], indices: Sequence[int]) -> Batch:
-        """Build a micro-batch.
 
-        Args:
-            rows: the samples, all of the same length.
-            indices: indices of the samples; not used.
-        """
-        stacked = torch.from_numpy(np.stack([row.tokens for row in rows]))
-        tokens, labels = stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous()
-        length = tokens.shape[1]
-        mask = torch.from_numpy(np.stack([self._mask(row) for row in rows]))
-        if not self._separate:
-            return Batch(tokens, labels, torch.arange(length).repeat(len(rows), 1), mask)
-        borders = [_borders(row) for row in rows]
-        positions = np.stack([_positions(row_borders) for row_borders in borders])
-        table = np.full((len(rows), max(map(len, borders))), length, np.int32)
-        for line, row_borders in zip(table, borders, strict=True):
-            line[: len(row_borders)] = row_borders
-        return Batch(tokens, labels, torch.from_numpy(positions), mask, torch.from_numpy(table))
-
-    def _mask(self, row: Row) -> npt.NDArray[np.float32]:
-        """Return the weight of each label, [L]."""
-        mask = np.ones(len(row.tokens) - 1, np.float32)
-        ends = np.cumsum(row.lengths)
-        mask[ends[-1] :] = 0
-        if self._separate:
-            mask[ends[:-1] - 1] = 0
-        if not row.continues:
-            mask[ends[-1] - 1] = 0
-        return mask
+def _mask(row: Row, *, separate: bool) -> npt.NDArray[np.float32]:
+    """Return the weight of each label, [L]."""
+    mask = np.ones(len(row.tokens) - 1, np.float32)
+    ends = np.cumsum(row.lengths)
+    mask[ends[-1] :] = 0
+    if separate:
+        mask[ends[:-1] - 1] = 0
+    if not row.continues:
+        mask[ends[-1] - 1] = 0
+    return mask
 
 
 def _borders(row: Row) -> Tokens:
@@ -129,5 +120,4 @@ def _borders(row: Row) -> Tokens:
 
 
 def _positions(borders: Tokens) -> Tokens:
-    """Return the position of each token in its document."""
     return np.arange(borders[-1]) - np.repeat(borders[:-1], np.diff(borders))

@@ -10,12 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from frontier_llm.data.compression import SUFFIXES, compression_of, open_plain
-from frontier_llm.data.csv_files import Csv, Tsv
-from frontier_llm.data.json_lines import JsonLines, JsonValues
-from frontier_llm.data.parquet_files import Parquet
-from frontier_llm.data.source_format import BOM, Format, Unreadable
-from frontier_llm.data.text_files import LONG_FILE_BYTES, CompressedWholeText, LongText, WholeText
+from frontier_llm.data.file_readers import (
+    LONG_FILE_BYTES,
+    CompressedWholeText,
+    Csv,
+    JsonLines,
+    JsonValues,
+    LongText,
+    Parquet,
+    Tsv,
+    WholeText,
+)
+from frontier_llm.data.source_format import (
+    BOM,
+    SUFFIXES,
+    Format,
+    Unreadable,
+    compression_of,
+    open_plain,
+)
 from frontier_llm.errors import DataError
 from frontier_llm.units import KIB
 
@@ -93,11 +106,9 @@ class Detected:
     compression: str = ""
     """What the file is compressed with: a value of SUFFIXES, or ""."""
     title: str = ""
-    """What the content is."""
     problem: str | None = None
     """Why the content and the name disagree; None if they agree."""
     advice: str = "leave it out"
-    """What to do about the problem."""
     content: str | None = None
     """Key of FORMATS that the content alone suggests."""
     has_no_text: bool = False
@@ -124,15 +135,7 @@ def claim_of(name: str) -> tuple[str | None, str]:
 
 
 def detect(path: Path, text_key: str) -> Detected:
-    """Find the format of a file.
-
-    Args:
-        path: path of the file.
-        text_key: key or column that holds the text.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Find the format of a file; its text is under `text_key`, a key or column."""
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     compression = compression_of(head)
@@ -149,7 +152,6 @@ def detect(path: Path, text_key: str) -> Detected:
 
 
 def _check(name: str, compression: str, content: Content) -> Detected:
-    """Compare the content of a file with its name."""
     claim, claimed_compression = claim_of(name)
     title = content.title + (f" compressed with {compression}" if compression else "")
     is_page = content.title == _PAGE and not compression and claim in (None, "text")
@@ -250,12 +252,7 @@ def _parsed(line: bytes) -> object:
 def reader_of(path: Path, size: int, detected: Detected, key: str, *, divided: bool) -> Format:
     """Return the reader of a file.
 
-    Args:
-        path: path of the file.
-        size: size of the file in bytes.
-        detected: format of the file.
-        key: key or column that holds the text.
-        divided: whether a short text becomes several documents, as a long one does.
+    With `divided` a short text becomes several documents, as a long one does.
     """
     reader = FORMATS[detected.format].reader if detected.format else Unreadable
     if reader is WholeText and (divided or (size > LONG_FILE_BYTES and not detected.compression)):

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.data.corpus_account import TextCounts
+from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
 from frontier_llm.errors import ConfigError
 
@@ -76,21 +76,18 @@ _NORMALIZERS = (None, {"type": "NFC"})
 
 
 class JsonTokenizer(Tokenizer):
-    """A tokenizer of the library `tokenizers`."""
+    """A tokenizer of the library `tokenizers`.
+
+    The end of a document is a token, an id, or, if it is None, the `eos_token` of a settings file
+    in the same folder, or the only special token whose name is usual for this.
+
+    Raises:
+        ConfigError: the file is not a tokenizer, its encoding is random, no token is known to
+            end documents, or the library is not installed.
+        OSError: the file cannot be read.
+    """
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
-        """Read a tokenizer.json.
-
-        Args:
-            path: path of the file.
-            end: token or id that ends a document; None: the `eos_token` of a settings file in the
-                same folder, or the only special token whose name is usual for this.
-
-        Raises:
-            ConfigError: the file is not a tokenizer, its encoding is random, no token is known to
-                end documents, or the library is not installed.
-            OSError: the file cannot be read.
-        """
         serialized = path.read_bytes()
         content = _parse(path, serialized)
         self._tokenizer = _load(path, content, serialized)
@@ -106,10 +103,8 @@ class JsonTokenizer(Tokenizer):
             self._unknown: int | None = content["model"]["unk_id"]
         else:
             self._unknown = None if unknown is None else self.id_of(unknown)
-        if end is None:
-            self.eod = self.named_end(path, _find_end(path, content))
-        else:
-            self.eod = end if isinstance(end, int) else self.named_end(path, end)
+        end = _find_end(path, content) if end is None else end
+        self.eod = end if isinstance(end, int) else self.named_end(path, end)
 
     @cached_property
     def vocabulary(self) -> int:
@@ -184,11 +179,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _parse(path: Path, serialized: bytes) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Return the content of a JSON file that holds an object."""
     try:
         content = json.loads(serialized)
         if not isinstance(content, dict):
@@ -199,11 +190,6 @@ def _parse(path: Path, serialized: bytes) -> dict[str, Any]:
 
 
 def _load(path: Path, content: Mapping[str, Any], serialized: bytes) -> Any:
-    """Return the library's tokenizer.
-
-    Raises:
-        ConfigError: the file is not a tokenizer, or the library is not installed.
-    """
     try:
         from tokenizers import Tokenizer as LibraryTokenizer
     except ImportError as error:
@@ -264,11 +250,7 @@ def _split_regex(pre_tokenizer: Any) -> str | None:
 
 
 def _find_end(path: Path, content: Mapping[str, Any]) -> str:
-    """Return the token that ends a document.
-
-    Raises:
-        ConfigError: no settings file names it, and not exactly one special token is usual for it.
-    """
+    """Return the token that ends a document."""
     if token := _eos_token(path.parent):
         return token
     specials = [token["content"] for token in content.get("added_tokens", ()) if token["special"]]

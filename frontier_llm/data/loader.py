@@ -2,7 +2,8 @@
 
 A step reads the next `global_batch` samples of the run. Each replica reads its share of them in
 micro-batches. The number of replicas and the size of a micro-batch do not change which samples a
-step reads, so they change the gradient only by the order in which samples are summed.
+step reads, so they change the gradient only by the order in which samples are summed. The batches
+are copied to the device of the rank while the previous step computes.
 """
 
 import itertools
@@ -15,13 +16,69 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frontier_llm.data.batch import AnyBatch, Batch, digest, without_labels
-from frontier_llm.data.batch_transfer import CPU, BatchTransfer, SentBatches
+from frontier_llm.data.batch import (
+    AnyBatch,
+    Batch,
+    digest,
+    map_tensors,
+    named_tensors,
+    without_labels,
+)
 
+CPU = torch.device("cpu")
 Tokens = npt.NDArray[np.int64]
 MakeBatch = Callable[[Sequence[Any], Sequence[int]], AnyBatch]
 """A function that builds a micro-batch from the windows of its samples and their indices in the
 run. A window is an array of tokens, or a `Row` of documents (data/document_rows.py)."""
+
+
+@dataclass(frozen=True)
+class SentBatches:
+    """Batches that are being copied to the device."""
+
+    batches: list[AnyBatch]
+    """The batches on the device. They may be used after `BatchTransfer.receive`."""
+    copied: torch.cuda.Event | None
+
+
+class BatchTransfer:
+    """Copies batches to a device; the host does not wait.
+
+    A GPU reads page-locked host memory by itself. The copies run on a separate CUDA stream: on the
+    stream of the step they would wait for the kernels that were submitted before, and the kernels
+    that are submitted next would wait for them. On a CPU nothing is copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, batches: Sequence[AnyBatch]) -> SentBatches:
+        """Start to copy batches of host memory, which may be freed at once, in any thread."""
+        if self._stream is None:
+            return SentBatches([batch.to(self._device) for batch in batches], None)
+        # The current device of a new thread is GPU 0. Allocating page-locked memory or recording an
+        # event would then create a context there.
+        torch.cuda.set_device(self._device)
+        with torch.cuda.stream(self._stream):
+            copies = [map_tensors(batch, self._send_tensor) for batch in batches]
+        return SentBatches(copies, self._stream.record_event())
+
+    def receive(self, sent: SentBatches) -> list[AnyBatch]:
+        """Return the batches. The current stream waits for the copies; the host does not."""
+        if sent.copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(sent.copied)
+            for batch in sent.batches:
+                for _, tensor in named_tensors(batch):
+                    # the memory belongs to the stream of the copies, which would reuse it for the
+                    # next batches as soon as the tensor is freed on the host
+                    tensor.record_stream(stream)
+        return sent.batches
+
+    def _send_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        # torch keeps the page-locked memory until the copy is done, and then reuses it
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 class Windows(Protocol):
@@ -39,7 +96,6 @@ class Reading:
     """How batches are read ahead."""
 
     device: torch.device = CPU
-    """Where the micro-batches are needed."""
     workers: int = 1
     """Threads, which divide the micro-batches of a step."""
     steps: int = 1
@@ -50,18 +106,18 @@ class StepSamples(NamedTuple):
     """The samples of a step on one replica."""
 
     micro_batches: list[AnyBatch]
-    """The micro-batches, on the device of the loader."""
     digest: int
-    """Their digest (data/batch.py)."""
 
 
 class BatchLoader:
     """Reads the micro-batches of a replica. Threads read some steps ahead of the caller.
 
     The threads also start to copy the micro-batches to the device, so that the copies overlap with
-    the previous step. Which samples a step has, and their order, do not depend on the threads.
+    the previous step. Which samples a step has, and their order, do not depend on the threads. A
+    single thread must call all methods.
 
-    The class is not thread-safe: a single thread must call all methods.
+    With `ends` the samples have no second epoch. The last micro-batches then contain copies of
+    sample 0 that predict nothing, and a step has only as many as are needed.
     """
 
     def __init__(
@@ -76,19 +132,6 @@ class BatchLoader:
         *,
         ends: bool = False,
     ) -> None:
-        """Initialise the loader; nothing is read yet.
-
-        Args:
-            samples: windows of all samples of the run, the same on all replicas.
-            global_batch: samples per step, a multiple of `micro_batch * data_size`.
-            micro_batch: samples per micro-batch.
-            data_rank: index of this replica.
-            data_size: number of replicas.
-            make_batch: function that builds a micro-batch; None: `causal_batch`.
-            reading: how batches are read ahead; None: by one thread, one step.
-            ends: whether `samples` has no second epoch. The last micro-batches then contain copies
-                of sample 0 that predict nothing, and a step has only as many as are needed.
-        """
         assert global_batch % (micro_batch * data_size) == 0, "checked in config/rules.py"
         self._samples, self._make_batch = samples, make_batch or causal_batch
         self._global_batch, self._micro_batch = global_batch, micro_batch
@@ -124,11 +167,7 @@ class BatchLoader:
         self._threads.shutdown(cancel_futures=True)
 
     def sample_indices(self, first: int) -> list[list[int]]:
-        """Return the sample indices of each micro-batch of a step on this replica.
-
-        Args:
-            first: index of the first sample of the step.
-        """
+        """Return the sample indices of each micro-batch of a step on this replica."""
         stop = first + self._global_batch
         if self._end is not None:
             stop = min(stop, self._end)
@@ -141,10 +180,7 @@ class BatchLoader:
         ]
 
     def _take_ahead(self, first: int) -> "list[_Part]":
-        """Return what threads have read of a step; nothing if they have not read it.
-
-        Steps that are no longer ahead are dropped.
-        """
+        """Return what threads have read of a step, and drop steps that are not ahead."""
         ahead = range(first, first + (self._reading.steps + 1) * self._global_batch)
         stale = [step for step in self._ahead if step not in ahead[:: self._global_batch]]
         try:
@@ -186,10 +222,8 @@ _Part = tuple[SentBatches, int]
 def causal_batch(rows: Sequence[Tokens], indices: Sequence[int]) -> Batch:
     """Build a micro-batch for next-token prediction.
 
-    Args:
-        rows: window of each sample, [sequence_length + 1] int64: the inputs and one more token, so
-            that each input has a label.
-        indices: indices of the samples; only their number is used.
+    A window is [sequence_length + 1] int64: the inputs and one more token, so that each input has a
+    label. Of the indices only the number is used.
     """
     stacked = torch.from_numpy(np.stack(rows))
     tokens = stacked[:, :-1].contiguous()

@@ -1,4 +1,4 @@
-"""Pack documents into samples of equal length by best-fit-decreasing.
+"""Pack documents into samples of equal length by best-fit-decreasing, and read the samples.
 
 Documents longer than a sample of L tokens are cut into pieces of L tokens and a rest. Pieces are
 placed in decreasing order of length. Each is added to the sample with the least free space that it
@@ -15,15 +15,23 @@ finds the sample of each document by a tree.
 
 import shutil
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from frontier_llm.data.document_rows import Row
+from frontier_llm.data.permutation import make_key
+from frontier_llm.data.prepared_corpus import TokenStream
+from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.errors import DataError
 
 Numbers = npt.NDArray[np.int64]
+PAD = 0
+"""Token id of padding, which no label and no other token reads."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +42,13 @@ class Packing:
     """
 
     length: int
-    """L, tokens per sample."""
     starts: Numbers
     """[pieces] int64, the first token of each piece in the split, sample after sample."""
     lengths: npt.NDArray[np.int32]
-    """[pieces] int32, tokens of each piece."""
     first_pieces: Numbers
     """[samples + 1] int64, the index of each sample's first piece; last the number of pieces."""
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.first_pieces) - 1
 
     @property
@@ -53,12 +58,7 @@ class Packing:
 
 
 def pack(document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
-    """Pack documents into samples.
-
-    Args:
-        document_lengths: [documents], tokens of each document in the order of the split.
-        length: L, tokens per sample.
-    """
+    """Pack documents into samples; their lengths are in the order of the split."""
     starts, lengths = _cut(document_lengths.astype(np.int64), length)
     sample_of = _Samples(length).place_all(lengths)
     # number the samples by their first pieces, which are in the order of the split
@@ -136,7 +136,6 @@ class _Samples:
         return space, samples
 
     def _add(self, space: int, samples: Numbers) -> None:
-        """Keep samples with `space` free tokens."""
         if space and len(samples):
             self._by_space.setdefault(space, []).append(samples)
             self._spaces |= 1 << space
@@ -148,18 +147,10 @@ def packing_folder(prefix: Path, length: int) -> Path:
 
 
 def open_packing(prefix: Path, document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
-    """Read the packing of a split; compute and write it if there is none.
+    """Read the packing of the split `prefix`.bin; compute and write it if there is none.
 
     The files are mapped into memory. The folder gets its name by one rename when its files are
     complete. If several processes write it at the same time, their contents are equal.
-
-    Args:
-        prefix: path of the split's files without suffix.
-        document_lengths: tokens of each document of the split.
-        length: tokens per sample.
-
-    Raises:
-        DataError: the folder cannot be written or read.
     """
     folder = packing_folder(prefix, length)
     try:
@@ -188,3 +179,97 @@ def _write(folder: Path, packing: Packing) -> None:
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+class PackedSamples:
+    """The samples of a run, epoch after epoch, in the order of the corpus or shuffled.
+
+    An epoch reads every packed sample once, but those that predict nothing. The seed and the digest
+    of the corpus (`Manifest.digest`) determine the order. The packing of the split is made if there
+    is none.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        length: int,
+        seed: int,
+        digest: str,
+        *,
+        shuffle: bool = True,
+        separate: bool = False,
+    ) -> None:
+        if not len(stream):
+            raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
+        self._stream = stream
+        self.packing: Packing = open_packing(stream.prefix, stream.document_lengths(), length)
+        self._kept = Kept(len(self.packing), self._without_labels(separate))
+        key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
+        # an order of windows of one "token", which is a packed sample
+        self._order = SampleOrder(1, lambda _: self._kept, key if shuffle else None)
+        if not len(self):
+            raise DataError(f"no sample of {stream.prefix}.bin predicts a token\n  do: add text")
+
+    def _without_labels(self, separate: bool) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples that predict nothing.
+
+        All their pieces have one token, after which the document ends. The last piece predicts
+        nothing then, and if documents are separate, neither do the others.
+        """
+        first, lengths = self.packing.first_pieces[:-1], self.packing.lengths
+        sizes = (np.maximum if separate else np.add).reduceat(lengths, first)
+        numbers = np.flatnonzero(sizes == 1)
+        if self.packing.length == 1:
+            following = self.packing.starts[first[numbers]] + 1
+            ends = np.append(self._stream.document_starts(), len(self._stream))
+            numbers = numbers[np.isin(following, ends)]
+        return numbers
+
+    def set_lengths(self, segments: Sequence[LengthSegment]) -> None:
+        """Read all samples in a run of an older version. The length of samples cannot change."""
+        if segments[-1].keeps_all:
+            self._kept = Kept(len(self.packing), np.zeros(0, np.int64))
+
+    @property
+    def left_out(self) -> int:
+        """Number of samples that are left out because they predict nothing."""
+        return self._kept.left_out
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def epoch(self, index: int) -> int:
+        """Return the epoch of a sample, counted from 0."""
+        return self._order.locate(index)[0]
+
+    def __getitem__(self, index: int) -> Row:
+        return self.row(index)
+
+    def window(self, index: int) -> int:
+        """Return the number of the packed sample that sample `index` of the run reads."""
+        return self._order.locate(index)[1][0][0]
+
+    def ranges(self, index: int) -> list[tuple[int, int]]:
+        """Return (first token, number of tokens) of each piece that sample `index` reads."""
+        number = self.window(index)
+        at = slice(*self.packing.first_pieces[number : number + 2].tolist())
+        starts, lengths = self.packing.starts[at], self.packing.lengths[at]
+        return list(zip(starts.tolist(), lengths.tolist(), strict=True))
+
+    def row(self, index: int, *, reads: bool = True) -> Row:
+        """Return sample `index` of the run; without reading tokens these are zeros."""
+        pieces, length = self.ranges(index), self.packing.length
+        lengths = np.array([count for _, count in pieces], np.int64)
+        first, count = pieces[0]
+        # only a document that is longer than a sample fills one and continues
+        continues = count == length and not self._begins(first + length)
+        tokens = np.full(length + 1, PAD, np.int64)
+        if reads:
+            read = [(first, length + 1)] if continues else pieces
+            text = np.concatenate([self._stream.read(*piece) for piece in read])
+            tokens[: len(text)] = text
+        return Row(tokens, lengths, continues)
+
+    def _begins(self, token: int) -> bool:
+        """Return whether a document begins at a token, or the split ends before it."""
+        return token == len(self._stream) or len(self._stream.documents_within(token, 1)) == 1

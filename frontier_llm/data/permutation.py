@@ -17,9 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROUNDS = 6
-"""Number of rounds of the Feistel network."""
 _WORD = (1 << 64) - 1
-"""Mask of 64 bits."""
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Increment and multipliers of splitmix64 (Steele et al., OOPSLA 2014)."""
 
@@ -31,13 +29,7 @@ def make_key(*parts: object) -> int:
 
 
 def permute(index: int, length: int, key: int) -> int:
-    """Return the image of an index under a pseudo-random permutation of range(length).
-
-    Args:
-        index: number in range(length).
-        length: length of the range, at least 1.
-        key: 64-bit number that selects the permutation.
-    """
+    """Return the image of an index under the permutation of range(length) that a key selects."""
     assert 0 <= index < length, f"index {index} outside range({length})"
     half_bits = ((length - 1).bit_length() + 1) // 2
     image = _feistel(index, half_bits, key)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import Source, find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer_source import (
@@ -39,7 +40,6 @@ from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,
     open_tokenizer,
 )
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
@@ -48,12 +48,10 @@ if TYPE_CHECKING:
     from frontier_llm.data.corpus_build import CorpusBuild, Progress
 
 TOKENIZER_TEXT_BYTES = 32 * MIB
-"""Size of the text that a tokenizer is trained on."""
 _DIGEST_FORMAT = 2
 """Format in which the first corpora of the present content were written. It stays part of the name
 of a corpus, so that they are found."""
 STALE_SECONDS = 7 * 24 * 3600
-"""Age after which unfinished work is removed."""
 
 
 def prepare(
@@ -66,13 +64,8 @@ def prepare(
 
     Any number of processes may call this function at once. If the sources have not changed, the
     corpus is found without reading them. A call that is killed leaves unfinished work, from which
-    the next call continues. The result does not depend on the number of workers.
-
-    Args:
-        config: configuration of the source and of its preparation.
-        on_progress: called with the progress of each stage.
-        workers: number of processes; None: one per core.
-        corpus: corpus to prepare, if the configuration has several; None: the only corpus.
+    the next call continues. The result does not depend on the number of workers (None: one per
+    core). The corpus must be given if the configuration has several.
 
     Raises:
         ConfigError: the corpus's name cannot be the name of a folder, or the configured tokenizer
@@ -185,12 +178,7 @@ class _Preparation:
         return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
     def _find_or_build(self, source: Source, locked: bool) -> Path:
-        """Scan the source and prepare it, unless the same content was prepared before.
-
-        Args:
-            source: files of the corpus.
-            locked: whether this process holds the lock.
-        """
+        """Scan the source and prepare it, unless the same content was prepared before."""
         # imports torch, which `unprepared` does without
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
 
@@ -253,7 +241,6 @@ def _read_note(note: Path) -> Path | None:
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write a note atomically."""
     draft = note.with_name(f"{note.name}-{uuid.uuid4().hex[:12]}")
     draft.write_text(text)
     draft.replace(note)
@@ -293,10 +280,7 @@ def _remove_stale(directory: Path, name: str) -> None:
 
 
 def _rename(merged: Path, folder: Path) -> None:
-    """Rename a finished folder so that a crash at any time leaves no incomplete corpus.
-
-    The content is synced to disk before the rename, and the new name after it.
-    """
+    """Rename a finished folder so that a crash at any time leaves no incomplete corpus."""
     for path in (*merged.iterdir(), merged):
         _sync(path)
     try:

@@ -15,8 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from frontier_llm.data.corpus_check import find_damage
-from frontier_llm.data.corpus_manifest import FILES_FILE, MANIFEST_FILE, Manifest, Split
+from frontier_llm.data.corpus_manifest import (
+    FILES_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    Split,
+    find_damage,
+)
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.data.tokenizer import Tokenizer
@@ -31,16 +36,6 @@ class TokenStream:
     """
 
     def __init__(self, prefix: Path, manifest: Manifest, split: Split) -> None:
-        """Open `prefix`.bin and `prefix`.idx.
-
-        Args:
-            prefix: path of the files without suffix.
-            manifest: manifest of the corpus.
-            split: entry of the split in the manifest.
-
-        Raises:
-            DataError: a file is missing, has the wrong size or is damaged.
-        """
         manifest.check_split(prefix, split)
         self.prefix = prefix
         self._tokens = split.tokens
@@ -63,11 +58,7 @@ class TokenStream:
         return self._tokens
 
     def read(self, start: int, count: int) -> npt.NDArray[np.generic]:
-        """Return the tokens from index `start` on in their stored type: [count], read-only.
-
-        Raises:
-            DataError: the tokenizer has no such tokens, so the file is damaged.
-        """
+        """Return the tokens from index `start` on in their stored type: [count], read-only."""
         if not 0 <= start <= self._tokens - count:
             raise _damaged(self.prefix.parent, f"{self.prefix.name}.idx")
         # Python integers do not overflow for streams of 2^31 tokens and more
@@ -125,15 +116,7 @@ class Corpus:
 
 
 def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
-    """Open a prepared corpus.
-
-    Args:
-        folder: folder that `prepare` returned.
-        verify: whether to read all files and compare digests, not only sizes.
-
-    Raises:
-        DataError: a file is missing, has the wrong size or is damaged.
-    """
+    """Open the folder that `prepare` returned; `verify` compares digests of all files, too."""
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
     check_tokenizer(folder, manifest)
@@ -143,15 +126,7 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
 
 
 def streams(folder: Path, manifest: Manifest | None = None) -> tuple[TokenStream, TokenStream]:
-    """Open the token files of both splits of a prepared corpus: training and validation.
-
-    Args:
-        folder: folder that `prepare` returned.
-        manifest: its manifest; None: read it.
-
-    Raises:
-        DataError: a file is missing, has the wrong size or is damaged.
-    """
+    """Open the token files of both splits of a prepared corpus: training and validation."""
     manifest = manifest or Manifest.load(folder / MANIFEST_FILE)
     return (
         TokenStream(folder / "train", manifest, manifest.train),
@@ -167,6 +142,12 @@ class Samples:
     tokens of window w + 1. With an overlap of 1 the shared token is the last label of one window
     and the first input of the next. If documents are separate, windows are left out in which each
     token ends a document, because they predict nothing.
+
+    The order of each epoch follows from the seed and the digest of the corpus (`Manifest.digest`).
+    Without `shuffle` it is that of the stream.
+
+    Raises:
+        DataError: the stream is shorter than one window, or no window predicts a token.
     """
 
     def __init__(
@@ -180,21 +161,6 @@ class Samples:
         overlap: int = 1,
         separate: bool = False,
     ) -> None:
-        """Divide a stream into windows.
-
-        Args:
-            stream: tokens of a split.
-            sequence_length: L, the distance between the starts of two windows in tokens.
-            seed: seed of the order of windows, together with `digest`.
-            digest: digest of the corpus (`Manifest.digest`).
-            shuffle: whether each epoch reads the windows in a random order of its own; otherwise
-                all epochs read them in the order of the stream.
-            overlap: number of tokens that a window shares with the next window.
-            separate: whether documents are separate.
-
-        Raises:
-            DataError: the stream is shorter than one window, or no window predicts a token.
-        """
         self.stream, self.sequence_length = stream, sequence_length
         self._overlap, self._separate = overlap, separate
         key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
@@ -251,7 +217,6 @@ class Samples:
         return self._order.locate(index)[0]
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample `index` of the run, as `read`."""
         return self.read(index)
 
     def read(self, index: int) -> npt.NDArray[np.int64]:
@@ -266,7 +231,7 @@ class Samples:
 
 
 def check_tokenizer(folder: Path, manifest: Manifest) -> None:
-    """Compare the tokenizer of a prepared corpus with the digest in its manifest.
+    """Refuse a prepared corpus whose tokenizer is missing or has changed.
 
     Raises:
         DataError: a file is missing or has changed.
@@ -293,9 +258,7 @@ class Origin:
     """The place in the source from which a document of a split was read."""
 
     document: int
-    """Index of the document in the split."""
     first_token: int
-    """Index of the document's first token in the split."""
     file: str
     """Path of the source file relative to the source folder."""
     place: int
@@ -303,16 +266,7 @@ class Origin:
 
 
 def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin]:
-    """Yield the origins of all documents that overlap a range of tokens, in order.
-
-    Args:
-        stream: tokens of a split.
-        start: first token of the range.
-        count: number of tokens in the range.
-
-    Raises:
-        DataError: the `.places` file of the split or files.jsonl is missing or damaged.
-    """
+    """Yield the origins of all documents that overlap a range of tokens, in order."""
     folder, split = stream.prefix.parent, stream.prefix.name
     first, last = stream.document_at(start), stream.document_at(start + count - 1)
     try:
@@ -331,12 +285,7 @@ def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin
 
 
 def _files_with_documents(path: Path, split: str) -> Iterator[tuple[str, int]]:
-    """Yield (name, index of the first document after the file) of each file with documents.
-
-    Args:
-        path: path of the list of source files, files.jsonl.
-        split: "train" or "validation".
-    """
+    """Yield (name, index of the first document after the file) of each file with documents."""
     end = 0
     with path.open() as lines:
         for line in lines:

@@ -4,6 +4,7 @@ A loader reads micro-batches. It needs the windows of the run, which are the ran
 its samples read, and a function that builds a micro-batch from windows.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -13,23 +14,22 @@ import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch_transfer import CPU
 from frontier_llm.data.corpora import (
     BlendedSamples,
     Corpora,
     CorpusSamples,
+    ValidationWindows,
     initial_schedule,
     prepare_all,
 )
 from frontier_llm.data.corpus_build import Progress
-from frontier_llm.data.document_rows import BorderRows, DocumentBatches, DocumentSamples, RowWindows
-from frontier_llm.data.loader import BatchLoader, MakeBatch, Reading, Windows, causal_batch
-from frontier_llm.data.packed_samples import PackedSamples
+from frontier_llm.data.document_rows import BorderRows, DocumentSamples, RowWindows, document_batch
+from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
+from frontier_llm.data.packing import PackedSamples
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
 from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.errors import DataError
 from frontier_llm.geometry.lengths import span_lengths
 
@@ -47,17 +47,9 @@ def make_loader(
 ) -> BatchLoader:
     """Build the loader of one replica.
 
-    Args:
-        config: configuration of the run.
-        corpora: corpora of the run.
-        data_rank: index of the replica.
-        data_size: number of replicas.
-        train: True: read the training split, shuffled; False: read the validation samples in
-            order, each of them once.
-        windows: windows of the split; None: make them.
-        reads: whether this rank needs the tokens. If not, its batches have the same shapes and
-            consist of zeros.
-        device: where the micro-batches are needed.
+    In training the samples are shuffled; otherwise validation samples are read in order, each of
+    them once. If this rank does not read the tokens, its batches have the same shapes and consist
+    of zeros.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
@@ -116,17 +108,7 @@ def has_rows(data: DataConfig) -> bool:
 def make_windows(
     config: RunConfig, corpora: Corpora, *, train: bool
 ) -> CorpusSamples | BlendedSamples | ValidationWindows:
-    """Return the windows of a run, by the index of the sample that reads them.
-
-    Args:
-        config: configuration of the run.
-        corpora: corpora of the run.
-        train: True: read the training split, shuffled; False: read the samples of an evaluation
-            during training.
-
-    Raises:
-        DataError: a split is shorter than one window.
-    """
+    """Return the windows of a run, in training or in an evaluation during training."""
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
     if not train:
         wanted = config.trainer.evaluate_batches * config.data.global_batch
@@ -138,16 +120,7 @@ def make_windows(
 
 
 def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSamples:
-    """Return the samples of a run that reads only this corpus.
-
-    Args:
-        config: configuration of the run.
-        corpus: one of its corpora.
-        train: True: read the training split, shuffled; False: read the validation split in order.
-
-    Raises:
-        DataError: the split is shorter than one window.
-    """
+    """Return the samples of a run that reads only this corpus, shuffled in training."""
     # a GPT's window has one more token, the last label
     length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
     separate = config.data.documents == "separate"
@@ -167,11 +140,7 @@ def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
-    """Return the number of training samples per epoch, and the share of padding if they have any.
-
-    Raises:
-        DataError: a split is shorter than one window.
-    """
+    """Return the number of training samples per epoch, and their share of padding, if any."""
     data = config.data
     samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
     count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
@@ -186,16 +155,12 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
 
 
 def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
-    """Return the function that builds micro-batches from windows.
-
-    Raises:
-        ConfigError: the tokenizer has more tokens than the model's embedding has rows.
-    """
+    """Return the function that builds micro-batches from windows."""
     tokenizer = corpora.tokenizer
     check_vocabulary(config, tokenizer)
     data = config.data
     if has_rows(data):
-        return DocumentBatches(separate=data.documents == "separate").batch
+        return partial(document_batch, separate=data.documents == "separate")
     if {"causal": True, "spans": False}[data.objective]:
         return causal_batch
     length = config.data.sequence_length
@@ -207,19 +172,9 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
 
 
 def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Prepare all corpora of a run; refuse a given tokenizer that is too large for the model first.
+    """Prepare all corpora of a run, and return their folders.
 
-    Args:
-        config: configuration of the run.
-        on_progress: called with the progress of each stage.
-
-    Returns:
-        The folders of the corpora.
-
-    Raises:
-        ConfigError: the tokenizer cannot be used, or has more tokens than the model's embedding
-            has rows.
-        DataError: a source is unusable, or a folder cannot be written.
+    A given tokenizer that is too large for the model is refused first.
     """
     check_given_tokenizer(config)
     return prepare_all(config.data, on_progress)

@@ -29,7 +29,6 @@ class LengthSegment:
 
     first_sample: int
     tokens: int
-    """Tokens of text per sample."""
     keeps_all: bool = False
     """Whether samples are read that predict no token, as older versions did."""
 
@@ -37,12 +36,9 @@ class LengthSegment:
 def resumed_lengths(
     history: Sequence[Mapping[str, Any]], next_sample: int, tokens: int
 ) -> list[LengthSegment]:
-    """Return the segments of a run that goes on with samples of `tokens` tokens.
+    """Return the segments of a run that reads samples of `tokens` tokens from `next_sample` on.
 
-    Args:
-        history: segments of the checkpoint, as plain JSON.
-        next_sample: first sample that is read from now on.
-        tokens: its length.
+    `history` are the segments of the checkpoint, as plain JSON.
     """
     kept = [LengthSegment(**s) for s in history if s["first_sample"] < max(next_sample, 1)]
     if kept[-1].tokens != tokens:
@@ -78,18 +74,15 @@ class _Part(NamedTuple):
 
 
 class SampleOrder:
-    """Maps each sample of a run to ranges of tokens."""
+    """Maps each sample of a run to ranges of tokens.
+
+    `windows` returns the windows of any length, and `key` the key of the random order of an epoch;
+    without it epochs are in order.
+    """
 
     def __init__(
         self, length: int, windows: Callable[[int], Kept], key: Callable[[int], int] | None
     ) -> None:
-        """Initialise the order of a run whose samples all have one length.
-
-        Args:
-            length: tokens per sample.
-            windows: returns the windows of any length.
-            key: returns the key of the random order of an epoch; None: epochs are in order.
-        """
         self._windows, self._key = windows, key
         self._parts = [_Part(0, length, 0, length, 0)]
 

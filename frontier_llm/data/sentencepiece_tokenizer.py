@@ -1,19 +1,23 @@
-"""Read sentencepiece models.
+"""Read and train sentencepiece models.
 
-A *piece* is the text of one vocabulary entry, as sentencepiece calls it. A model that
-tokenizer_training.py trained converts text without loss: `decode(encode(text)) == text`.
+A *piece* is the text of one vocabulary entry, as sentencepiece calls it. A model that is trained
+here converts text without loss, `decode(encode(text)) == text`: text is not normalised, characters
+outside the vocabulary are encoded as bytes, and a line break is always a separate token.
 """
 
+import io
+import logging
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import sentencepiece
 
-from frontier_llm.data.corpus_account import TextCounts
+from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, DataError
 
 SPACE_MARK = "\u2581"
 """Character by which sentencepiece writes a space in its pieces. A text may contain it as well."""
@@ -35,22 +39,19 @@ _RUNS = Splitting(
     border=_WORDS.border,
 )
 """A run is a series of blanks and the letters after it, or the digits and signs after it."""
+_LOG = logging.getLogger(__name__)
+FIXED_PIECES = 256 + 3
+"""Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
+MAX_LINE_CHARACTERS = 1024
+"""Longer lines are split for training, because sentencepiece drops lines of more than 4 KiB."""
+COVERAGE = 0.9995
+"""Fraction of the characters of the training text that get pieces; the others become bytes."""
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A trained sentencepiece model."""
+    """A trained sentencepiece model. Its end-of-sentence piece ends documents by default."""
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
-        """Read a sentencepiece model.
-
-        Args:
-            path: path of the model.
-            end: piece or id that ends a document; None: the model's end-of-sentence piece.
-
-        Raises:
-            ConfigError: the file is not a sentencepiece model, or it has no such piece.
-            OSError: the file cannot be read.
-        """
         model = path.read_bytes()
         try:
             if not model:  # sentencepiece would accept an empty file as an empty vocabulary
@@ -66,10 +67,8 @@ class SentencePieceTokenizer(Tokenizer):
         self._space_mark_ids = [
             self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
         ]
-        if end is None:
-            self.eod = self._end_of_sentence(path)
-        else:
-            self.eod = end if isinstance(end, int) else self.named_end(path, end)
+        end = self._end_of_sentence(path) if end is None else end
+        self.eod = end if isinstance(end, int) else self.named_end(path, end)
 
     @property
     def vocabulary(self) -> int:
@@ -153,7 +152,6 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _end_of_sentence(self, path: Path) -> int:
-        """Return the id of the end-of-sentence piece."""
         if (found := int(self._pieces.eos_id())) < 0:
             raise ConfigError(
                 "data.end_of_document",
@@ -163,3 +161,88 @@ class SentencePieceTokenizer(Tokenizer):
                 "a tokenizer on the corpus",
             )
         return found
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> SentencePieceTokenizer:
+    """Train a tokenizer and write it to a file.
+
+    If the texts are too short for `vocabulary` tokens, the vocabulary is as large as possible. If
+    they have more different characters than the vocabulary can hold, rare characters are encoded as
+    bytes.
+    """
+    if vocabulary <= FIXED_PIECES:
+        raise DataError(
+            f"data.vocabulary={vocabulary} is too small: 256 bytes, unknown, end of document and "
+            f"line break need {FIXED_PIECES} tokens\n"
+            f"  do: set data.vocabulary to {FIXED_PIECES + 1} or more"
+        )
+    path.write_bytes(_train_largest(list(_lines(texts)), vocabulary))
+    tokenizer = SentencePieceTokenizer(path)
+    if tokenizer.vocabulary < vocabulary:
+        _LOG.warning(
+            "the new tokenizer has %d tokens: the text is too small for data.vocabulary=%d",
+            tokenizer.vocabulary,
+            vocabulary,
+        )
+    return tokenizer
+
+
+def _lines(texts: Iterable[str]) -> Iterable[str]:
+    """Split texts into lines of at most MAX_LINE_CHARACTERS, the units of sentencepiece."""
+    for text in texts:
+        for line in text.split("\n"):
+            for start in range(0, len(line), MAX_LINE_CHARACTERS):
+                yield line[start : start + MAX_LINE_CHARACTERS]
+
+
+def _train_largest(lines: list[str], vocabulary: int) -> bytes:
+    """Train with the largest vocabulary that the lines allow, at most `vocabulary`."""
+    for _ in range(3):
+        try:
+            return _train(lines, vocabulary)
+        except RuntimeError as error:
+            # sentencepiece's messages are the only way to learn what the lines allow
+            if limit := re.search(r"set it to a value <= (\d+)", str(error)):
+                vocabulary = int(limit[1])
+            elif "smaller than required_chars" in str(error):
+                # half of the vocabulary for characters, half for longer pieces
+                characters = (vocabulary - FIXED_PIECES + 1) // 2
+                lines = list(_without_rare_characters(lines, characters))
+            else:
+                break
+    raise DataError(
+        f"cannot train a tokenizer of {vocabulary} tokens on {sum(map(len, lines))} characters\n"
+        "  do: set data.path to more text, or lower data.vocabulary"
+    )
+
+
+def _without_rare_characters(lines: list[str], characters: int) -> Iterable[str]:
+    """Remove all but the `characters` most common characters, and split lines where one was."""
+    counts = Counter("".join(lines))
+    common = {character for character, _ in counts.most_common(characters)}
+    breaks = {ord(character): "\n" for character in counts if character not in common}
+    for line in lines:
+        yield from line.translate(breaks).split("\n")
+
+
+def _train(lines: list[str], vocabulary: int) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocabulary,
+        character_coverage=COVERAGE,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        allow_whitespace_only_pieces=True,  # an indentation is one token
+        user_defined_symbols=["\n"],
+        unk_id=0,
+        eos_id=1,
+        bos_id=-1,
+        pad_id=-1,
+        minloglevel=2,
+    )
+    return model.getvalue()

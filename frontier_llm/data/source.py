@@ -1,10 +1,15 @@
 """List the files of a source, the text that a corpus is prepared from, and read their documents.
 
+Links are followed once. A folder or a file to which several paths lead is listed once. Files are
+told apart by their real paths, because file systems of clusters may give equal inode numbers to
+different files.
+
 Documents have a fixed order and fixed names. A document's name alone decides whether the document
 is used for training or for validation, so adding documents does not move any other document.
 """
 
 import hashlib
+import os
 import stat
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_account import Tally
-from frontier_llm.data.file_formats import Detected, reader_of
+from frontier_llm.data.corpus_manifest import BROKEN, HIDDEN, REPEATED, Tally
+from frontier_llm.data.file_formats import Detected, claim_of, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
-from frontier_llm.data.source_listing import Listing, list_folder, list_stdlib
 from frontier_llm.errors import DataError
 
+STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _SHOWN_PROBLEMS = 5
-"""Number of files that an error names."""
 _FIRST_FORMATS = {
     ".jsonl": ("jsonl", ""),
     ".jsonl.gz": ("jsonl", "gzip"),
@@ -28,6 +32,142 @@ _FIRST_FORMATS = {
 }
 """Format and compression by suffix, from the time when the name alone told them. The digest of a
 source does not contain them, so corpora of that time are found."""
+
+
+@dataclass
+class Listing:
+    """Files of a folder: those to read, in order, and by reason those that are left out.
+
+    `broken` are paths that cannot be read, with the reasons.
+    """
+
+    root: Path
+    paths: list[Path] = field(default_factory=list)
+    left_out: dict[str, Tally] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+    def leave_out(self, reason: str, name: str, size: int) -> None:
+        """Count a file that is not read."""
+        self.left_out.setdefault(reason, Tally()).add(name, size)
+
+    def leave_out_broken(self, name: str, problem: str) -> None:
+        """Count a path that cannot be read."""
+        self.leave_out(BROKEN, f"{name} ({problem})", 0)
+        self.broken.append(f"{self.root / name}: {problem}")
+
+
+def list_folder(root: Path) -> Listing:
+    """List all files in a folder and in the folders that it links to."""
+    listing = _Lister(root)
+    listing.run()
+    return listing.listing
+
+
+def list_stdlib(root: Path) -> Listing:
+    """List the sources of the standard library, without its tests."""
+    listing = Listing(root)
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [s for s in subfolders if s not in STDLIB_EXCLUDED and s[0] != "."]
+        paths = [Path(folder, name) for name in names if name.endswith(".py") and name[0] != "."]
+        listing.paths += [path for path in paths if path.is_file()]
+    listing.paths.sort()
+    return listing
+
+
+class _Lister:
+    """One walk through a folder. Links are followed after all folders without links."""
+
+    def __init__(self, root: Path) -> None:
+        self.listing = Listing(root)
+        self._root = root
+        self._folders: set[str] = set()  # real paths of the folders that were walked
+        self._files: dict[str, list[tuple[Path, int]]] = {}  # paths and sizes by real path
+        self._links: list[Path] = []  # links to folders
+
+    def run(self) -> None:
+        self._walk(self._root, hidden=False)
+        while self._links:
+            links, self._links = sorted(self._links), []
+            for link in links:
+                self._follow(link)
+        self._choose()
+
+    def _follow(self, link: Path) -> None:
+        target = os.path.realpath(link)
+        # a link to a folder that holds the link would add what is beside the source
+        holder = os.path.realpath(link.parent)
+        if target in self._folders or Path(holder).is_relative_to(target):
+            self.listing.leave_out(REPEATED, f"{self._name(link)} (a link to {target})", 0)
+        else:
+            self._walk(link, hidden=False)
+
+    def _walk(self, top: Path, *, hidden: bool) -> None:
+        """Sort the entries of a folder and its subfolders, without following links."""
+        waiting = [(top, hidden)]
+        while waiting:
+            folder, is_hidden = waiting.pop()
+            real = os.path.realpath(folder)
+            if not is_hidden:
+                if real in self._folders:  # a folder of a linked folder that was walked before
+                    self.listing.leave_out(REPEATED, f"{self._name(folder)} (also {real})", 0)
+                    continue
+                self._folders.add(real)
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError as error:
+                self.listing.leave_out_broken(self._name(folder), error.strerror or str(error))
+                continue
+            for entry in entries:
+                path, hides = folder / entry.name, is_hidden or _hides(entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((path, hides))
+                else:
+                    target = path if entry.is_symlink() else Path(real, entry.name)
+                    self._sort(path, target, hides)
+
+    def _sort(self, path: Path, target: Path, hidden: bool) -> None:
+        """Put a path that is no folder into one of the lists."""
+        try:
+            status = path.lstat() if hidden else path.stat()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            if path.is_symlink():
+                problem = f"a link to {path.readlink()}: {problem}"
+            self.listing.leave_out_broken(self._name(path), problem)
+            return
+        if hidden:
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            self.listing.leave_out(HIDDEN, self._name(path), size)
+        elif stat.S_ISDIR(status.st_mode):
+            self._links.append(path)
+        elif stat.S_ISREG(status.st_mode):
+            real = os.path.realpath(target) if target == path else str(target)
+            self._files.setdefault(real, []).append((path, status.st_size))
+        else:
+            self.listing.leave_out_broken(self._name(path), "a pipe, a socket or a device")
+
+    def _choose(self) -> None:
+        """Choose one of the paths to each file: one whose name says a format, rather no link."""
+        for paths in self._files.values():
+            (first, _), *others = sorted(paths, key=_preference)
+            self.listing.paths.append(first)
+            for other, size in others:
+                name = f"{self._name(other)} (read as {self._name(first)})"
+                self.listing.leave_out(REPEATED, name, size)
+        self.listing.paths.sort()
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+
+def _preference(file: tuple[Path, int]) -> tuple[bool, bool, Path]:
+    path, _ = file
+    return claim_of(path.name)[0] is None, path.is_symlink(), path
+
+
+def _hides(name: str) -> bool:
+    """Return whether a file or folder is hidden: it begins with a dot, or holds Python's caches."""
+    return name.startswith(".") or name == "__pycache__"
 
 
 @dataclass(frozen=True)
@@ -55,7 +195,6 @@ class Document:
         return self._number("validation") * 100 / 2**64
 
     def _number(self, salt: str) -> int:
-        """Return a pseudo-random number below 2**64."""
         digest = hashlib.sha256(encode_name(f"{salt}\0{self.name}")).digest()
         return int.from_bytes(digest[:8], "big")
 
@@ -68,10 +207,8 @@ class SourceFile:
     name: str
     """Path relative to the source folder, with slashes."""
     size: int
-    """Size in bytes."""
     mtime_ns: int
     detected: Detected = field(default_factory=Detected)
-    """Format of the file (source_choice.py)."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +222,6 @@ class Source:
     single: bool
     """Whether the source is a single file, which must be text."""
     left_out: Mapping[str, Tally] = field(default_factory=dict)
-    """Files that are not read, by reason."""
     divided: bool = False
     """Whether small files of text are divided into several documents, too, so that there are some
     for training and some for validation (source_choice.py)."""
@@ -108,11 +244,7 @@ class Source:
         return hasher.hexdigest()
 
     def digest(self, scans: Sequence[Scan]) -> str:
-        """Return a digest of the names and contents of all files.
-
-        Args:
-            scans: results of `scan` for all files, which hold the digests of their contents.
-        """
+        """Return a digest of the names of all files, and of their contents, which scans digest."""
         hasher = hashlib.sha256()
         for file, scan in zip(self.files, scans, strict=True):
             hasher.update(encode_name(f"{file.name}\0{scan.sha256}\0{_marks(file)}"))
@@ -128,11 +260,7 @@ class Source:
             )
 
     def scan(self, index: int) -> Scan:
-        """Read file number `index`; return its digest and the cuts, where it can be divided.
-
-        Raises:
-            DataError: the file cannot be read, or it is the only file and holds no text.
-        """
+        """Read file number `index`; return its digest and the cuts, where it can be divided."""
         file = self.files[index]
         try:
             scan = self._format(file).scan()
@@ -146,11 +274,7 @@ class Source:
         return scan
 
     def entries(self, index: int, cut: Cut) -> Iterator[Entry]:
-        """Yield the entries (lines, rows or sections) in a cut of file number `index`.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Yield the entries (lines, rows or sections) in a cut of file number `index`."""
         file = self.files[index]
         try:
             yield from self._format(file).entries(cut)
@@ -158,18 +282,12 @@ class Source:
             raise _unreadable(file.path, error) from error
 
     def name(self, index: int, place: int) -> str:
-        """Return the name of a document.
-
-        Args:
-            index: index of its file.
-            place: number of its line, row or section in the file.
-        """
+        """Return the name of a document; its place is the number of its line, row or section."""
         file = self.files[index]
         mark = self._format(file).mark
         return f"{file.name}{mark}{place}" if mark else file.name
 
     def _format(self, file: SourceFile) -> Format:
-        """Return the reader of a file."""
         return reader_of(file.path, file.size, file.detected, self.text_key, divided=self.divided)
 
 

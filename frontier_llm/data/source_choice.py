@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_account import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
+from frontier_llm.data.corpus_manifest import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
 from frontier_llm.data.file_formats import FORMATS, Detected, claim_of, detect
+from frontier_llm.data.file_readers import LONG_FILE_BYTES
 from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
-from frontier_llm.data.text_files import LONG_FILE_BYTES
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
 from frontier_llm.units import KIB, format_bytes
@@ -24,12 +24,10 @@ _BESIDE_NAMES = re.compile(
     r"|manifest|_success|_metadata|_common_metadata|_committed|_started|sha\d+|md5|.*sums?(\.|$)",
     re.IGNORECASE,
 )
-"""Names of files that lie beside data."""
 _BESIDE_SUFFIXES = frozenset(
     ".md .rst .html .htm .yaml .yml .toml .cff .bib .py .ipynb .sh .log .lock .idx .index .faiss "
     ".crc .md5 .sha1 .sha256 .sha512 .sig .asc .png .jpg .jpeg .gif .webp .svg .pdf .ico".split()
 )
-"""Suffixes of such files."""
 _SMALL_BYTES = 64 * KIB
 """Documentation of at most this size is left out however small the data are."""
 _OTHER_KEY = (
@@ -38,12 +36,7 @@ _OTHER_KEY = (
 
 
 def choose_files(source: Source, corpus: CorpusConfig, config: DataConfig, workers: int) -> Source:
-    """Find the formats of the files of a source, and drop the files that are not read.
-
-    Raises:
-        DataError: names and contents disagree, a file cannot be read, or text and records are
-            mixed.
-    """
+    """Find the formats of the files of a source, and drop the files that are not read."""
     if corpus.kind == "stdlib":
         return source
 
@@ -110,7 +103,6 @@ class _Chooser:
         self._left_out.setdefault(reason, Tally()).add(file.name, file.size)
 
     def _keep(self, wanted: Sequence[SourceFile], reason: str) -> None:
-        """Leave out all other files."""
         names = {file.name for file in wanted}
         for file in self.files:
             if file.name not in names:
@@ -222,11 +214,7 @@ def files_without_text(
 
 
 def check_left_out(root: Path, left_out: Mapping[str, Tally], read_bytes: int) -> None:
-    """Refuse a source of which a large part is in another format.
-
-    Raises:
-        DataError: the error says how much is left out.
-    """
+    """Refuse a source of which a large part is in another format."""
     other = left_out.get(OTHER_FORMAT, Tally())
     if other.bytes > OTHER_SHARE * (read_bytes + other.bytes):
         raise DataError(

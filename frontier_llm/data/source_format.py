@@ -1,7 +1,7 @@
-"""Define the interface of the formats of source files.
+"""Define the interface of the formats of source files, and open compressed files.
 
-text_files.py, json_lines.py, csv_files.py and parquet_files.py implement it. A format divides a
-file into cuts, and reads the texts of a cut.
+file_readers.py implements it. A format divides a file into cuts, and reads the
+texts of a cut. What a file is compressed with is read from its first bytes.
 
 - A *cut* is a range of a file that can be read independently, so that several worker processes can
   share a long file. The division into cuts depends only on the file.
@@ -10,17 +10,34 @@ file into cuts, and reads the texts of a cut.
 - An *entry* is what a format finds at a place: a text, or the reason why there is no text.
 """
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
-from frontier_llm.data.compression import READ_BYTES
-from frontier_llm.units import MIB, format_bytes
+from frontier_llm.errors import DataError
+from frontier_llm.units import KIB, MIB, format_bytes
 
+READ_BYTES = MIB
+_ZSTANDARD_BYTES = 4 * KIB
+"""Number of compressed bytes that are decompressed at a time. One of them can stand for 32 KiB."""
+SUFFIXES = {".gz": "gzip", ".zst": "zstandard", ".bz2": "bzip2", ".xz": "xz"}
+"""Name of each compression, by the suffix of a file."""
+_FIRST_BYTES = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+}
 CUT_BYTES = 4 * MIB
 """A cut ends at the first possible position after this number of bytes."""
 LONGEST_DOCUMENT_BYTES = 64 * MIB
@@ -28,6 +45,91 @@ LONGEST_DOCUMENT_BYTES = 64 * MIB
 the memory of a process, which needs several times this size for the longest document."""
 BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS = {
+    "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
+    "float": "a number", "bool": "true or false", "str": "a text",
+}  # fmt: skip
+
+
+def compression_of(head: bytes) -> str:
+    """Return what a file that begins with `head` is compressed with; "" if it is not."""
+    return next((name for magic, name in _FIRST_BYTES.items() if head.startswith(magic)), "")
+
+
+@contextmanager
+def open_plain(path: Path, compression: str) -> Iterator[io.BufferedReader]:
+    """Open a file and decompress it while it is read."""
+    with path.open("rb") as packed:
+        if not compression:
+            yield packed
+            return
+        try:
+            yield io.BufferedReader(_decompressed(path, packed, compression), READ_BYTES)
+        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+            raise _damaged(path, error) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise _damaged(path, error) from error  # bz2 raises an OSError without a number
+
+
+def _decompressed(path: Path, packed: IO[bytes], compression: str) -> Any:
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=packed)
+    if compression == "bzip2":
+        return bz2.BZ2File(packed)
+    if compression == "xz":
+        return lzma.LZMAFile(packed)
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(
+            f"{path}: reading it needs zstandard\n  do: pip install -e '.[formats]'"
+        ) from None
+    return _ZstandardFrames(packed, zstandard)
+
+
+class _ZstandardFrames(io.RawIOBase):
+    """Decompresses a series of zstandard frames.
+
+    Unlike the library's own stream, this class detects that the end of the last frame is missing.
+    """
+
+    def __init__(self, packed: IO[bytes], library: Any) -> None:
+        self._packed, self._library = packed, library
+        self._decompressor = library.ZstdDecompressor()
+        self._frame: Any = None  # decompressor of the current frame
+        self._unread = b""  # compressed bytes after the end of the previous frame
+        self._plain = b""  # decompressed bytes that nobody has asked for yet
+        self._position = 0  # number of these bytes that were returned
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._position == len(self._plain):
+            block = self._unread or self._packed.read(_ZSTANDARD_BYTES)
+            if not block:
+                if self._frame is not None:
+                    raise EOFError("the end of the last frame is missing")
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            try:
+                self._plain, self._unread = self._frame.decompress(block), b""
+            except self._library.ZstdError as error:
+                raise EOFError(str(error)) from error
+            self._position = 0
+            if self._frame.eof:
+                self._unread, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._plain) - self._position)
+        buffer[:count] = self._plain[self._position : self._position + count]
+        self._position += count
+        return count
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is damaged: {error}\n  do: compress it again, or remove it")
 
 
 @dataclass(frozen=True)
@@ -49,7 +151,6 @@ class Scan:
     """Result of reading a file for the first time."""
 
     sha256: str
-    """SHA-256 of the content, in hex."""
     cuts: tuple[Cut, ...]
     """All cuts of the file, in order; empty if the file holds no text."""
     problem: str = "it is empty"
@@ -69,39 +170,21 @@ class Entry:
 
 
 class Format(ABC):
-    """Reads a source file of one format."""
+    """Reads a source file of one format, whose texts are under a key or in a column."""
 
     mark: str
     """Separator between file and place in a document's name; "" if the file is one document."""
 
     def __init__(self, path: Path, size: int, compression: str, key: str) -> None:
-        """Initialise the reader.
-
-        Args:
-            path: path of the file.
-            size: size of the file in bytes.
-            compression: what the file is compressed with (compression.py); "" if it is not.
-            key: key or column that holds the text.
-        """
         self.path, self.size, self.compression, self.key = path, size, compression, key
 
     @abstractmethod
     def scan(self) -> Scan:
-        """Return the digest and the cuts of the file.
-
-        Raises:
-            OSError: the file cannot be read.
-            DataError: the file is not of this format.
-        """
+        """Return the digest and the cuts of the file."""
 
     @abstractmethod
     def entries(self, cut: Cut) -> Iterator[Entry]:
-        """Yield the entries of a cut in order.
-
-        Raises:
-            OSError: the file cannot be read.
-            DataError: the file is damaged.
-        """
+        """Yield the entries of a cut in order."""
 
 
 class Undivided(Format):
@@ -134,11 +217,7 @@ class NoTextError(Exception):
 
 
 def decode(content: bytes, start: int = 0) -> str:
-    """Decode UTF-8 and drop a byte order mark at the beginning of a file.
-
-    Args:
-        content: bytes of a file, or a section of it.
-        start: offset of `content` in the file in bytes.
+    """Decode UTF-8, and drop a byte order mark if `start`, the place in the file, is 0.
 
     Raises:
         NoTextError: the bytes are not UTF-8, or contain a null byte, which marks binary files.
@@ -151,15 +230,6 @@ def decode(content: bytes, start: int = 0) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise NoTextError(f"{error.reason} at byte {start + error.start}") from None
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-_KINDS = {
-    "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
-    "float": "a number", "bool": "true or false", "str": "a text",
-}  # fmt: skip
 
 
 def kind_of(value: object) -> str:
@@ -181,10 +251,7 @@ def text_entry(place: int, value: object, problem: str) -> Entry:
 
 
 def lines_of(stream: io.BufferedReader) -> Iterator[bytes | None]:
-    """Yield the lines of a stream, which end in LF, CR LF or CR; None for a line that is too long.
-
-    A line is too long if it has more than LONGEST_DOCUMENT_BYTES.
-    """
+    """Yield the lines of a stream, which end in LF, CR LF or CR; None for too long a line."""
     while line := stream.readline(LONGEST_DOCUMENT_BYTES + 1):
         if len(line) > LONGEST_DOCUMENT_BYTES:
             while line and not line.endswith(b"\n"):
@@ -202,11 +269,7 @@ def too_long(unit: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the SHA-256 of a file, in hex."""
     hasher = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(READ_BYTES):

@@ -31,19 +31,13 @@ START = 0
 
 
 class SpanCorruption:
-    """Builds micro-batches of an encoder-decoder from windows of text."""
+    """Builds micro-batches of an encoder-decoder from windows of text.
+
+    The encoder reads `inputs` tokens per sample. If corruption leaves fewer, the rest is padding.
+    Further sentinels have the ids below the first, `sentinel`.
+    """
 
     def __init__(self, text_tokens: int, inputs: int, sentinel: int, eos: int, key: int) -> None:
-        """Initialise the lengths and the key.
-
-        Args:
-            text_tokens: number of tokens of a window of text.
-            inputs: number of tokens that the encoder reads per sample. If corruption leaves fewer,
-                the rest is padding.
-            sentinel: token id of the first sentinel; further sentinels have the ids below it.
-            eos: token id that ends inputs and targets.
-            key: 64-bit key of the pseudo-random numbers, derived from the corpus and the seed.
-        """
         self._lengths = corrupted(text_tokens)
         # both sides have one sentinel per span and one end token in addition to the text
         self._spans = self._lengths.inputs + self._lengths.targets - text_tokens - 2 >> 1
@@ -54,12 +48,7 @@ class SpanCorruption:
     def corrupt(self, text: Tokens, index: int) -> tuple[Tokens, Tokens]:
         """Divide a text into the inputs of the encoder and the targets of the decoder.
 
-        Args:
-            text: [text_tokens] int64.
-            index: index of the sample.
-
-        Returns:
-            Inputs and targets, both int64 and ending with `eos`.
+        The text is [text_tokens] int64. The results are int64 and end with `eos`.
         """
         removed = self._draw(len(text), make_key(self._key, index))
         follows_removed = np.concatenate([[False], removed[:-1]])
@@ -77,12 +66,7 @@ class SpanCorruption:
         )
 
     def batch(self, rows: Sequence[Tokens], indices: Sequence[int]) -> Seq2SeqBatch:
-        """Corrupt windows and return them as a micro-batch.
-
-        Args:
-            rows: window of text of each sample, [text_tokens] int64.
-            indices: indices of the samples.
-        """
+        """Corrupt windows of text, [text_tokens] int64 each, and return them as a micro-batch."""
         pairs = [self.corrupt(row, index) for row, index in zip(rows, indices, strict=True)]
         inputs = _stack_padded([inputs for inputs, _ in pairs], self._inputs)
         multiple = DECODER_MULTIPLE
@@ -112,14 +96,7 @@ class SpanCorruption:
 
 
 def restore(inputs: Sequence[int], targets: Sequence[int], sentinel: int, eos: int) -> list[int]:
-    """Return the original text: the inputs with the span of each sentinel put back in its place.
-
-    Args:
-        inputs: token ids that the encoder reads.
-        targets: token ids that the decoder predicts.
-        sentinel: token id of the first sentinel.
-        eos: token id that ends inputs and targets.
-    """
+    """Return the original text: the inputs with the span of each sentinel put back in its place."""
     spans: dict[int, list[int]] = {}
     span: list[int] = []
     next_sentinel = sentinel
@@ -137,10 +114,7 @@ def restore(inputs: Sequence[int], targets: Sequence[int], sentinel: int, eos: i
 
 
 def _divide(total: int, count: int, key: int) -> npt.NDArray[np.int64]:
-    """Divide a length at random into `count` lengths of at least 1: [count] int64.
-
-    All divisions are equally likely.
-    """
+    """Divide a length into `count` lengths of at least 1; all divisions are equally likely."""
     borders = np.sort(np.argsort(random_uint64(total - 1, key), kind="stable")[: count - 1]) + 1
     return np.diff(np.concatenate([[0], borders, [total]]))
 

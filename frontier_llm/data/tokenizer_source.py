@@ -26,9 +26,7 @@ _MAIN_FILES = (JSON_FILE, MODEL_FILE, "spiece.model")
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """Return the files of the tokenizer at a path, by the names of their copies.
-
-    The first is the model or the tokenizer.json.
+    """Return the files of a tokenizer, by the names of their copies; the main one is first.
 
     Raises:
         ConfigError: there is no tokenizer at the path.
@@ -52,11 +50,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 
 def open_tokenizer(path: Path, end: str | int | None = None) -> Tokenizer:
-    """Open the tokenizer at a path.
-
-    Args:
-        path: a file or folder.
-        end: token or id that ends a document; None: the token that the tokenizer names.
+    """Open the tokenizer at a path; `end`, or the token that it names, ends a document.
 
     Raises:
         ConfigError: the tokenizer cannot be used, or names no token that ends a document.
@@ -80,22 +74,14 @@ def tokens_before_text(data: DataConfig, tokenizer: Tokenizer) -> list[int]:
 
 
 def check_given_tokenizer(config: RunConfig) -> None:
-    """Refuse a configured tokenizer that cannot be used, or is too large for the model.
-
-    Raises:
-        ConfigError: the error names the key to change.
-    """
+    """Refuse a configured tokenizer that cannot be used, or is too large for the model."""
     if config.data.tokenizer is not None:
         given = open_tokenizer(Path(config.data.tokenizer), config.data.end_of_document)
         check_vocabulary(config, given)
 
 
 def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer that has more tokens than the model's embedding has rows.
-
-    Raises:
-        ConfigError: it has.
-    """
+    """Refuse a tokenizer that has more tokens than the model's embedding has rows."""
     spans = config.data.objective == "spans"
     ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
     if ids > config.model.vocabulary:
@@ -109,12 +95,7 @@ def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def copy_tokenizer(path: Path, folder: Path) -> Path:
-    """Copy the files of a tokenizer to a folder; return the copy of the model or tokenizer.json.
-
-    Raises:
-        ConfigError: there is no tokenizer at the path.
-        OSError: a file cannot be copied.
-    """
+    """Copy the files of a tokenizer to a folder; return the copy of the model or tokenizer.json."""
     copies = [shutil.copyfile(file, folder / name) for name, file in tokenizer_files(path).items()]
     return Path(copies[0])
 
@@ -123,9 +104,6 @@ def digest_tokenizer(path: Path) -> str:
     """Return the digest of a tokenizer's files: of their content and the names of their copies.
 
     The digest of a sentencepiece model is the SHA-256 of its file.
-
-    Raises:
-        ConfigError: there is no tokenizer at the path, or it cannot be read.
     """
     try:
         digests = {name: sha256_of(file) for name, file in tokenizer_files(path).items()}

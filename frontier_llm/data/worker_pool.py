@@ -34,11 +34,8 @@ def run_jobs(
 ) -> Iterator[tuple[int, Result]]:
     """Call `work` for all jobs and yield (job, result) in the order of completion.
 
-    Args:
-        work: function to call. If there are several workers, it runs in other processes, and its
-            results and exceptions must be picklable.
-        jobs: arguments of the calls, which are started in this order.
-        workers: number of processes; 1: run all jobs in this process.
+    If there are several workers, they are other processes, and results and exceptions must be
+    picklable. The first exception of `work` is raised.
 
     Raises:
         WorkerDiedError: a worker process was killed.
@@ -59,7 +56,6 @@ class _WorkerPool:
     """Starts worker processes and sends them jobs. Each worker has a pipe to the parent."""
 
     def __init__(self, work: Callable[[int], Any], size: int) -> None:
-        """Start `size` workers that call `work`."""
         context = multiprocessing.get_context("fork")
         self._processes: dict[Connection, ForkProcess] = {}
         for _ in range(size):
@@ -116,11 +112,8 @@ class _WorkerPool:
 def _serve(work: Callable[[int], Any], pipe: Connection, inherited: Sequence[Connection]) -> None:
     """Run jobs from a pipe until the parent closes the pipe.
 
-    Args:
-        work: function to call for each job.
-        pipe: this worker's end of its pipe.
-        inherited: the parent's ends of pipes, of which the fork made copies. They are closed first,
-            because otherwise the pipes would stay open after the parent's death.
+    The fork made copies of the parent's ends of pipes. They are closed first, because otherwise the
+    pipes would stay open after the parent's death.
     """
     for parent_end in inherited:
         parent_end.close()

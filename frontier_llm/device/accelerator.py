@@ -22,13 +22,7 @@ _MMAP_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The device of a rank.
-
-    Attributes:
-        device: torch's object for the device.
-        kind: `cpu`, `cuda` or `hip`.
-        name: name of the device as given by its driver; `cpu` for the CPU.
-    """
+    """The device of a rank: `cpu`, `cuda` or `hip`, with the name that its driver gives."""
 
     device: torch.device
     kind: str
@@ -39,13 +33,6 @@ class Accelerator:
         """Return the GPU of this rank, or the CPU if there is no GPU.
 
         Under `--gpus-per-task=1` a rank sees one device, whatever its local rank.
-
-        Args:
-            local_rank: number of the rank on its node.
-            may_share: whether several ranks may use one device.
-
-        Raises:
-            LaunchError: the node has more ranks than devices, which may not be shared.
         """
         visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not visible:
@@ -90,16 +77,9 @@ class Accelerator:
 
 
 def choose_precision(accelerator: Accelerator, cpuinfo: Path = CPUINFO) -> tuple[str, str]:
-    """Choose bf16 if the device has instructions for it, and fp32 otherwise.
+    """Choose bf16 if the device has instructions for it, and fp32 otherwise; return why, too.
 
     Nothing is measured, so every start on a machine chooses the same.
-
-    Args:
-        accelerator: the device of this rank.
-        cpuinfo: the file in which Linux describes the processor.
-
-    Returns:
-        `bf16` or `fp32`, and the reason as text.
     """
     if accelerator.is_cpu:
         lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
@@ -114,14 +94,11 @@ def choose_precision(accelerator: Accelerator, cpuinfo: Path = CPUINFO) -> tuple
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory for later requests, instead of returning it to the kernel.
+    """Make malloc keep freed memory for later requests; return whether this system's malloc can.
 
     On a CPU, activations and gathered parameters of the same sizes are allocated and freed in every
     step. If freed memory went back to the kernel, the kernel would clear and map it again, page by
     page.
-
-    Returns:
-        Whether this system's malloc supports it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -15,14 +15,9 @@ def accumulate_product(
     """Compute `total = left @ right`, or `total += left @ right`, without a temporary tensor.
 
     If the device has no kernel for these dtypes, the product is a temporary tensor in the dtype of
-    the operands, which is then copied or added.
-
-    Args:
-        total: [m, n], usually fp32; overwritten.
-        left: [m, k], fp32, bf16 or fp16.
-        right: [k, n], in the dtype of `left`.
-        add: whether the product is added to `total` instead of replacing it. If not, the contents
-            of `total` may be undefined.
+    the operands, which is then copied or added. The sum is [m, n], usually fp32. The operands are
+    [m, k] and [k, n], both in fp32, bf16 or fp16. Unless the product is added, the contents of
+    `total` may be undefined.
     """
     beta = int(add)
     if total.dtype == right.dtype:

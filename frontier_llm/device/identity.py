@@ -22,7 +22,6 @@ DEVICE_VARIABLES = (
 )  # fmt: skip
 """Environment variables of a GPU that launch/cores.py sets, unless they are set already."""
 PACKAGES = ("torch", "megatron-core", "numpy", "triton", "apex", "transformer_engine")
-"""Python packages whose versions are reported."""
 _INTERFACES = Path("/sys/class/net")
 
 

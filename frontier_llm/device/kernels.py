@@ -53,18 +53,13 @@ class Kernels:
 
 
 TORCH = Kernels(torch_layer_norm, torch_rms_norm, "torch", "kernels=torch")
-COMPILED = Kernels(
-    torch_layer_norm,
-    torch_rms_norm,
-    "compiled",
-    "torch.compile of each layer",
-    compiles_layers=True,
+COMPILED = replace(
+    TORCH, source="compiled", reason="torch.compile of each layer", compiles_layers=True
 )
-ELEMENTWISE = Kernels(
-    torch_layer_norm,
-    torch_rms_norm,
-    "elementwise",
-    "torch.compile of rotary positions and gated activations",
+ELEMENTWISE = replace(
+    TORCH,
+    source="elementwise",
+    reason="torch.compile of rotary positions and gated activations",
     compiles_functions=True,
 )
 
@@ -85,16 +80,12 @@ def use_deterministic_operations() -> None:
 def resolve(
     wanted: str, device: torch.device, dtype: torch.dtype = torch.float32, hidden: int = 64
 ) -> Kernels:
-    """Choose the kernels for a device.
+    """Choose the kernels for a device, where fused ones are verified in this dtype.
 
-    Args:
-        wanted: the setting `kernels`: `torch`, `elementwise`, `compiled`, `fused` (required),
-            `auto` (fused norms if possible; on a GPU the same as `fastest`, unless torch is
-            deterministic, because two runs could choose differently) or `fastest` (the same norms,
-            and `elementwise` if it is faster in the first steps).
-        device: where fused kernels are verified.
-        dtype: number format of the run, in which they are verified.
-        hidden: width of the norms.
+    The setting `kernels` is `torch`, `elementwise`, `compiled`, `fused` (required), `auto` (fused
+    norms if possible; on a GPU the same as `fastest`, unless torch is deterministic, because two
+    runs could choose differently) or `fastest` (the same norms, and `elementwise` if it is faster
+    in the first steps).
 
     Raises:
         ConfigError: `fused` is wanted and neither package works; the message says why.

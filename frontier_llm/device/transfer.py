@@ -10,11 +10,7 @@ import torch
 
 
 def send(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Copy numbers to a device, in the order of the current stream; returns at once.
-
-    Returns:
-        [numbers] fp64, on the device.
-    """
+    """Copy numbers to a device as fp64, in the order of the current stream; returns at once."""
     is_gpu = device.type == "cuda"
     host = torch.tensor(numbers, dtype=torch.float64, pin_memory=is_gpu)
     return host.to(device, non_blocking=True)
@@ -24,16 +20,11 @@ class HostCopy:
     """A copy of a device tensor on the host, started at once and read later.
 
     Reading waits for the operations that were submitted to the current stream before the copy, but
-    not for later ones: the device does them while the host waits.
+    not for later ones: the device does them while the host waits. The tensor may be overwritten at
+    once, by operations on the current stream. On a CPU the copy is made at once.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Start the copy. On a CPU the copy is made at once.
-
-        Args:
-            tensor: a tensor of any shape and dtype. It may be overwritten at once, by operations on
-                the current stream.
-        """
         self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         self._copy.copy_(tensor, non_blocking=True)
         self._done: torch.cuda.Event | None = None

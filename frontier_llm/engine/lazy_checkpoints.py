@@ -12,8 +12,8 @@ from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.rank_objects import of_rank_0
-from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.restore import load
+from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.engine.buffers import PREFIX, persistent_buffers, shard_of, write_back
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import CheckpointError

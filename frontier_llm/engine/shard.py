@@ -26,8 +26,7 @@ from frontier_llm.engine.passes import Passes
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.grid_levels import level_borders
+from frontier_llm.geometry.grid import Grid, level_borders
 from frontier_llm.geometry.partition import Factors, Hop
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups

@@ -83,7 +83,6 @@ class Sharded:
         Collective over all ranks. A parameter that has no gradient on any rank is left as it is.
 
         Args:
-            learning_rate: learning rate of this step.
             saved: whether the states are saved after this step (`Checkpoints.is_due`), so that a
                 run that continues from them repeats this run to the last digit.
 
@@ -202,10 +201,7 @@ class Sharded:
     ) -> None:
         """Continue from states that the caller has overwritten; `Checkpoints.restore` calls this.
 
-        Args:
-            step: step that the states were saved after.
-            updates: number of updates in them.
-            missed: see the attribute of this name.
+        They were saved after `step`, with `updates` updates and the attribute `missed`.
         """
         self._passes.step, self._updates, self.missed = step + 1, updates, dict(missed or {})
         self.states.adopt(updates, step, self.missed)

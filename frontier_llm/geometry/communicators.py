@@ -26,9 +26,9 @@ from itertools import pairwise
 
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
-from frontier_llm.geometry.optimizer_states import updates_whole_matrices
 from frontier_llm.geometry.partition import Hop
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import updates_whole_matrices
 from frontier_llm.units import MIB
 
 CONNECTION_BYTES = 14 * MIB
@@ -47,7 +47,6 @@ class Communicator:
     """A communicator of one rank."""
 
     name: str
-    """Name of what it is for."""
     ring: int
     """Ranks whose collectives run in rings or trees; 1 = there are no such collectives."""
     near: int = 0
@@ -58,10 +57,9 @@ class Communicator:
     """Whether these are all other ranks of the group, by all-to-alls."""
 
     def buffer_bytes(self, channels: int) -> int:
-        """Return the device memory of the buffers.
+        """Return the device memory of the buffers with so many channels of collectives.
 
-        Args:
-            channels: channels of collectives. Direct messages use the next power of two.
+        Direct messages use the next power of two.
         """
         in_rings = channels * min(2, self.ring - 1)
         direct = self.near * (1 << (channels - 1).bit_length()) if channels else 0
@@ -81,30 +79,22 @@ def tied_stages(layout: ResolvedLayout) -> TiedStages:
 
 
 def communicators(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
-    """Return the communicators that the first rank of a stage creates in a run; gloo has none.
-
-    The arguments are those of `used_groups`.
-    """
+    """Return the communicators that the first rank of a stage creates in a run; gloo has none."""
     is_gloo = layout.collectives.backend == "gloo"
     return () if is_gloo else used_groups(layout, stage, tied)
 
 
 def used_groups(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[Communicator, ...]:
-    """Return what the first rank of a stage uses in a run, each with several ranks.
-
-    Args:
-        layout: layout of the run.
-        stage: position on the pipeline axis.
-        tied: the result of `tied_stages`.
-    """
+    """Return what the first rank of a stage uses in a run, each group with several ranks."""
     grid = layout.grid
-    ranks = [layout.grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
-    near_and_far = _near_and_far(layout, grid.rank(Coordinates(0, 0, stage)), ranks)
+    ranks = [grid.rank(Coordinates(0, 0, other)) for other in neighbours(layout, stage)]
+    first = grid.rank(Coordinates(0, 0, stage))
+    near = sum(grid.same_node(first, rank) for rank in ranks)
     sums = any(stage in set_ and len(set_) == grid.pipeline for set_ in tied)
     groups = [
         Communicator(ALL_RANKS, grid.size),
         Communicator(TENSOR, grid.tensor),
-        Communicator(STAGES, grid.pipeline if sums else 1, *near_and_far),
+        Communicator(STAGES, grid.pipeline if sums else 1, near, len(ranks) - near),
         *(
             Communicator(tied_name(set_), len(set_))
             for set_ in sorted(tied)
@@ -135,7 +125,6 @@ def neighbours(layout: ResolvedLayout, stage: int) -> tuple[int, ...]:
 
 
 def _merged(groups: Iterable[Communicator], grid: Grid) -> list[Communicator]:
-    """Merge the communicators of groups that have all ranks."""
     merged: dict[str, Communicator] = {}
     for group in groups:
         size = (
@@ -178,19 +167,9 @@ def _hop(layout: ResolvedLayout, stage: int, hop: Hop) -> Communicator:
 def _hop_places(grid: Grid, hop: Hop, place: int) -> tuple[int, int]:
     """Count the other ranks of a hop's group on the first rank's node, and on other nodes.
 
-    Cached, because a search asks for the stages of many layouts, whose groups are equal.
-
-    Args:
-        grid: all ranks.
-        hop: the hop of the data rank.
-        place: position of the first rank on its node.
+    Cached, because a search asks for the stages of many layouts, whose groups are equal. `place`
+    is the position of the first rank on its node.
     """
     offsets = [grid.rank(Coordinates(0, data_rank, 0)) for data_rank in hop.group(0)]
     near = sum(place + offset < grid.ranks_per_node for offset in offsets[1:])
     return near, len(offsets) - 1 - near
-
-
-def _near_and_far(layout: ResolvedLayout, rank: int, others: Iterable[int]) -> tuple[int, int]:
-    """Count the ranks that share the node of `rank`, and the others."""
-    near = [layout.grid.same_node(rank, other) for other in others]
-    return sum(near), len(near) - sum(near)

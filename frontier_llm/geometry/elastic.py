@@ -15,16 +15,11 @@ def refit(
 ) -> dict[str, int]:
     """Choose new values of some keys with which a configuration runs on `world_size` ranks.
 
-    The new micro-batch is at most the configured one: the largest number of samples that divides
-    the samples of a replica.
-
-    Sharding factors that are numbers are chosen in the order `optimizer`, `grads`, `params`. Each
-    becomes the largest number that is at most the configured factor and that divides the factor
-    chosen before. The first factor divides the number of replicas.
-
-    Returns:
-        New values by key. The result is empty if no value has to change. It is also empty if
-        `world_size` is not a multiple of tensor x pipeline, which `config.rules.check` reports.
+    The new micro-batch is the largest number of samples, at most the configured one, that divides
+    the samples of a replica. Sharding factors that are numbers are chosen in the order `optimizer`,
+    `grads`, `params`: the largest number, at most the configured one, that divides the factor
+    chosen before, and first the number of replicas. The result is empty if no value has to change,
+    or if tensor x pipeline does not divide `world_size`, which `config.rules.check` reports.
 
     Raises:
         ConfigError: the number of replicas does not divide the global batch.
@@ -33,17 +28,6 @@ def refit(
     if world_size % model_ranks:
         return {}
     replicas = world_size // model_ranks
-    return {**_micro_batch(data, replicas, model_ranks), **_factors(sharding, replicas)}
-
-
-def fitting_ranks(parallel: ParallelConfig, data: DataConfig, most: int) -> int | None:
-    """Return the largest number of ranks up to `most` that an elastic run can use; None if none."""
-    model_ranks = parallel.tensor * parallel.pipeline
-    counts = [replicas * model_ranks for replicas in divisors(data.global_batch)]
-    return max((count for count in counts if count <= most), default=None)
-
-
-def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str, int]:
     replica_samples, rest = divmod(data.global_batch, replicas)
     if rest:
         fitting = [d * model_ranks for d in divisors(data.global_batch)]
@@ -53,21 +37,26 @@ def _micro_batch(data: DataConfig, replicas: int, model_ranks: int) -> dict[str,
             "replicas that divide the global batch, which an elastic run keeps",
             f"start it with any of {', '.join(map(str, fitting))} ranks",
         )
-    fitted = max(d for d in divisors(replica_samples) if d <= data.micro_batch)
-    return {"data.micro_batch": fitted} if fitted != data.micro_batch else {}
-
-
-def _factors(sharding: ShardingConfig, replicas: int) -> dict[str, int]:
-    """Fit factors that are numbers. The words `node`, `all` and `auto` fit any number of ranks."""
-    changed, limit = {}, replicas
+    fitted = {"data.micro_batch": _largest(replica_samples, data.micro_batch)}
+    before = {"data.micro_batch": data.micro_batch}
+    limit = replicas
     for name in ("optimizer", "grads", "params"):
         configured = getattr(sharding, name)
-        if isinstance(configured, int):
-            fitted = max(d for d in divisors(limit) if d <= configured)
-            if fitted != configured:
-                changed[f"sharding.{name}"] = fitted
-            limit = fitted
-    return changed
+        if isinstance(configured, int):  # the words `node`, `all` and `auto` fit any ranks
+            limit = _largest(limit, configured)
+            before[f"sharding.{name}"], fitted[f"sharding.{name}"] = configured, limit
+    return {key: value for key, value in fitted.items() if value != before[key]}
+
+
+def fitting_ranks(parallel: ParallelConfig, data: DataConfig, most: int) -> int | None:
+    """Return the largest number of ranks up to `most` that an elastic run can use; None if none."""
+    model_ranks = parallel.tensor * parallel.pipeline
+    counts = [replicas * model_ranks for replicas in divisors(data.global_batch)]
+    return max((count for count in counts if count <= most), default=None)
+
+
+def _largest(number: int, limit: int) -> int:
+    return max(d for d in divisors(number) if d <= limit)
 
 
 def divisors(number: int) -> list[int]:

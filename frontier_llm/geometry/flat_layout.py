@@ -2,10 +2,8 @@
 
 A unit is the parameters that are gathered and reduced together: the embedding, a layer or the head.
 Matrices come first in its buffer, then norms and biases. Both are therefore contiguous ranges of
-every shard. Only the range of the matrices may be quantised.
-
-Some optimizers update matrices as a whole (`geometry/optimizer_states.py`). These matrices come
-first, in the order of their names, and the intervals of ranks end between them (geometry/cut.py).
+every shard. Only the range of the matrices may be quantised. Matrices that an optimizer updates as
+a whole come before the others, and the intervals of ranks end between them (`partition.Cut`).
 """
 
 import math
@@ -13,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.cut import whole_bounds
 from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.partition import whole_bounds
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,10 @@ def flat_layout(
     multiple: int = 1,
     whole_names: Sequence[str | None] = (),
 ) -> FlatLayout:
-    """Place parameters in one buffer.
+    """Place parameters in one buffer, whose size is rounded up to a multiple of a number.
 
-    Args:
-        sizes: number of elements of each parameter.
-        decayed: for each parameter, whether it is a matrix.
-        multiple: the size of the buffer is rounded up to a multiple of this number.
-        whole_names: for each parameter, its name if it is a matrix that an optimizer updates as a
-            whole, else None; empty = there is none.
+    For each parameter, `decayed` says whether it is a matrix. `whole_names` has its name if it is a
+    matrix that an optimizer updates as a whole, else None; empty = there is none.
     """
     names = whole_names or [None] * len(sizes)
     kinds = list(zip(decayed, names, range(len(sizes)), strict=True))
@@ -78,9 +72,7 @@ def flat_layout(
 def divided_layouts(layouts: Sequence[FlatLayout], parts: int) -> list[FlatLayout]:
     """Return layouts whose optimizer intervals do not end inside a matrix that stays whole.
 
-    Args:
-        layouts: the buffers of all trained units of a rank, in the order of the forward pass.
-        parts: number of optimizer intervals per buffer.
+    `layouts` are the buffers of all trained units of a rank, in the order of the forward pass.
     """
     if parts == 1:
         return list(layouts)
@@ -105,16 +97,9 @@ def unit_layouts(
     """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
 
     A parameter that two chunks of the stage read, as embedding and as head, is in its unit once.
-
-    Args:
-        model: dimensions of the model.
-        chunks: model chunks of the stage.
-        sequence_length: number of rows of the learned position table.
-        tensor: number of tensor ranks over which matrices are divided.
-        multiple: the size of each buffer is rounded up to a multiple of this number.
-        keeps_whole: whether the optimizer updates the matrices of layers as a whole.
-        factors_moments: whether the optimizer factors second moments.
-        parts: number of optimizer intervals per buffer.
+    The size of each buffer is rounded up to a multiple of a number. The optimizer may update the
+    matrices of layers as a whole, and may factor second moments; there are `parts` intervals of its
+    states per buffer.
     """
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:

@@ -7,36 +7,26 @@ embedding are not counted.
 Model FLOPs (for MFU) are the operations of a forward and a backward pass. Hardware FLOPs (for HFU)
 also include recomputed layers or attention, but not the operations that an attention kernel
 repeats inside its backward pass. Attention scores are counted in full, as in Megatron-LM and PaLM.
-With `causal=True` only the unmasked half of them counts.
 
 Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; PaLM
 (arXiv:2204.02311), appendix B for MFU and HFU.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
+from frontier_llm.geometry.lengths import sample_lengths
 
 
-@dataclass(frozen=True)
-class ForwardFlops:
+class ForwardFlops(NamedTuple):
     """Number of operations of a forward pass over one sample, by part of the model."""
 
-    projections: float
-    """Products with the query, key, value and output matrices, also in cross attention."""
+    layers: float
+    """Operations of all transformer layers, without the head."""
     attention: float
-    """Attention scores and weighted values."""
-    feed_forward: float
-    """Products with the two matrices of feed-forward blocks, or three if gated."""
+    """Those of `layers` for attention scores and weighted values."""
     head: float
-    """The product that computes the logits."""
-
-    @property
-    def layers(self) -> float:
-        """Operations of all transformer layers, without the head."""
-        return self.projections + self.attention + self.feed_forward
 
     @property
     def total(self) -> float:
@@ -44,47 +34,29 @@ class ForwardFlops:
         return self.layers + self.head
 
 
-def forward_flops(
-    model: ModelConfig, sequence_length: int, *, causal: bool = False
-) -> ForwardFlops:
+def forward_flops(model: ModelConfig, sequence_length: int) -> ForwardFlops:
     """Count the operations of a forward pass over one sample.
 
-    Args:
-        model: dimensions of the model.
-        sequence_length: tokens per sample of a GPT, or tokens that the encoder reads. The length of
-            the decoder follows from it (geometry/lengths.py).
-        causal: whether only the unmasked half of the decoder's scores counts.
+    The length of the decoder of an encoder-decoder follows from `sequence_length`, the tokens that
+    the encoder reads (geometry/lengths.py).
     """
     lengths = sample_lengths(model, sequence_length)
-    kinds = [
-        (len(alike), layer_flops(model, alike[0], lengths, causal=causal))
-        for alike in equal_layers(model, range(model.layers))
-    ]
-    return ForwardFlops(
-        projections=sum(layers * flops.projections for layers, flops in kinds),
-        attention=sum(layers * flops.attention for layers, flops in kinds),
-        feed_forward=sum(layers * flops.feed_forward for layers, flops in kinds),
-        head=2 * lengths.decoder * model.hidden * model.vocabulary,
-    )
-
-
-def layer_flops(
-    model: ModelConfig, layer: int, lengths: SampleLengths, *, causal: bool = False
-) -> ForwardFlops:
-    """Count the operations of one layer in a forward pass over one sample."""
-    in_encoder = layer < model.encoder_layers
-    tokens = lengths.encoder if in_encoder else lengths.decoder
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    projections = 2 * tokens * model.hidden * (2 * query + 2 * key_value)
-    attention = 2 * 2 * query * score_pairs(model, layer, tokens, causal=causal and not in_encoder)
-    if model.reads_encoder(layer):
-        # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
-        decoder_side, encoder_side = 2 * query * tokens, 2 * key_value * lengths.encoder
-        projections += 2 * model.hidden * (decoder_side + encoder_side)
-        attention += 2 * 2 * tokens * lengths.encoder * query
     matrices = 3 if model.gated else 2
-    feed_forward = 2 * tokens * model.hidden * model.ffn * matrices
-    return ForwardFlops(projections, attention, feed_forward, head=0.0)
+    products = attention = 0.0
+    for layers in equal_layers(model, range(model.layers)):
+        tokens = lengths.encoder if layers[0] < model.encoder_layers else lengths.decoder
+        weights = 2 * query + 2 * key_value + matrices * model.ffn
+        products += len(layers) * 2 * tokens * model.hidden * weights
+        pairs = score_pairs(model, layers[0], tokens, causal=False)
+        if model.reads_encoder(layers[0]):
+            # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
+            features = 2 * query * tokens + 2 * key_value * lengths.encoder
+            products += len(layers) * 2 * model.hidden * features
+            pairs += tokens * lengths.encoder
+        attention += len(layers) * 4 * query * pairs
+    head = 2 * lengths.decoder * model.hidden * model.vocabulary
+    return ForwardFlops(products + attention, attention, head)
 
 
 def equal_layers(model: ModelConfig, layers: range) -> list[Sequence[int]]:
@@ -103,14 +75,10 @@ def equal_layers(model: ModelConfig, layers: range) -> list[Sequence[int]]:
 
 
 def score_pairs(model: ModelConfig, layer: int, tokens: int, *, causal: bool) -> float:
-    """Count the scores of a layer's self attention, per head and sample.
+    """Count the scores of a layer's self attention, per head and sample of s tokens.
 
-    Args:
-        model: the model.
-        layer: number of the layer in the model.
-        tokens: s, tokens per sample.
-        causal: whether only unmasked scores count: half of s^2, or s * w - w^2 / 2 with a window of
-            w tokens. Otherwise s^2 count, or s * w.
+    If only unmasked scores count (`causal`), these are half of s^2, or s * w - w^2 / 2 with a
+    window of w tokens. Otherwise s^2 count, or s * w.
     """
     reach = min(tokens, model.layer_window(layer) or tokens)
     return reach * (tokens - reach / 2) if causal else float(tokens * reach)
@@ -126,11 +94,7 @@ def step_hardware_flops(
 ) -> float:
     """Count the operations that a step executes, including recomputation.
 
-    Args:
-        model: dimensions of the model.
-        sequence_length: as in `forward_flops`.
-        samples: samples per step.
-        recompute: `none`, `selective` (attention without its projections) or `full` (every layer).
+    `recompute` is `none`, `selective` (attention without its projections) or `full` (every layer).
     """
     forward = forward_flops(model, sequence_length)
     repeated = {"none": 0.0, "selective": forward.attention, "full": forward.layers}

@@ -30,12 +30,10 @@ ALIGNMENT_BYTES = 16
 
 
 class Slot(NamedTuple):
-    """Byte offsets of the three sections of a slot. The scales begin at offset 0."""
+    """Byte offsets of the sections of a slot, whose scales begin at offset 0."""
 
     small: int
-    """Offset of the small elements, which follow the scales."""
     values: int
-    """Offset of the quantised values."""
     stop: int
     """Size of the slot in bytes."""
 
@@ -90,20 +88,11 @@ class Format:
         return self.bits / 8 + scales
 
     def is_lossless(self, element_bytes: int) -> bool:
-        """Whether elements of `element_bytes` bytes are sent unchanged.
-
-        A format that is wider than the elements does not widen them.
-        """
+        """Whether elements of so many bytes are sent unchanged; no format widens them."""
         return self.bits >= 8 * element_bytes
 
     def quantised_of(self, border: int, start: int, elements: int) -> int:
-        """Return how many elements of a part of a buffer are quantised.
-
-        Args:
-            border: number of elements at the start of the buffer that are quantised.
-            start: first element of the part.
-            elements: number of elements of the part.
-        """
+        """Return how many of the elements from `start` on are quantised: those before a border."""
         return max(0, min(border - start, elements)) if self.is_quantised else 0
 
     def slot(self, elements: int, quantised: int) -> Slot:
@@ -117,12 +106,9 @@ class Format:
         """Return the bytes of a slot, which is the same for all parts of a buffer.
 
         Every slot has the size that the largest part needs, so that any backend can send the
-        slots. The largest is the first part, the last part, or the part that contains the border.
-
-        Args:
-            elements: number of elements of one part.
-            parts: number of parts.
-            border: number of elements at the start of the buffer that are quantised.
+        slots. The largest is the first part, the last part, or the part that contains the border:
+        the number of elements at the start of the buffer that are quantised. `elements` is the
+        number of elements of one part.
         """
         border_part = min(border // elements, parts - 1) if elements else 0
         quantised_counts = {
@@ -132,11 +118,7 @@ class Format:
         return max(self.slot(elements, quantised).stop for quantised in quantised_counts)
 
     def _value_bytes(self, quantised: int) -> int:
-        """Return the bytes of quantised values.
-
-        With 4 bits, each byte holds one value of each half of a block (blockwise.py). This is also
-        true of a shorter last block.
-        """
+        """With 4 bits, a byte holds a value of each half of a block, also of a shorter last one."""
         full_blocks, rest = divmod(quantised, self.block_elements)
         block_bytes = self.block_elements * self.bits // 8
         return full_blocks * block_bytes + min(rest, block_bytes)
@@ -170,7 +152,6 @@ class StateFormats:
     """The message formats of all collectives of the model states in one step."""
 
     params: Format = FP32
-    """Format of parameters that are gathered for a forward pass."""
     params_backward: Format = FP32
     """Format of parameters that are gathered for a backward pass."""
     refresh: Format = FP32
@@ -184,11 +165,11 @@ class StateFormats:
 
     @classmethod
     def at(cls, config: CollectivesConfig, step: int = 1) -> "StateFormats":
-        """Return the formats of a step. Steps are counted from 1.
+        """Return the formats of a step, counted from 1.
 
         After the step `until_step`, fp32 replaces integer formats, and parameters are sent
-        unchanged. In the steps `refresh_full_every`, twice that, and so on, a refresh by
-        differences sends the parameters themselves.
+        unchanged. In every `refresh_full_every`-th step, a refresh by differences sends the
+        parameters themselves.
         """
         is_over = config.until_step is not None and step > config.until_step
         sends_differences = config.refresh_differences and not is_over

@@ -44,10 +44,6 @@ def copied_bytes(config: RunConfig, saved_bytes: int) -> int:
     """Return the most bytes of the files of `recovery.partner_copies` in the memory of a node.
 
     They are the kept steps and the one being written, of this rank and of one of another node.
-
-    Args:
-        config: configuration of the run.
-        saved_bytes: bytes of the optimizer states of a rank, padding included.
     """
     return 2 * (KEPT + 1) * saved_bytes if config.recovery.partner_copies else 0
 
@@ -57,12 +53,8 @@ def host_pool(
 ) -> HostPool:
     """Return the buffers that a rank allocates for the checkpoints of all levels.
 
-    Args:
-        config: when and where the run saves.
-        saved_bytes: bytes of the optimizer states of this rank, padding included.
-        replicas: number of replicas that divide the writing to the run directory between them.
-        saves_locally: whether this rank writes its states to the disk of its node; false if a lower
-            rank of the node holds the same states.
+    Replicas divide the writing to the run directory between them. A rank does not write its states
+    to the disk of its node (`saves_locally`) if a lower rank of the node holds the same states.
     """
     if config.mode == "off" or not saved_bytes:
         return HostPool(0, 0, 0)

@@ -1,8 +1,8 @@
 """List the parameters of a model by name and shape, without building the model.
 
-Names and shapes are those of the whole model. They are not divided over tensor ranks and have no
-padding, and the two halves of a gated feed-forward block are separate matrices. Checkpoints use the
-same names. The shape of a linear weight is [outputs, inputs].
+Names and shapes are those of the whole model and of checkpoints: not divided over tensor ranks,
+without padding, and with two matrices for a gated feed-forward block. The shape of a linear weight
+is [outputs, inputs].
 """
 
 import math
@@ -49,9 +49,9 @@ class ParameterShape:
         return math.prod(self.shape)
 
 
-def padded_vocabulary(model: ModelConfig, tensor: int, multiple: int = 128) -> int:
-    """Return the rows of the embedding, which are padded to a multiple of `multiple * tensor`."""
-    block = multiple * tensor
+def padded_vocabulary(model: ModelConfig, tensor: int) -> int:
+    """Return the rows of the embedding, which are padded to a multiple of `128 * tensor`."""
+    block = 128 * tensor
     return -(-model.vocabulary // block) * block
 
 
@@ -89,15 +89,10 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
 def chunk_parameters(
     model: ModelConfig, chunk: ModelChunk, sequence_length: int
 ) -> Iterator[ParameterShape]:
-    """Yield the parameters of one model chunk.
+    """Yield the parameters of one model chunk; learned positions have `sequence_length` rows.
 
     If several chunks need a parameter, it is yielded for each of them. This happens to a table that
     is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
-
-    Args:
-        model: dimensions of the model.
-        chunk: model chunk whose parameters are listed.
-        sequence_length: number of rows of the learned position table.
     """
     table = (model.vocabulary, model.hidden)
     if chunk.has_embedding or (chunk.has_head and model.tied):
@@ -147,7 +142,6 @@ def model_shapes(model: ModelConfig, sequence_length: int) -> dict[str, tuple[in
 
 
 def _query_key_norms(model: ModelConfig, attention: str, unit: str) -> Iterator[ParameterShape]:
-    """Yield the weights of the norms of queries and keys."""
     if model.qk_norm == "none":
         return
     for name, heads in (("query_norm", model.heads), ("key_norm", model.kv_heads)):

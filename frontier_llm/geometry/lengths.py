@@ -1,9 +1,8 @@
 """Compute the number of tokens per sample on the encoder and on the decoder.
 
 A GPT has only a decoder. In an encoder-decoder model, the encoder reads `data.sequence_length`
-tokens of corrupted text, and the decoder predicts the removed spans. The length of the decoder
-therefore follows from that of the encoder. The spans are those of T5 (arXiv:1910.10683, section
-3.1.4): 15% of the tokens are removed, in spans of 3 tokens on average.
+tokens of corrupted text, and the decoder predicts the removed spans. The spans are those of T5
+(arXiv:1910.10683, section 3.1.4): 15% of the tokens are removed, in spans of 3 tokens on average.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,10 @@
 """Divide the layers of a model over the stages and virtual stages of a pipeline.
 
-With S stages and C virtual stages per stage, the model is divided into S x C model chunks. The
-stage of a chunk follows from the placement (pipeline_actions.py).
+With S stages and C virtual stages per stage, the model is divided into S x C model chunks, whose
+stages follow from the placement (pipeline_schedule.py).
 
 A stack is a sequence of layers of one kind. A GPT has one stack, the decoder. The layers of an
-encoder-decoder form one list, in which the encoder comes first. The list may be divided anywhere,
-so a chunk has layers of the encoder, of the decoder, or of both.
+encoder-decoder form one list, in which the encoder comes first, and which may be divided anywhere.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,6 @@ class Stack:
 def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Return the number of layers of each chunk, as even as possible.
 
-    If there is a remainder, the last chunk and then the first chunk get one layer less than the
-    others, because they also have the head and the embedding.
-
     >>> split_layers(10, 4)
     (2, 3, 3, 2)
     """
@@ -78,16 +74,9 @@ def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
 def make_model_chunks(
     layers: int, placement: Placement, layers_per_chunk: tuple[int, ...] | None = None
 ) -> tuple[ModelChunk, ...]:
-    """Divide the layers of a model over a pipeline.
+    """Divide the layers of a model over a pipeline, in the order of the forward pass.
 
-    Args:
-        layers: number of transformer layers of the model.
-        placement: placement of the model chunks on the stages.
-        layers_per_chunk: number of layers of each chunk, in the order of the forward pass;
-            None = as even as possible.
-
-    Returns:
-        The chunks in the order of the forward pass.
+    `layers_per_chunk` are the numbers of layers of the chunks; None = as even as possible.
     """
     sizes = layers_per_chunk or split_layers(layers, placement.chunks)
     chunks, first = [], 0
@@ -103,11 +92,6 @@ def make_model_chunks(
         )
         first += size
     return tuple(chunks)
-
-
-def chunks_of_stage(chunks: Sequence[ModelChunk], stage: int) -> tuple[ModelChunk, ...]:
-    """Return the model chunks of one stage, ordered by virtual stage."""
-    return tuple(chunk for chunk in chunks if chunk.stage == stage)
 
 
 def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:

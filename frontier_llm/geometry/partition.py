@@ -38,17 +38,15 @@ The factors come from AMSP (arXiv:2311.00257). AMSP divides optimizer states ten
 the flat buffer of a unit is divided, regardless of the borders between tensors.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 from frontier_llm.config.sharding import Factor, ShardingConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.grid_levels import data_ranks_per_node, data_ranks_per_package
+from frontier_llm.geometry.grid import Grid, data_ranks_per_node, data_ranks_per_package
 
 Digit = Literal["params", "grads", "optimizer", "replica"]
 ALIGNED_ELEMENTS = 64
@@ -57,19 +55,18 @@ and collectives of a GPU find it aligned."""
 DIGITS: tuple[Digit, ...] = get_args(Digit)
 _ConfiguredFactors = dict[str, Factor]
 """The three factors of a configuration by their keys, as integers or as words."""
+Survives = Literal["nothing", "rank", "node"]
+"""The largest part of a job that may be lost at once."""
+ORDER: tuple[Survives, ...] = ("nothing", "rank", "node")
 
 
 class Digits(NamedTuple):
-    """The four digits of a data rank, as the docstring of this module defines them."""
+    """The four digits of a data rank: which parts of its buffers it stores (see the module)."""
 
     params: int
-    """Index of the parameter interval that the rank stores."""
     grads: int
-    """Index of the part of the parameter interval whose gradients the rank stores."""
     optimizer: int
-    """Index of the part of the gradient interval whose optimizer states the rank stores."""
     replica: int
-    """Index of the replica to which the rank belongs."""
 
 
 class Hop(NamedTuple):
@@ -111,23 +108,20 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """The sharding factors: over how many data ranks one copy of each model state is divided.
+    """Over how many data ranks ("ranks" in this class) one copy of each model state is divided.
 
-    Each factor divides the next one, and the last divides `data`. In this class, "rank" means a
-    data rank, which is a position in `Grid.data_group`.
+    Each factor divides the next one, and the last divides `data`.
     """
 
     params: int
     grads: int
     optimizer: int
     data: int
-    """Number of data-parallel ranks."""
     divides_sums: bool = False
-    """Whether sums over replicas are computed in parts, one part per replica. Optimizer intervals
-    are then padded so that they can be divided."""
+    """Whether sums over replicas are computed in parts, for which intervals are padded."""
     borders: tuple[int, ...] = ()
     """Numbers of data ranks in a package and in a node, ascending, at which digits are divided into
-    hops; empty = digits are not divided."""
+    hops."""
 
     def __post_init__(self) -> None:
         assert _divide((self.params, self.grads, self.optimizer, self.data)), self
@@ -135,10 +129,6 @@ class Factors:
     @classmethod
     def resolve(cls, config: ShardingConfig, grid: Grid) -> "Factors":
         """Replace the words `package`, `node` and `all` in a configuration by integers.
-
-        Args:
-            config: three factors, each an integer, `package`, `node` or `all`.
-            grid: all ranks.
 
         Raises:
             ConfigError: a factor does not divide the next one, or `package` or `node` is configured
@@ -168,30 +158,22 @@ class Factors:
         params, grads, optimizer = numbers
         return cls(params, grads, optimizer, data)
 
-    def padded(self, elements: int, block: int = 1) -> int:
-        """Round the size of a buffer up to a multiple of `multiple(block)`."""
-        multiple = self.multiple(block)
+    def padded(self, elements: int) -> int:
+        """Round the size of a buffer up to a multiple of `multiple()`."""
+        multiple = self.multiple()
         return -(-elements // multiple) * multiple
 
-    def multiple(self, block: int = 1) -> int:
+    def multiple(self) -> int:
         """Return the number of elements that must divide the size of a buffer.
 
-        Args:
-            block: number of elements, such as those of a quantisation block. The length of each
-                optimizer interval is a multiple of this number and of ALIGNED_ELEMENTS. If sums
-                over replicas are divided (`divides_sums`), so is the length of each part of an
-                optimizer interval.
+        The length of each optimizer interval, and if sums over replicas are divided that of each
+        part of an interval, is a multiple of ALIGNED_ELEMENTS.
         """
-        parts = self.data if self.divides_sums else self.optimizer
-        return parts * math.lcm(block, ALIGNED_ELEMENTS)
+        return (self.data if self.divides_sums else self.optimizer) * ALIGNED_ELEMENTS
 
     def digits(self, rank: int) -> Digits:
         """Return the digits of a data rank."""
         return Digits(*((rank // low) % (high // low) for low, high in self._strides))
-
-    def data_rank(self, digits: Digits) -> int:
-        """Return the data rank that has these digits."""
-        return sum(digit * low for digit, (low, _) in zip(digits, self._strides, strict=True))
 
     def width(self, digit: Digit) -> int:
         """Return the number of values of a digit."""
@@ -220,55 +202,16 @@ class Factors:
             return hops
         return (*(hop for hop in hops if hop.digit != "replica"), self.whole("replica"))
 
-    def params_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a buffer whose parameters a data rank stores.
-
-        Args:
-            elements: size of the buffer, padding included; a multiple of `multiple()`.
-            rank: data rank.
-        """
-        return self.interval(elements, rank, self.params)
-
-    def grads_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a buffer whose summed gradients a data rank stores.
-
-        The arguments are those of `params_interval`.
-        """
-        return self.interval(elements, rank, self.grads)
-
-    def optimizer_interval(self, elements: int, rank: int) -> Interval:
-        """Return the interval of a buffer whose optimizer states a data rank stores and updates.
-
-        The arguments are those of `params_interval`.
-        """
-        return self.interval(elements, rank, self.optimizer)
-
     def interval(self, elements: int, rank: int, ranks: int) -> Interval:
-        """Return the interval of a data rank in a buffer that is divided over `ranks` ranks.
+        """Return the interval of a data rank in a padded buffer that is divided over `ranks` ranks.
 
         The first `ranks` data ranks hold one copy of the buffer, the next `ranks` the next copy.
-
-        Args:
-            elements: size of the buffer, padding included; a multiple of `ranks`.
-            rank: data rank.
-            ranks: 1, or the `high` of a hop.
+        `ranks` is 1, or the `high` of a hop.
         """
         assert elements % ranks == 0, f"{elements} elements are not padded for {self}"
         hops = (hop for hop in self._all_hops if hop.high <= ranks)
         start = sum(hop.value(rank) * (elements // hop.high) for hop in hops)
         return Interval(start, elements // ranks)
-
-    def params_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that store the parameter at one element of a buffer."""
-        return self._holders(elements, element, self.params)
-
-    def grads_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that store the summed gradient of one element."""
-        return self._holders(elements, element, self.grads)
-
-    def optimizer_holders(self, elements: int, element: int) -> tuple[int, ...]:
-        """Return the data ranks that update one element: one rank per replica, replica 0 first."""
-        return self._holders(elements, element, self.optimizer)
 
     @property
     def _strides(self) -> tuple[tuple[int, int], ...]:
@@ -289,21 +232,11 @@ class Factors:
         )
 
     def _divided(self, digit: Digit, low: int, high: int) -> Iterator[Hop]:
-        """Yield the hops of a digit between two strides."""
         for border in self.borders:
             if low < border < high and border % low == 0 and high % border == 0:
                 yield Hop(digit, low, border)
                 low = border
         yield Hop(digit, low, high)
-
-    def _holders(self, elements: int, element: int, ranks: int) -> tuple[int, ...]:
-        """Return the ranks whose interval, of a buffer divided over `ranks`, has this element."""
-        assert elements % ranks == 0, f"{elements} elements are not padded for {self}"
-        first_rank, offset = 0, element
-        for hop in (hop for hop in self._all_hops if hop.high <= ranks):
-            value, offset = divmod(offset, elements // hop.high)
-            first_rank += value * hop.low
-        return tuple(range(first_rank, self.data, ranks))
 
 
 def _configured(config: ShardingConfig) -> _ConfiguredFactors:
@@ -327,7 +260,6 @@ def _uneven(key: str, word: str, data: int) -> ConfigError:
 
 
 def _indivisible(configured: _ConfiguredFactors, numbers: Sequence[int], data: int) -> ConfigError:
-    """Return an error that names the first wrong factor and the nearest factors that are legal."""
     factor, overrides = 1, []
     first_wrong: tuple[str, int, list[int]] | None = None
     for key, number in zip(configured, numbers, strict=True):
@@ -348,3 +280,111 @@ def _indivisible(configured: _ConfiguredFactors, numbers: Sequence[int], data: i
         f"the {data} ranks",
         f"set {' '.join(overrides)}",
     )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The intervals of the flat buffer of one unit.
+
+    The intervals of a buffer usually have equal lengths. An optimizer such as Muon updates whole
+    matrices, so that no interval may end inside a matrix. Then the *bounds* of the optimizer
+    intervals are chosen by `whole_bounds`, and their lengths differ: on some ranks a unit has no
+    elements at all. Over all units of a rank, the numbers of elements are nearly equal. The
+    intervals of parameters and gradients are unions of neighbouring optimizer intervals.
+    """
+
+    factors: Factors
+    size: int
+    bounds: tuple[int, ...] = ()
+    """First element of each optimizer interval, in the order of the buffer, and at last `size`;
+    empty = equal intervals."""
+
+    def interval(self, rank: int, ranks: int) -> Interval:
+        """Return the interval of a data rank, as `Factors.interval` does.
+
+        If intervals differ in length, `ranks` is at most the factor of the optimizer states.
+        """
+        if not self.bounds:
+            return self.factors.interval(self.size, rank, ranks)
+        first, count = self.factors.interval(self.factors.optimizer, rank, ranks)
+        start = self.bounds[first]
+        return Interval(start, self.bounds[first + count] - start)
+
+    def parts(self, rank: int, whole: int, parts: int) -> tuple[int, ...]:
+        """Return where the interval of a data rank, of a buffer divided over `whole`, is divided.
+
+        The result has the first element of each smaller interval, of a buffer divided over `parts`
+        ranks, counted from the start of the interval, and the length of the interval. It is empty
+        if the smaller intervals have equal lengths.
+        """
+        if not self.bounds:
+            return ()
+        first, count = self.factors.interval(self.factors.optimizer, rank, whole)
+        bounds = self.bounds[first : first + count + 1 : self.factors.optimizer // parts]
+        return tuple(bound - bounds[0] for bound in bounds)
+
+
+@lru_cache(maxsize=64)
+def whole_bounds(
+    units: tuple[tuple[tuple[int, ...], int], ...], parts: int
+) -> tuple[tuple[int, ...], ...]:
+    """Divide buffers into `parts` intervals that do not end inside a matrix; return `Cut.bounds`.
+
+    Buffer by buffer, the matrices are given to ranks in the order of the intervals. The first ranks
+    take as many as they can below a limit on the elements of a rank, which is as low as possible.
+
+    `units` has for each buffer the first element of each matrix that stays whole, and the size of
+    the buffer, padding included. What follows the last matrix stays with it. Buffers without such a
+    matrix have equal intervals.
+    """
+    loads, found = [0] * parts, list[tuple[int, ...]]()
+    for starts, size in units:
+        borders = (*starts, size)
+        if not starts:
+            found.append(())
+            continue
+        low, high = 0, max(loads) + size
+        while low < high:
+            limit = (low + high) // 2
+            is_enough = _filled(borders, loads, limit)[-1] == size
+            low, high = (low, limit) if is_enough else (limit + 1, high)
+        bounds = _filled(borders, loads, low)
+        loads = [
+            load + end - start for load, (start, end) in zip(loads, pairwise(bounds), strict=False)
+        ]
+        found.append(tuple(bounds))
+    return tuple(found)
+
+
+def _filled(borders: tuple[int, ...], loads: list[int], limit: int) -> list[int]:
+    """Return the bounds of a buffer if each rank takes as much as it can below a limit.
+
+    `loads` are the elements that ranks have of other buffers. If the limit is too low, the last
+    bound is not the last of the `borders` at which the buffer may be divided.
+    """
+    bounds, index = [0], 0
+    for load in loads:
+        while index + 1 < len(borders) and load + borders[index + 1] - bounds[-1] <= limit:
+            index += 1
+        bounds.append(borders[index])
+    return bounds
+
+
+@lru_cache
+def survives(grid: Grid, factors: Factors) -> Survives:
+    """Return what a layout survives without a checkpoint.
+
+    With o optimizer intervals and D replicas, D/o ranks hold the same states. They are o * tensor
+    ranks apart. A layout survives a node if not all of them are on the same node.
+    """
+    copies = factors.data // factors.optimizer
+    if copies == 1:
+        return "nothing"
+    distance = factors.optimizer * grid.tensor
+    for stage in range(grid.pipeline):
+        for offset in range(distance):
+            first = stage * grid.data * grid.tensor + offset
+            last = first + (copies - 1) * distance
+            if grid.node(first) == grid.node(last):
+                return "rank"
+    return "node"

@@ -10,39 +10,39 @@ from dataclasses import dataclass, replace
 from frontier_llm.config.collectives import CollectivesConfig, CommunicatorCount
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import OptimizerConfig
-from frontier_llm.config.parallel import ParallelConfig
 from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.grid_levels import data_ranks_per_node, level_borders
+from frontier_llm.geometry.grid import Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
-from frontier_llm.geometry.message_memory import feedback_bytes, message_bytes, refresh_is_lossy
 from frontier_llm.geometry.model_chunks import (
     ModelChunk,
-    chunks_of_stage,
     has_shared_table,
     make_model_chunks,
 )
-from frontier_llm.geometry.optimizer_states import (
-    check_whole_matrices,
-    rank_state_bytes,
-    saved_bytes,
-    updates_whole_matrices,
-)
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.pipeline_actions import Placement
 from frontier_llm.geometry.pipeline_schedule import (
     FOLDED,
+    Placement,
     Schedule,
     ScheduleName,
     make_schedule,
     pass_order,
 )
-from frontier_llm.geometry.state_memory import COMPUTE_BYTES, gathered_elements, needs_master
-from frontier_llm.geometry.state_traffic import Gathers
-from frontier_llm.geometry.unit_gathers import count_gathers
+from frontier_llm.geometry.state_memory import (
+    COMPUTE_BYTES,
+    check_whole_matrices,
+    feedback_bytes,
+    gathered_elements,
+    message_bytes,
+    needs_master,
+    rank_state_bytes,
+    refresh_is_lossy,
+    saved_bytes,
+    updates_whole_matrices,
+)
+from frontier_llm.geometry.state_traffic import Gathers, count_gathers
 from frontier_llm.geometry.wire import ActivationTraffic
 
 
@@ -53,17 +53,13 @@ class ResolvedLayout:
     grid: Grid
     model: ModelConfig
     sequence_length: int
-    """`data.sequence_length`."""
     lengths: SampleLengths
-    """Tokens per sample of the encoder and of the decoder."""
     model_chunks: tuple[ModelChunk, ...]
     """Model chunks of the whole pipeline, in the order of the forward pass."""
     virtual_stages: int
-    """Model chunks per stage."""
     schedule_name: ScheduleName
-    """Name of the pipeline schedule."""
     waiting_weights: int
-    """How many weight gradients of a stage may wait (`parallel.waiting_weights`)."""
+    """How many weight gradients of a stage may wait."""
     sequence_parallel: bool
     """Whether norms and dropout are divided over the tensor ranks, along the sequence."""
     recompute: str
@@ -79,9 +75,7 @@ class ResolvedLayout:
     micro_batches: int
     """Micro-batches per replica and step."""
     factors: Factors
-    """The sharding factors: over how many data ranks one copy of each model state is divided."""
     units_in_flight: int
-    """`sharding.units_in_flight`."""
     collectives: CollectivesConfig
     communicators: CommunicatorCount
     """How many communicators of a rank may work at the same time."""
@@ -103,34 +97,39 @@ class ResolvedLayout:
         """Resolve a configuration on a number of ranks.
 
         Args:
-            config: configuration of the run.
-            ranks: number of ranks of the run.
             ranks_per_node: number of neighbouring ranks that share a node.
-            precision: compute format, if the run has already chosen it; None = the format of the
+            precision: compute format that the run has already chosen; None = that of the
                 configuration, where `auto` stands for bf16.
-            ignore_sharding: whether to ignore `config.sharding` and leave model states unsharded.
-            check_rules: whether to check the configuration first (config/rules.py). Only programs
-                that do not train skip this check.
+            ignore_sharding: whether to leave model states unsharded.
+            check_rules: false only in programs that do not train (config/rules.py).
 
         Raises:
-            ConfigError: the configuration cannot run on this number of ranks, or its sharding
-                factors do not divide one another or are still `auto` (planner/choice.py).
+            ConfigError: the configuration cannot run on these ranks, or its sharding factors do not
+                divide one another or are still `auto` (planner/choice.py).
         """
         if check_rules:
             check(config, ranks)
         parallel, data = config.parallel, config.data
-        grid, formats = _grid(config, ranks, ranks_per_node), StateFormats.at(config.collectives)
+        replicas = ranks // (parallel.tensor * parallel.pipeline)
+        per_package = config.cluster.ranks_per_package(ranks_per_node)
+        grid = Grid(parallel.tensor, replicas, parallel.pipeline, ranks_per_node, per_package)
+        placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
+        formats = StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
-        schedule_name, waiting_weights = _schedule(parallel)
+        # until the planner has chosen, `auto` stands for whole backward passes
+        whole: ScheduleName = "interleaved" if parallel.chunks > 1 else "1f1b"
+        waiting = parallel.waiting_weights
         return cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
             lengths=sample_lengths(config.model, data.sequence_length),
-            model_chunks=_model_chunks(config.model.layers, parallel),
+            model_chunks=make_model_chunks(
+                config.model.layers, placement, parallel.layers_per_stage
+            ),
             virtual_stages=parallel.chunks,
-            schedule_name=schedule_name,
-            waiting_weights=waiting_weights,
+            schedule_name=whole if parallel.schedule == "auto" else parallel.schedule,
+            waiting_weights=0 if waiting == "auto" else waiting,
             sequence_parallel=parallel.sequence,
             recompute=config.recompute,
             attention=config.attention,
@@ -199,13 +198,10 @@ class ResolvedLayout:
 
     def chunks_of_stage(self, stage: int) -> tuple[ModelChunk, ...]:
         """Return the model chunks of a stage, ordered by virtual stage."""
-        return chunks_of_stage(self.model_chunks, stage)
+        return tuple(chunk for chunk in self.model_chunks if chunk.stage == stage)
 
     def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
-        """Return the layout of each unit's flat buffer on a tensor rank of a stage.
-
-        A unit is the parameters that are gathered together: the embedding, a layer or the head.
-        """
+        """Return the layout of each unit's flat buffer on a tensor rank of a stage."""
         return unit_layouts(
             self.model,
             self.chunks_of_stage(stage),
@@ -244,13 +240,9 @@ class ResolvedLayout:
         """Return the bytes of model states on a rank of a stage, by category.
 
         The categories `gathered` (gathered parameters) and `messages` (buffers of encoded messages)
-        are upper bounds. The other categories are exact. `messages` and `feedback` (rounding errors
-        that are kept) are present only if messages are encoded.
-
-        Args:
-            stage: position on the pipeline axis.
-            data_rank: position on the data axis; None = the rank with the most bytes. Ranks differ
-                only if the optimizer updates whole matrices (geometry/cut.py).
+        are upper bounds; the others are exact. `messages` and `feedback` (rounding errors that are
+        kept) are present only if messages are encoded. Without a data rank, the one with the most
+        bytes counts: ranks differ if the optimizer updates whole matrices (`partition.Cut`).
         """
         layouts = list(self.unit_layouts(stage).values())
         factors, compute_bytes = self.factors, self.compute_bytes
@@ -281,19 +273,6 @@ class ResolvedLayout:
         layouts = list(self.unit_layouts(stage).values())
         return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
 
-    @property
-    def fullest_stage_bytes(self) -> int:
-        """Bytes of model states on a rank of the stage with the most bytes."""
-        return max(sum(self.state_bytes(stage).values()) for stage in range(self.grid.pipeline))
-
-
-def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
-    """Arrange the ranks in a grid. The size of the data axis follows from the other two axes."""
-    parallel = config.parallel
-    data = ranks // (parallel.tensor * parallel.pipeline)
-    ranks_per_package = config.cluster.ranks_per_package(ranks_per_node)
-    return Grid(parallel.tensor, data, parallel.pipeline, ranks_per_node, ranks_per_package)
-
 
 def _factors(
     config: RunConfig, grid: Grid, formats: StateFormats, *, ignore_sharding: bool
@@ -305,20 +284,3 @@ def _factors(
     check_whole_matrices(config, factors, formats)
     borders = level_borders(grid) if formats.exchanges or by_pairs else ()
     return replace(factors, divides_sums=formats.encodes_sums, borders=borders)
-
-
-def _schedule(parallel: ParallelConfig) -> tuple[ScheduleName, int]:
-    """Return the name of the schedule, and how many weight gradients may wait.
-
-    Until the planner has chosen, `auto` stands for schedules whose backward passes are not split.
-    """
-    waiting_weights = 0 if parallel.waiting_weights == "auto" else parallel.waiting_weights
-    if parallel.schedule != "auto":
-        return parallel.schedule, waiting_weights
-    return "interleaved" if parallel.chunks > 1 else "1f1b", waiting_weights
-
-
-def _model_chunks(layers: int, parallel: ParallelConfig) -> tuple[ModelChunk, ...]:
-    """Divide the layers of a model over the pipeline."""
-    placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
-    return make_model_chunks(layers, placement, parallel.layers_per_stage)

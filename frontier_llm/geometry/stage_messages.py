@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, Placement
+from frontier_llm.geometry.pipeline_schedule import Action, Placement
 
 COSTS = {"forward": 1, "backward": 2, "input_gradients": 1, "weight_gradients": 1}
 """Nominal costs of actions by kind. They decide where in a program messages are, and no more."""
@@ -50,11 +50,7 @@ Program = tuple[Action | Launch, ...]
 
 
 def programs(placement: Placement, lists: Sequence[Sequence[Action]]) -> tuple[Program, ...]:
-    """Return the program of each stage.
-
-    Args:
-        placement: on which stage each model chunk is.
-        lists: the actions of each stage, in order.
+    """Return the program of each stage, from its actions in order.
 
     Raises:
         RuntimeError: the stages wait for each other.
@@ -148,7 +144,6 @@ class _CommonOrder:
                 yield stage, action
 
     def _end(self, stage: int) -> int:
-        """End the running action of a stage."""
         action, self._running[stage] = self._running[stage], None
         assert action is not None
         message = result(self._placement, stage, action)
@@ -181,5 +176,4 @@ def _input(placement: Placement, stage: int, action: Action) -> Message | None:
 
 
 def _sender(placement: Placement, message: Message) -> int:
-    """Return the stage that sends a message."""
     return placement.stage(message.chunk + (-1 if message.forward else 1))

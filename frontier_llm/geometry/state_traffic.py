@@ -1,39 +1,38 @@
 """Count the bytes of model states that ranks send in a step, by the level of links.
 
-The sharding factors are p for parameters, g for gradients and o for optimizer states; D is the
-number of data ranks. The data ranks that differ only in one digit (params, grads, optimizer or
-replica; partition.py) form a group "along" this digit. For a unit of n elements and M micro-batches
-per step, a rank takes part in these flows:
+For a unit of n elements and M micro-batches per step, a rank takes part in these flows, along the
+digits and with the sharding factors p, g, o of partition.py:
 
     flow            times  collectives
     gather_params   2M     all-gather n along params: once for the forward and once for the backward
-                           pass, unless the unit stays gathered (unit_gathers.count_gathers)
+                           pass, unless the unit stays gathered (`count_gathers`)
     reduce_grads    M      reduce-scatter n along params, then n/p along grads; nothing if g = 1
     reduce_states   1      reduce-scatter n/g along optimizer, then all-reduce n/o along replica
                            (if sums are not sent in fp32: reduce-scatter and all-gather n/o)
     refresh_params  1      all-gather n/g along optimizer, then n/p along grads
 
-A digit that is divided into hops (partition.py) has one collective per hop: reduce-scatters from
-the nearest to the farthest hop, gathers in the reverse order. A message is encoded once per gather,
-and the encoded messages are passed on in the next hop.
+A digit that is divided into hops has one collective per hop: reduce-scatters from the nearest to
+the farthest hop, gathers in the reverse order. A message is encoded once per gather, and passed on
+in the next hop. Quantised messages are counted in slots (formats.py).
 
-A collective over a single rank sends nothing. Bytes are counted as for rings (wire.py). With gloo,
-gathers and reduce-scatters are messages between all pairs of ranks, which send the same number of
-bytes over other links. So are those of buffers whose intervals differ in length (cut.py). If
-`formats` is given, quantised messages are counted in slots (formats.py), including scales and
-padding.
+Bytes are counted as for rings (wire.py). With gloo, gathers and reduce-scatters are messages
+between all pairs of ranks, which send the same number of bytes over other links. So are those of
+buffers whose intervals differ in length (`partition.Cut`).
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
-from frontier_llm.geometry.cut import Cut
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
-from frontier_llm.geometry.partition import Digit, Factors, Hop
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, has_shared_table
+from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
+from frontier_llm.geometry.pipeline_schedule import Action
+from frontier_llm.geometry.state_memory import FP32_BYTES, prefetch_window, small_elements
 from frontier_llm.geometry.wire import (
     Sent,
     all_reduce_bytes,
@@ -42,6 +41,8 @@ from frontier_llm.geometry.wire import (
     ring_sent,
     unequal_sent,
 )
+
+ALL_FP32 = StateFormats()
 
 
 class Gathers(NamedTuple):
@@ -55,27 +56,22 @@ class Flow(NamedTuple):
     """The bytes of a unit that a rank sends per step in the collectives along one hop."""
 
     name: str
-    """Name of the flow, such as `gather_params`."""
     hop: Hop
     sent_bytes: float
     pairs: bool = False
     """Whether these are messages between all pairs of ranks; otherwise a ring."""
     to_each: tuple[float, ...] = ()
-    """The bytes that are sent to each rank of the group, if they differ; `sent_bytes` is then the
-    number of bytes to all of them."""
+    """The bytes sent to each rank of the group, if they differ; `sent_bytes` is their sum."""
 
 
 class Buffer(NamedTuple):
     """The flat buffer of a unit on a rank."""
 
     cut: Cut
-    """The intervals of the buffer."""
     border: int
     """Number of elements at the start of the buffer that may be quantised."""
     rank: int
-    """Rank in the grid."""
     data_rank: int
-    """Position of the rank on the data axis."""
 
     def length(self, ranks: int) -> int:
         """Return the length of the rank's interval if the buffer is divided over `ranks` ranks."""
@@ -92,45 +88,26 @@ class StateTraffic:
     grid: Grid
     factors: Factors
     micro_batches: int
-    """Micro-batches per replica and step."""
-    params_bytes: float
-    """Bytes per element of the parameters in gathers and in the refresh."""
-    grads_bytes: float = 4.0
-    """Bytes per element of the gradients in reduce-scatters."""
-    sums_bytes: float = 4.0
-    """Bytes per element of the summed gradients in the all-reduce over replicas."""
-    gathers_per_micro_batch: int = 2
-    """2: one gather for each pass; 1: parameters stay gathered between the forward and the backward
-    pass."""
+    params_bytes: int
+    """Bytes per element of the parameters, in the compute format."""
+    formats: StateFormats = ALL_FP32
     pairs: bool = False
     """Whether gathers and reduce-scatters are messages between all pairs of ranks, not rings."""
-    formats: StateFormats | None = None
-    """Number formats of all flows. If they are given, `params_bytes` is the size of the compute
-    format, and `grads_bytes` is not used."""
 
     def unit(
         self,
         rank: int,
         elements: int,
-        gathers: int | Gathers | None = None,
+        gathers: Gathers | None = None,
         decayed: int | None = None,
         bounds: tuple[int, ...] = (),
     ) -> dict[str, Sent]:
         """Return the bytes of one unit that a rank sends, by flow. Flows without bytes are absent.
 
-        Args:
-            rank: rank in the grid.
-            elements: size of the buffer of the unit, padding included.
-            gathers: gathers of this unit per step; None = `gathers_per_micro_batch` in each
-                micro-batch.
-            decayed: number of elements before the norms and biases (`FlatLayout.decayed`), which
-                may be quantised; None = all elements.
-            bounds: bounds of the optimizer intervals (`FlatLayout.bounds`); empty = equal ones.
+        `elements`, `decayed` and `bounds` are those of `FlatLayout`; without `decayed` all elements
+        may be quantised. None gathers = one for each pass.
         """
-        if gathers is None:
-            gathers = self.micro_batches * self.gathers_per_micro_batch
-        if isinstance(gathers, int):
-            gathers = Gathers(gathers - gathers // 2, gathers // 2)
+        gathers = gathers or Gathers(self.micro_batches, self.micro_batches)
         border = elements if decayed is None else decayed
         cut = Cut(self.factors, elements, bounds)
         buffer = Buffer(cut, border, rank, self.grid.coordinates(rank).data)
@@ -146,23 +123,10 @@ class StateTraffic:
                 sent[flow.name] += by_link(self.grid, rank, group, flow.sent_bytes)
         return dict(sent)
 
-    def rank(self, rank: int, units: Sequence[int]) -> dict[str, Sent]:
-        """Return the bytes that a rank sends by flow; `units` are the sizes of its units."""
-        if self.formats is None:
-            return self.unit(rank, sum(units))  # the bytes of every flow are proportional to n
-        total: defaultdict[str, Sent] = defaultdict(Sent)
-        for elements in units:
-            for name, sent in self.unit(rank, elements).items():
-                total[name] += sent
-        return dict(total)
-
     def _flows(self, buffer: Buffer, gathers: Gathers) -> Iterator[Flow]:
-        """Yield the flows of one unit."""
-        factors, formats = self.factors, self.formats or StateFormats()
-        for times, message_format in (
-            (gathers.forward, formats.params),
-            (gathers.backward, formats.params_backward),
-        ):
+        factors, formats = self.factors, self.formats
+        params = zip(gathers, (formats.params, formats.params_backward), strict=True)
+        for times, message_format in params:
             yield from self._gather("gather_params", ("params",), buffer, message_format, times)
         for hop in (*factors.hops("params"), *factors.hops("grads")):
             yield self._scatter("reduce_grads", hop, buffer, self.micro_batches)
@@ -180,24 +144,20 @@ class StateTraffic:
         buffer: Buffer,
         message_format: Format,
         times: int,
-        element_bytes: float | None = None,
     ) -> Iterator[Flow]:
-        """Yield `times` gathers along digits, which begin with the last hop.
-
-        `element_bytes` is the size of an element that is not encoded; None = that of a parameter.
-        """
+        """Yield `times` gathers along digits, which begin with the last hop."""
         hops = [hop for digit in digits for hop in self.factors.hops(digit)]
         if not hops:
             return
-        element_bytes = element_bytes or self.params_bytes
+        element_bytes = FP32_BYTES if name == "reduce_states" else self.params_bytes
         first, last = hops[0].low, hops[-1].high
         if buffer.cut.bounds and digits != ("replica",):
             for hop in reversed(hops):
-                sent_bytes = times * buffer.length(hop.high) * element_bytes * (hop.width - 1)
-                yield Flow(name, hop, sent_bytes, pairs=True)
+                to_each_bytes = times * buffer.length(hop.high) * element_bytes
+                yield Flow(name, hop, to_each_bytes * (hop.width - 1), pairs=True)
             return
-        part_bytes = buffer.length(last) * element_bytes
-        if self.formats is not None and not message_format.is_lossless(round(element_bytes)):
+        part_bytes: float = buffer.length(last) * element_bytes
+        if not message_format.is_lossless(element_bytes):
             part_bytes = self._slot_bytes(buffer, message_format, first, last)
         for hop in reversed(hops):
             sent_bytes = times * gather_bytes(part_bytes * (last // hop.low), hop.width)
@@ -205,62 +165,115 @@ class StateTraffic:
 
     def _scatter(self, name: str, hop: Hop, buffer: Buffer, times: int) -> Flow:
         """Return a reduce-scatter, which is a ring only in fp32 (primitives.ReduceScatter)."""
-        if self.formats is None:
-            return self._pieces(name, hop, buffer, times * self.grads_bytes, pairs=self.pairs)
         formats = self.formats.sums if hop.digit == "replica" else self.formats.grads
         message_format = formats.at(self._level(hop, buffer))
         if message_format.is_quantised:
             slot_bytes = self._slot_bytes(buffer, message_format, hop.low, hop.high)
             return Flow(name, hop, times * slot_bytes * (hop.width - 1), pairs=True)
-        pairs = self.pairs or message_format.bits < FP32.bits
-        return self._pieces(name, hop, buffer, times * message_format.element_bytes, pairs=pairs)
-
-    def _pieces(
-        self, name: str, hop: Hop, buffer: Buffer, element_bytes: float, *, pairs: bool
-    ) -> Flow:
-        """Return a reduce-scatter whose messages are not quantised."""
+        element_bytes = times * message_format.element_bytes
         if hop.digit == "replica" or not buffer.cut.bounds:
             sent_bytes = gather_bytes(buffer.length(hop.low) * element_bytes, hop.width)
-            return Flow(name, hop, sent_bytes, pairs)
+            return Flow(name, hop, sent_bytes, self.pairs or message_format.bits < FP32.bits)
         parts = pairwise(buffer.cut.parts(buffer.data_rank, hop.low, hop.high))
         to_each = tuple((end - start) * element_bytes for start, end in parts)
         own = buffer.length(hop.high) * element_bytes
         return Flow(name, hop, sum(to_each) - own, pairs=True, to_each=to_each)
 
     def _sums(self, buffer: Buffer) -> Iterator[Flow]:
-        """Yield the sums of gradients over replicas."""
         whole, hops = self.factors.whole("replica"), self.factors.hops("replica")
-        if self.formats is None or not self.factors.divides_sums:
-            total_bytes = buffer.length(whole.low) * self.sums_bytes
+        if not self.factors.divides_sums:
+            total_bytes = buffer.length(whole.low) * FP32_BYTES
             yield Flow("reduce_states", whole, all_reduce_bytes(total_bytes, whole.width))
         elif hops:
             for hop in hops:
                 yield self._scatter("reduce_states", hop, buffer, 1)
             message_format = self.formats.sums.at(self._level(hops[-1], buffer))
-            yield from self._gather(
-                "reduce_states", ("replica",), buffer, message_format, 1, FP32.element_bytes
-            )
+            yield from self._gather("reduce_states", ("replica",), buffer, message_format, 1)
 
     def _slot_bytes(self, buffer: Buffer, message_format: Format, whole: int, parts: int) -> int:
         """Return the bytes of a message.
 
-        Args:
-            buffer: the unit's buffer.
-            message_format: number format of the message.
-            whole: number of ranks over which the buffer is divided before a reduce-scatter, or
-                after a gather.
-            parts: the same after the reduce-scatter, or before the gather.
+        Before a reduce-scatter, or after a gather, the buffer is divided over `whole` ranks, and
+        on the other side over `parts` ranks.
         """
         interval = buffer.cut.interval(buffer.data_rank, whole)
         border = max(0, min(buffer.border - interval.start, interval.length))
         return message_format.slot_bytes(buffer.length(parts), parts // whole, border)
 
     def _level(self, hop: Hop, buffer: Buffer) -> Level:
-        """Return the farthest level of links that the group of the buffer's rank crosses."""
         return self.grid.farthest_level(self._group(hop, buffer.rank))
 
     def _group(self, hop: Hop, rank: int) -> tuple[int, ...]:
-        """Return the ranks of a rank's group along a hop."""
         ranks = self.grid.data_group(rank)
         data_ranks = hop.group(self.grid.coordinates(rank).data)
         return tuple(ranks[data_rank] for data_rank in data_ranks)
+
+
+def count_gathers(
+    model: ModelConfig,
+    chunks: Sequence[ModelChunk],
+    actions: Sequence[Action],
+    sizes: Mapping[str, int],
+    units_in_flight: int,
+) -> dict[str, Gathers]:
+    """Count how often each unit is gathered in a step of a stage whose parameters are sharded.
+
+    A unit is needed in the forward pass and again in the backward pass. It stays gathered in
+    between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
+    the first step of a run, in which the order of the passes is not known yet and no unit stays.
+    Weight gradients, among the `actions` of the stage, read no parameters.
+    """
+    events = [
+        (kind == "forward", acquires, unit)
+        for kind, virtual_stage, _ in actions
+        if kind != "weight_gradients"
+        for acquires, unit in _events(model, chunks[virtual_stage], forward=kind == "forward")
+    ]
+    limit = small_elements(Counter(sizes.values()))
+    small = {unit for unit, size in sizes.items() if size <= limit}
+    uses = [(unit, not forward) for forward, acquires, unit in events if acquires]
+    counts: Counter[tuple[str, bool]] = Counter()  # by unit and whether a backward pass reads it
+    gathered: set[str] = set()  # units that have memory at this moment
+    position = 0  # index of the next use
+    reading: list[tuple[str, bool]] = []  # the use that has started and not stopped
+    for _, acquires, unit in events:
+        if acquires:
+            reading = [uses[position]]
+            counts[uses[position]] += unit not in gathered
+            gathered.add(unit)
+            position += 1
+            continue
+        reading = [use for use in reading if use[0] != unit]
+        next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
+        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
+            gathered.discard(unit)
+    return {unit: Gathers(counts[unit, False], counts[unit, True]) for unit, _ in uses}
+
+
+def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[tuple[bool, str]]:
+    """Yield the units that one pass starts (true) or stops using, as in engine/hooks.py."""
+    tables = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
+    output = "embedding" if model.tied else "head"
+    units = []  # all units after the embedding, in the order of the forward pass
+    for stack in chunk_stacks(model, chunk):
+        # the table of relative positions belongs to the unit of the first layer
+        units += [f"layers.{layer}" for layer in stack.layers]
+        units += [stack.norm_unit] if stack.ends else []
+    units += [output] if chunk.has_head else []
+    if forward:
+        if chunk.has_embedding:
+            yield from ((True, unit) for unit in tables)
+            yield from ((False, unit) for unit in tables)
+        for unit in units:
+            yield True, unit
+            yield False, unit
+        return
+    # The gradient of a table that is both embedding and head is complete only after the backward
+    # pass of the embedding, so this table is released last.
+    shared_table = output if has_shared_table(model, [chunk]) else None
+    for unit in reversed(units):
+        yield True, unit
+        if unit != shared_table:
+            yield False, unit
+    if shared_table:
+        yield False, shared_table

@@ -96,10 +96,7 @@ def pairs_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: float) -
 
 
 def unequal_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: Sequence[float]) -> Sent:
-    """Return bytes that a rank sends in messages of different sizes to the ranks of a group.
-
-    `sent_bytes` has a number for each rank of the group; the number of `rank` is ignored.
-    """
+    """Return bytes that a rank sends to the ranks of a group, a number for each of them."""
     total = Sent()
     for peer, to_this_peer in zip(group, sent_bytes, strict=True):
         if peer != rank:
@@ -109,10 +106,7 @@ def unequal_sent(grid: Grid, rank: int, group: Sequence[int], sent_bytes: Sequen
 
 @lru_cache(maxsize=1024)
 def _others(grid: Grid, rank: int, group: tuple[int, ...]) -> tuple[int, ...]:
-    """Count the other ranks of a group by the level of their links to `rank`.
-
-    Results are cached because this function is called for every message that is counted.
-    """
+    """Count the other ranks of a group by the level of their links to `rank`, for every message."""
     levels = Counter(grid.level(rank, peer) for peer in group if peer != rank)
     return tuple(levels[level] for level in LEVELS)
 
@@ -124,15 +118,12 @@ class ActivationTraffic:
     model: ModelConfig
     lengths: SampleLengths
     micro_batch: int
-    """Samples per micro-batch."""
     tensor: int
     """Number of tensor ranks over which matrices are divided."""
     sequence_parallel: bool
     """Whether norms and dropout are also divided over the tensor ranks, along the sequence."""
     recompute: str
-    """`none`, `selective` or `full`."""
     element_bytes: int
-    """Bytes per element of an activation."""
 
     def tensor_bytes(self, chunk: ModelChunk) -> float:
         """Return the bytes that a tensor rank sends for a model chunk, forward and backward."""
@@ -173,10 +164,7 @@ class ActivationTraffic:
         return passes * len(chunk.layers) if is_divided else 0
 
     def boundary_bytes(self) -> float:
-        """Return the bytes of an activation, or of its gradient, that one stage sends to the next.
-
-        In an encoder-decoder, the activations of both sides are sent together between all stages.
-        """
+        """Return the bytes of an activation, of both sides, or of its gradient to another stage."""
         tokens = self.micro_batch * self.lengths.total
         parts = self.tensor if self.sequence_parallel else 1
         return tokens * self.model.hidden * self.element_bytes / parts
@@ -184,10 +172,7 @@ class ActivationTraffic:
     def pipeline_sent(self, grid: Grid, rank: int, chunks: Sequence[ModelChunk]) -> Sent:
         """Return the bytes that a rank sends to neighbouring stages, forward and backward.
 
-        Args:
-            grid: grid of all ranks.
-            rank: rank that sends.
-            chunks: model chunks of the whole pipeline, in the order of the forward pass.
+        `chunks` are those of the whole pipeline, in the order of the forward pass.
         """
         group, stage = grid.pipeline_group(rank), grid.coordinates(rank).pipeline
         boundary_bytes, sent = self.boundary_bytes(), Sent()
@@ -201,10 +186,7 @@ class ActivationTraffic:
         return sent
 
     def _layer_bytes(self, layer: int, encoder: float, decoder: float) -> float:
-        """Return the bytes of a layer.
-
-        `encoder` and `decoder` are the bytes of an all-reduce of the activations of each side.
-        """
+        """Return the bytes of a layer from those of an all-reduce of each side's activations."""
         forwards = 2 if self.recompute == "full" else 1  # forward passes per backward pass
         if self.sequence_parallel:
             # A gather or a reduce-scatter is half an all-reduce. An attention or feed-forward block

@@ -8,7 +8,7 @@ arXiv:2408.00118, section 2).
 No matrix of all scores is stored. Each document is computed by itself. Windows and capped scores
 are computed in blocks of queries, and each block is computed again in the backward pass. A block of
 a window reads no keys before the window, so that the time is proportional to tokens * (w + block).
-On a GPU, FlexAttention can compute the same (confined_flex.py).
+On a GPU, FlexAttention can compute the same (flex.py).
 """
 
 from collections.abc import Iterator
@@ -34,17 +34,14 @@ def query_block(device: torch.device) -> int:
 
 
 class Documents:
-    """The documents of the samples of a micro-batch."""
+    """The documents of the samples of a micro-batch.
+
+    The cumulative lengths are [b samples, k] int32, ascending: 0, then for each document of a
+    sample the index of the token after its last one. The last document ends at `tokens`, which is
+    repeated at the end of a row with fewer documents.
+    """
 
     def __init__(self, cumulative_lengths: Tensor, tokens: int) -> None:
-        """Describe the documents.
-
-        Args:
-            cumulative_lengths: [b samples, k] int32, ascending: 0, then for each document of a
-                sample the index of the token after its last one. The last document ends at
-                `tokens`, which is repeated at the end of a row with fewer documents.
-            tokens: number of tokens per sample.
-        """
         self._borders, self._tokens = cumulative_lengths, tokens
 
     @cached_property
@@ -84,17 +81,10 @@ class Scores:
 def confined_attention(
     query: Tensor, key: Tensor, value: Tensor, scores: Scores, documents: Documents | None
 ) -> Tensor:
-    """Compute causal attention.
+    """Compute causal attention: [b, h, s, d], with the dtype of the query.
 
-    Args:
-        query: [b samples, h heads, s tokens, d].
-        key: [b, g, s, d], where g divides h.
-        value: [b, g, s, d].
-        scores: how scores and weights are computed.
-        documents: the documents of each sample; None = a sample is one document.
-
-    Returns:
-        [b, h, s, d], with the dtype of the query.
+    The query is [b samples, h heads, s tokens, d]; key and value are [b, g, s, d], where g divides
+    h. Without documents a sample is one document.
     """
     if documents is None:
         return _causal(query, key, value, scores)
@@ -151,8 +141,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor
 def _blocks(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Iterator[Tensor]:
     """Yield the output of each block of queries, [b, h, queries, d].
 
-    A block gets only the blocks of keys and values that it reads. They are concatenated when the
-    block is computed, so nothing but views of keys and values is stored for the backward pass.
+    The blocks of keys and values are concatenated when the block is computed, so nothing but views
+    of keys and values is stored for the backward pass.
     """
     size = query_block(query.device)
     queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))
@@ -173,14 +163,10 @@ def _blocks(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Iterat
 
 
 def _block(scores: Scores, offset: int, count: int, query: Tensor, *parts: Tensor) -> Tensor:
-    """Compute the output of one block of queries.
+    """Compute the output of one block of queries, [b, h, n, d].
 
-    Args:
-        scores: how scores and weights are computed.
-        offset: index of the first query among the keys.
-        count: number of blocks of keys.
-        query: [b, h, n, d].
-        parts: the blocks of keys, then those of values, [b, g, at most `size`, d] each.
+    The first query is number `offset` of the keys. The parts are `count` blocks of keys, then those
+    of values, [b, g, at most the size of a block, d] each.
     """
     key, value = torch.cat(parts[:count], dim=2), torch.cat(parts[count:], dim=2)
     distance = torch.arange(offset, offset + query.shape[2], device=query.device)[:, None]
@@ -205,12 +191,8 @@ def _block(scores: Scores, offset: int, count: int, query: Tensor, *parts: Tenso
 def _capped(query: Tensor, key: Tensor, value: Tensor, is_read: Tensor, scores: Scores) -> Tensor:
     """Compute attention with capped scores, which are stored in fp32 while it is computed.
 
-    Args:
-        query: [b, h, n, d].
-        key: [b, g, t, d].
-        value: [b, g, t, d].
-        is_read: [n, t] bool, false at masked scores.
-        scores: how scores and weights are computed; `cap` is not None.
+    Shapes: query [b, h, n, d], key and value [b, g, t, d], is_read [n, t] bool, false at masked
+    scores.
     """
     assert scores.cap is not None
     groups, (rows, width) = key.shape[1], query.shape[2:]

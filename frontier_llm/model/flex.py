@@ -1,14 +1,19 @@
-"""Compute self attention with relative positions by torch's FlexAttention.
+"""Compute attention by torch's FlexAttention, on a GPU.
 
-FlexAttention generates kernels from a function that changes a score. The function here adds the
-bias of a distance, which the kernels read while they compute a score, so that no bias per query and
-key is stored. The backward kernel adds the gradients of all scores of a distance with atomic
-operations, whose order changes from run to run.
+FlexAttention generates kernels from a function that changes a score. For relative positions
+(`FlexScores`) the function adds the bias of a distance, which the kernels read while they compute a
+score, so that no bias per query and key is stored. The backward kernel adds the gradients of all
+scores of a distance with atomic operations, whose order changes from run to run.
+
+The attention of confined.py (`FlexMasks`) has masked scores. The kernels skip blocks that are all
+masked. Which blocks these are is computed from the first and last document of each block, without a
+matrix of queries times keys.
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from frontier_llm.model.confined import Documents, Scores
 from frontier_llm.model.relative import diagonal_bias
 
 COMPILER = "inductor"
-"""Backend of torch.compile."""
 DEVICES = ("cuda",)
 """Types of the devices on which FlexAttention has a backward pass. ROCm's type is `cuda` too."""
 BLOCK = 128
@@ -31,12 +36,7 @@ biases needs so many registers that thousands of bytes are spilled to memory."""
 
 
 def uses_flex(attention: str, device: torch.device) -> bool:
-    """Return whether relative positions are computed by FlexAttention.
-
-    Args:
-        attention: the setting `attention`, `sdpa` or `flex`.
-        device: device of the model.
-    """
+    """Return whether relative positions are computed by FlexAttention."""
     return {"sdpa": False, "flex": True}[attention] and device.type in DEVICES
 
 
@@ -55,14 +55,10 @@ class FlexScores:
     def of(
         cls, distance_bias: Tensor, tokens: int, mask: Tensor | None, *, causal: bool
     ) -> "FlexScores":
-        """Prepare the attentions of one forward pass.
+        """Prepare the attentions of one forward pass over s tokens.
 
-        Args:
-            distance_bias: [2r + 1, heads], the output of `RelativePositions`.
-            tokens: s, the number of queries and of keys.
-            mask: [samples, s] bool, true at tokens, false at padding; None if there is no padding,
-                and if causal.
-            causal: whether keys after the query are masked.
+        `distance_bias` is [2r + 1, heads], the output of `RelativePositions`. The mask is [samples,
+        s] bool, false at padding; None if there is no padding, and if causal.
         """
         distances = torch.arange(1 - tokens, tokens, device=distance_bias.device)
         bias = diagonal_bias(distance_bias.float(), distances).contiguous()
@@ -71,16 +67,10 @@ class FlexScores:
         return cls(bias, None if mask is None else _padding_blocks(mask))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Compute the attention output.
+        """Compute the attention output, [b, h, s, d], with the dtype of the query.
 
-        Args:
-            query: [b samples, h heads, s tokens, d].
-            key: [b, g, s, d], where g divides h.
-            value: [b, g, s, d].
-            scale: factor of the scores before the bias is added; None = 1 / sqrt(d).
-
-        Returns:
-            [b, h, s, d], with the dtype of the query.
+        The query is [b samples, h heads, s tokens, d]; key and value are [b, g, s, d], where g
+        divides h. Scores are scaled before the bias is added; None = by 1 / sqrt(d).
         """
         bias, middle = self.bias, self.bias.shape[1] // 2
 
@@ -98,18 +88,10 @@ def run_flex(
     blocks: BlockMask | None,
     scale: float | None,
 ) -> Tensor:
-    """Compute attention by generated kernels.
+    """Compute attention by generated kernels, with the shapes of `FlexScores.attend`.
 
-    Args:
-        query: [b samples, h heads, s tokens, d].
-        key: [b, g, s, d], where g divides h.
-        value: [b, g, s, d].
-        change_score: function of (score, sample, head, query, key); None = scores are not changed.
-        blocks: the masked scores; None if no score is masked.
-        scale: factor of the scores before they are changed; None = 1 / sqrt(d).
-
-    Returns:
-        [b, h, s, d], with the dtype of the query.
+    `change_score` is a function of (score, sample, head, query, key), called after scores are
+    scaled.
     """
     # trainer/callbacks/kernel_trial.py may turn torch.compile off: all scores would be stored
     is_inside = torch.compiler.is_compiling()
@@ -160,13 +142,9 @@ def _padding_blocks(mask: Tensor) -> BlockMask:
 def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
     """Describe the blocks of scores, without a matrix of queries times keys.
 
-    Args:
-        whole: [1 or samples, 1, blocks of queries, blocks of keys] bool, the blocks without masked
-            scores.
-        partial: the same shape, the blocks with both masked and unmasked scores.
-        is_read: function of (sample, head, query, key), true where a score is not masked. It is
-            called in partial blocks only.
-        tokens: number of queries and of keys.
+    Both tensors are [1 or samples, 1, blocks of queries, blocks of keys] bool: whole blocks have no
+    masked score, partial blocks have some. `is_read` is a function of (sample, head, query, key),
+    true where a score is not masked, which is called in partial blocks only.
     """
     (partial_count, partial_at), (whole_count, whole_at) = map(_ordered, (partial, whole))
     return BlockMask.from_kv_blocks(
@@ -181,9 +159,88 @@ def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> Blo
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each row of [..., n] bool, the number of true values and their positions, int32.
-
-    The positions of the other values come after those of the true values: [..., n].
-    """
+    """Return the number of true values per row of [..., n], and all positions, true first."""
     positions = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), positions.int()
+
+
+@dataclass(frozen=True)
+class FlexMasks:
+    """The masked scores of all layers of one forward pass."""
+
+    blocks: dict[int | None, BlockMask]
+    """For each window of a layer (None = no window) the masked scores."""
+
+    @classmethod
+    def of(
+        cls,
+        windows: Iterable[int | None],
+        tokens: int,
+        documents: Documents | None,
+        device: torch.device,
+    ) -> "FlexMasks":
+        """Describe the masked scores."""
+        if documents is None:
+            return cls({window: _whole_samples(window, tokens, device) for window in windows})
+        return cls({window: _confined_blocks(window, tokens, documents.ids) for window in windows})
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """Compute the output without dropout, with the shapes of `confined_attention`."""
+        assert scores.dropout == 0, "FlexAttention has no dropout"
+        change = None if scores.cap is None else partial(_capped, scores.cap)
+        blocks = self.blocks[scores.window]
+        return run_flex(query, key, value, change, blocks, scores.scale)
+
+
+def _capped(cap: float, score: Any, *_: Any) -> Any:
+    return cap * torch.tanh(score / cap)
+
+
+@lru_cache(maxsize=8)
+def _whole_samples(window: int | None, tokens: int, device: torch.device) -> BlockMask:
+    """Return the masked scores if each sample is one document."""
+    reach = tokens if window is None else window
+
+    def is_read(_: Any, __: Any, query_at: Any, key_at: Any) -> Any:
+        distance = query_at - key_at
+        return (distance >= 0) & (distance < reach)
+
+    every, some = _within_reach(reach, tokens, device)
+    return block_mask(every[None, None], (some & ~every)[None, None], is_read, tokens)
+
+
+def _confined_blocks(window: int | None, tokens: int, ids: Tensor) -> BlockMask:
+    """Mask keys after the query, before its window, and of other documents.
+
+    `ids` are [samples, tokens] int64, the number of the document of each token, ascending.
+    """
+    reach = tokens if window is None else window
+
+    def is_read(sample: Any, _: Any, query_at: Any, key_at: Any) -> Any:
+        distance = query_at - key_at
+        same_document = ids[sample, query_at] == ids[sample, key_at]
+        return (distance >= 0) & (distance < reach) & same_document
+
+    count = -(-tokens // BLOCK)
+    # the padding is like one more document
+    padded = F.pad(ids, (0, count * BLOCK - tokens), value=tokens + 1)
+    by_block = padded.view(len(ids), 1, count, BLOCK)
+    first, last = by_block[..., 0], by_block[..., -1]
+    every, some = _within_reach(reach, tokens, ids.device)
+    # documents ascend: two blocks are one document if the first key's is the last query's
+    every = every & (first[..., None, :] == last[..., :, None])
+    some = some & (last[..., None, :] >= first[..., :, None])
+    return block_mask(every, some & ~every, is_read, tokens)
+
+
+def _within_reach(reach: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the blocks of scores whose keys are all in reach, and those with any such key.
+
+    A query reads its own key and the `reach` - 1 keys before it. Both results are [blocks of
+    queries, blocks of keys] bool.
+    """
+    at = torch.arange(-(-tokens // BLOCK), device=device)
+    apart = at[:, None] - at[None, :]
+    every = (apart > 0) & ((apart + 1) * BLOCK - 1 < reach)
+    some = (apart >= 0) & ((apart - 1) * BLOCK + 1 < reach)
+    return every, some

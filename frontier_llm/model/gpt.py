@@ -11,15 +11,13 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.confined import Documents
-from frontier_llm.model.confined_flex import FlexMasks
-from frontier_llm.model.flex import uses_flex
+from frontier_llm.model.flex import FlexMasks, uses_flex
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
-from frontier_llm.model.rotary_frequencies import stretched
+from frontier_llm.model.rotary import stretched
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "relative": "none"}
-"""megatron's names."""
 
 
 class Gpt(GPTModel):
@@ -36,15 +34,6 @@ class Gpt(GPTModel):
         groups: ProcessGroupCollection,
         kernels: Kernels,
     ) -> None:
-        """Build the modules of one model chunk.
-
-        Args:
-            layout: how the whole model is divided over ranks.
-            model_chunk: layers of this chunk, and whether it has the embedding and the head.
-            config: megatron's configuration.
-            groups: process groups of this rank, as megatron's modules expect them.
-            kernels: implementation of the norms.
-        """
         model = layout.model
         self.vocabulary, self._attention = model.vocabulary, layout.attention
         self._logit_softcap = model.logit_softcap
@@ -82,21 +71,14 @@ class Gpt(GPTModel):
     ) -> Tensor | TokenLosses:
         """Run this model chunk.
 
-        Args:
-            input_ids: [b, s] int64.
-            position_ids: [b, s] int64, the position of each token in its document. Only learned
-                positions need them: rotary scores depend on the difference of two positions alone,
-                which is the same in the sample as in the document.
-            attention_mask: None, because the attention core masks by itself.
-            labels: [b, s] int64; None = the last chunk returns logits instead of losses.
-            cumulative_lengths: [b, k] int32, the borders of the documents (model/confined.py); None
-                = a sample is one document.
+        Tokens, positions and labels are [b, s] int64. Only learned positions need the position of
+        each token in its document: rotary scores depend on the difference of two positions alone.
+        The borders of documents are [b, k] int32 (model/confined.py); None = a sample is one
+        document.
 
-        Returns:
-            On the last chunk the losses of [b, s] tokens, or without labels the logits,
-            [b, s, this tensor rank's part of the padded vocabulary]. On other chunks the
-            activations for the next chunk, [s, b, hidden]; with sequence parallelism only those of
-            this rank's tokens.
+        The last chunk returns the losses of [b, s] tokens, or without labels the logits, [b, s,
+        this tensor rank's part of the padded vocabulary]. Other chunks return the activations for
+        the next chunk, [s, b, hidden]; with sequence parallelism only those of this rank's tokens.
         """
         documents = None
         if cumulative_lengths is not None:
@@ -130,19 +112,15 @@ class Gpt(GPTModel):
     def setup_embeddings_and_output_layer(self) -> None:
         """Skip megatron's broadcast of a tied embedding between the first and the last stage.
 
-        model/initialise.py draws the same weights on both stages, and `ShardedStates`
+        model/build.py draws the same weights on both stages, and `ShardedStates`
         (sharding/) sums the gradients of both.
         """
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> TokenLosses:
         """Return the losses of each token over the vocabulary without padding.
 
-        megatron's GPTModel calls this method in its forward pass.
-
-        Args:
-            labels: [samples, tokens] int64.
-            logits: [tokens, samples, this tensor rank's part of the padded vocabulary]. They are
-                overwritten.
+        megatron's GPTModel calls this method in its forward pass. The logits, [tokens, samples,
+        this tensor rank's part of the padded vocabulary], are overwritten.
         """
         return token_losses(
             logits, labels, self.vocabulary, self.pg_collection.tp, self._logit_softcap

@@ -37,17 +37,7 @@ class ColumnLinear(ColumnParallelLinear):
         weight: Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the weight.
-
-        Args:
-            input_: [..., in].
-            weight: weight to use instead of the layer's weight; None: the layer's weight.
-            runtime_gather_output: whether every rank gets all output features.
-
-        Returns:
-            Output [..., out / number of tensor-parallel ranks], and the bias if the caller must add
-            it, else None.
-        """
+        """Return [..., out / tensor-parallel ranks], and the bias if the caller must add it."""
         if fuses_bias(self, input_):
             used = self.weight if weight is None else weight
             return _local_product(self, input_, used), None
@@ -83,14 +73,7 @@ class RowLinear(RowParallelLinear):
     """
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Multiply by the weight.
-
-        Args:
-            input_: [..., in / number of tensor-parallel ranks].
-
-        Returns:
-            Output [..., out], and the bias if the caller must add it, else None.
-        """
+        """Return [..., out], and the bias if the caller must add it."""
         if fuses_bias(self, input_):
             return _local_product(self, input_, self.weight), None
         return super().forward(input_)
@@ -113,7 +96,8 @@ def _local_product(
     sink = _sink(layer, weight)
     if sink is None:
         return F.linear(inputs, weight, layer.bias)
-    return _apply(inputs, weight, layer.bias, sink)
+    output: Tensor = _Linear.apply(inputs, weight, layer.bias, sink, None, False, False)
+    return output
 
 
 def _product(
@@ -123,28 +107,16 @@ def _product(
     weight: Tensor,
     options: dict[str, Any],
 ) -> Tensor:
-    """Multiply by this rank's part of a weight.
-
-    Args:
-        layer: the layer.
-        megatron_forward: megatron's `_forward_impl` of the layer, for weights without a sink.
-        inputs: [..., in].
-        weight: [out, in].
-        options: further arguments that megatron passes to `_forward_impl`.
-    """
+    """Multiply [..., in] by this rank's part of a weight, as megatron does if it has no sink."""
     sink = _sink(layer, weight)
+    output: Tensor
     if sink is None:
-        output: Tensor = megatron_forward(inputs, weight, **options)
-        return output
-    return _apply(
-        inputs,
-        weight,
-        options["bias"],
-        sink,
-        options["tp_group"],
-        gathers_tokens=options["sequence_parallel"],
-        sums_inputs=options["allreduce_dgrad"],
-    )
+        output = megatron_forward(inputs, weight, **options)
+    else:
+        bias, group = options["bias"], options["tp_group"]
+        gathers_tokens, sums_inputs = options["sequence_parallel"], options["allreduce_dgrad"]
+        output = _Linear.apply(inputs, weight, bias, sink, group, gathers_tokens, sums_inputs)
+    return output
 
 
 def _sink(layer: ColumnParallelLinear | RowParallelLinear, weight: Tensor) -> ProductSink | None:
@@ -152,20 +124,6 @@ def _sink(layer: ColumnParallelLinear | RowParallelLinear, weight: Tensor) -> Pr
     if torch.compiler.is_compiling() or weight is not layer.weight or not weight.requires_grad:
         return None
     return product_sink(weight)
-
-
-def _apply(
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    sink: ProductSink,
-    group: dist.ProcessGroup | None = None,
-    *,
-    gathers_tokens: bool = False,
-    sums_inputs: bool = False,
-) -> Tensor:
-    output: Tensor = _Linear.apply(inputs, weight, bias, sink, group, gathers_tokens, sums_inputs)
-    return output
 
 
 class _Linear(torch.autograd.Function):
@@ -189,16 +147,9 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         """Compute the outputs, [..., out].
 
-        Args:
-            ctx: keeps inputs and weight for the backward pass.
-            inputs: [..., in]; with `gathers_tokens` [s / ranks of `group`, ..., in].
-            weight: [out, in].
-            bias: [out], or None.
-            sink: takes the gradient of the weight.
-            group: the tensor-parallel ranks; None if there is no collective.
-            gathers_tokens: whether every rank has a part of the tokens (sequence parallelism). The
-                outputs are those of all tokens, [s, ..., out].
-            sums_inputs: whether the gradients of the inputs are summed over the ranks.
+        With `gathers_tokens` (sequence parallelism) every rank has a part of the tokens, and the
+        outputs are those of all tokens, [s, ..., out]. With `sums_inputs` the gradients of the
+        inputs are summed over the ranks.
         """
         ctx.save_for_backward(inputs, weight)
         ctx.has_bias, ctx.sink, ctx.group = bias is not None, sink, group
@@ -238,12 +189,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Any]:
-    """Start to gather the tokens of all ranks; return [s, ...] and the handle to wait for.
-
-    Args:
-        part: [s / ranks, ...].
-        group: the ranks, in the order of their tokens.
-    """
+    """Start to gather [s / ranks, ...] of all ranks; return [s, ...] and the handle to wait for."""
     whole = part.new_empty(part.shape[0] * group.size(), *part.shape[1:])
     return whole, dist.all_gather_into_tensor(whole, part.contiguous(), group=group, async_op=True)
 

@@ -18,14 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frontier_llm.geometry.message_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
+from frontier_llm.geometry.state_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
 
 
 class TokenLosses(NamedTuple):
-    """The cross entropy of each token, and the number from which z-loss is computed.
-
-    Both have gradients.
-    """
+    """The cross entropy of each token, and the number of its z-loss; both have gradients."""
 
     cross_entropy: Tensor
     """[b, s] fp32."""
@@ -36,9 +33,8 @@ class TokenLosses(NamedTuple):
     def means(self, average: Callable[[Tensor], Tensor], z_loss: float) -> Tensor:
         """Return the mean cross entropy, [1], or with z-loss also the mean z-loss, [2]; fp32.
 
-        Args:
-            average: returns the mean of a number per token, [b, s], as a scalar.
-            z_loss: coefficient of z-loss. The z-loss of a token is z_loss * log(Z)^2.
+        `average` returns the mean of a number per token, [b, s], as a scalar. The z-loss of a token
+        is z_loss * log(Z)^2.
         """
         means = [average(self.cross_entropy)]
         if z_loss:
@@ -53,19 +49,12 @@ def token_losses(
     group: dist.ProcessGroup,
     softcap: float | None = None,
 ) -> TokenLosses:
-    """Compute the cross entropy of each token.
+    """Compute the cross entropy of each token. Collective over `group`, forward only.
 
-    Collective over `group`, in the forward pass only.
-
-    Args:
-        logits_sbv: [s tokens, b samples, v logits], where v is this tensor rank's part of the
-            padded vocabulary. The backward pass overwrites them, and so does the forward pass if
-            there is a bound.
-        labels: [b, s] int64.
-        vocabulary: size of the vocabulary without padding.
-        group: the tensor ranks.
-        softcap: bound c of the logits, which become c * tanh(logit / c) (Gemma 2, arXiv:2408.00118,
-            section 2); None = none.
+    Logits are [s tokens, b samples, v logits], where v is this tensor rank's part of the padded
+    vocabulary. The backward pass overwrites them, and so does the forward pass if there is a bound
+    c (`softcap`): they become c * tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2). Labels
+    are [b, s] int64.
     """
     logits = logits_sbv.flatten(0, 1)
     targets = labels.transpose(0, 1).flatten()
@@ -145,13 +134,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def mask_padding(logits: Tensor, vocabulary: int, tensor_rank: int) -> None:
-    """Set the logits of the vocabulary's padding to the lowest number, in place.
-
-    Args:
-        logits: [..., v], where v is this tensor rank's part of the padded vocabulary. Overwritten.
-        vocabulary: size of the vocabulary without padding.
-        tensor_rank: index of this tensor rank's part.
-    """
+    """Set the padding in a tensor rank's part [..., v] to the lowest number, in place."""
     unpadded = _unpadded(logits.shape[-1], vocabulary, tensor_rank)
     logits[..., unpadded:] = torch.finfo(logits.dtype).min
 
@@ -169,11 +152,7 @@ def _unpadded(width: int, vocabulary: int, tensor_rank: int) -> int:
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """Return the largest logit of each token, [n] fp32; the lowest fp32 number if v is 0.
-
-    Args:
-        logits: [n tokens, v].
-    """
+    """Return the largest logit of each token, [n] fp32; the lowest fp32 number if v is 0."""
     if not logits.shape[1]:
         lowest = torch.finfo(torch.float32).min
         return torch.full((len(logits),), lowest, device=logits.device)
@@ -184,13 +163,8 @@ def _chunks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield ranges of tokens, and a scratch tensor for the fp32 logits of each range.
 
     A range has as many tokens as fit in `LOSS_CHUNK_BYTES` in fp32 (on a CPU
-    `CPU_LOSS_CHUNK_BYTES`), and at least one.
-
-    Args:
-        logits: [n tokens, v].
-
-    Yields:
-        (a range of k tokens, [k, v] fp32 with undefined contents in the same memory each time).
+    `CPU_LOSS_CHUNK_BYTES`), and at least one. The scratch tensors have undefined contents in the
+    same memory.
     """
     limit = CPU_LOSS_CHUNK_BYTES if logits.device.type == "cpu" else LOSS_CHUNK_BYTES
     width = logits.shape[1]

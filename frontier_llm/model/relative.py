@@ -17,10 +17,8 @@ from torch import Tensor, nn
 class RelativePositions(nn.Module):
     """The biases of one encoder or decoder, for the heads of one tensor-parallel rank.
 
-    Attributes:
-        weight: [buckets, heads], the trainable biases.
-        bucket: [2 * r + 1] int64, the bucket of each distance from -r to r, where r is the largest
-            distance.
+    The weight is [buckets, heads]. The buffer is [2r + 1] int64, the bucket of each distance from
+    -r to r, where r is the largest distance. Greater distances have the same bucket as r.
     """
 
     bucket: Tensor
@@ -28,15 +26,6 @@ class RelativePositions(nn.Module):
     def __init__(
         self, buckets: int, distance: int, heads: int, *, causal: bool, dtype: torch.dtype
     ) -> None:
-        """Make the table.
-
-        Args:
-            buckets: number of buckets.
-            distance: r, the largest distance; greater distances have the same bucket as r.
-            heads: number of heads of this tensor-parallel rank.
-            causal: whether a token attends only to itself and to earlier tokens.
-            dtype: dtype of the table.
-        """
         super().__init__()
         device = torch.get_default_device()
         self.weight = nn.Parameter(torch.zeros(buckets, heads, dtype=dtype, device=device))
@@ -73,12 +62,7 @@ def bucket_of_distance(buckets: int, distance: int, *, causal: bool) -> Tensor:
 
 
 def diagonal_bias(distance_bias: Tensor, distances: Tensor) -> Tensor:
-    """Return the bias of each of the given distances: [heads, n].
-
-    Args:
-        distance_bias: [2r + 1, heads], the output of `RelativePositions`.
-        distances: [n] int64, of any size.
-    """
+    """Return the bias of [n] distances of any size, from `RelativePositions`: [heads, n]."""
     largest = distance_bias.shape[0] // 2
     return distance_bias[distances.clamp(-largest, largest) + largest].T
 
@@ -86,19 +70,10 @@ def diagonal_bias(distance_bias: Tensor, distances: Tensor) -> Tensor:
 def block_bias(
     distance_bias: Tensor, queries: range, keys: int, mask: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """Return the bias of the attention scores of a block of queries.
+    """Return the bias of the scores of a block of queries: [1 or samples, heads, queries, t].
 
-    Args:
-        distance_bias: [2r + 1, heads], the output of `RelativePositions`.
-        queries: positions of the queries.
-        keys: t, the number of keys; their positions start at 0.
-        mask: [samples, 1, 1, t] bool, true at tokens, false at padding; None if there is no
-            padding.
-        causal: whether keys after the query are masked.
-
-    Returns:
-        [1 or samples, heads, queries, t], with -inf where a key is masked. (With a finite number
-        instead, queries whose keys are all masked would get a gradient.)
+    The mask is [samples, 1, 1, t] bool, false at padding. The bias is -inf where a key is masked.
+    (With a finite number instead, queries whose keys are all masked would get a gradient.)
     """
     # All scores on a diagonal of the block [queries, t] have the same distance and so the same
     # bias. `diagonals` holds one bias per diagonal, from the lower left to the upper right corner.

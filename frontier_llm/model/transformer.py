@@ -13,7 +13,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.gelu import gelu_tanh
 
 # Options of megatron for each value of the configured recomputation. They apply to GPTs only;
-# model/layer_stack.py implements recomputation for encoder-decoders.
+# model/t5.py implements recomputation for encoder-decoders.
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
@@ -32,11 +32,9 @@ def transformer_config(
 ) -> TransformerConfig:
     """Translate a layout to megatron's configuration.
 
-    Args:
-        layout: model, precision and grid of ranks of the run.
-        device: device of this rank. On a CPU, fused CUDA kernels are turned off.
-        compiles_functions: whether torch.compile may make kernels of megatron's fused functions: of
-            gated activations on any device; on a GPU also of biases, dropout and residuals.
+    On a CPU, fused CUDA kernels are turned off. `compiles_functions` says whether torch.compile may
+    make kernels of megatron's fused functions: of gated activations on any device; on a GPU also of
+    biases, dropout and residuals.
     """
     model, grid, precision = layout.model, layout.grid, layout.precision
     on_cpu = device.type in ("cpu", "meta")
@@ -67,7 +65,7 @@ def transformer_config(
         params_dtype=DTYPES[precision],
         bf16=precision == "bf16",
         fp16=precision == "fp16",
-        # model/initialise.py sets the weights, so that they are the same for every layout
+        # model/build.py sets the weights, so that they are the same for every layout
         perform_initialization=False,
         use_cpu_initialization=on_cpu,
         # the following options need apex or TransformerEngine, or use torch.jit, which does not

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 TIMEOUT = timedelta(minutes=60)
-"""How long ranks wait for the slowest one."""
 _KEY = "numerics"
 ADVICE = {
     "norm": "set kernels=torch",
@@ -45,13 +44,8 @@ def checks(
 ) -> Iterator[Check]:
     """Yield the checks of all kernels of a run, in the order of a step.
 
-    The process must have no process group.
-
-    Args:
-        config: configuration of the run.
-        accelerator: device of this rank.
-        precision: `fp32`, `bf16` or `fp16`.
-        seed: seed of the test data; ranks differ, so that together they compare more rows.
+    The process must have no process group. Ranks have different seeds, so that together they
+    compare more rows.
     """
     with subject(config, accelerator, precision, seed) as s:
         yield from model_checks(s)
@@ -70,14 +64,6 @@ def compare_on_all_ranks(
     """Compare all kernels on the device of each rank.
 
     Collective over all ranks, through the store only.
-
-    Args:
-        config: configuration of the run.
-        world: this rank, and the number of ranks.
-        store: the store of all ranks.
-        accelerator: device of this rank.
-        precision: `fp32`, `bf16` or `fp16`.
-        show: called on rank 0 with each line of its table.
 
     Raises:
         NumericsError: a kernel is wrong on some rank. Raised on rank 0.

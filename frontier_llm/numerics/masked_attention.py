@@ -8,8 +8,7 @@ from torch import Tensor
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.model.confined import Documents
 from frontier_llm.numerics import references
-from frontier_llm.numerics.references import exact
-from frontier_llm.numerics.rounding import Number
+from frontier_llm.numerics.references import Number, exact
 from frontier_llm.numerics.subject import Pairs, PassThrough, Subject, gradients, shape_of
 
 SCORES = 2.0
@@ -20,14 +19,7 @@ smaller ones all keys would count about the same."""
 def queries_and_keys(
     s: Subject, attention: Any, chunk: Any, *, turns: bool = True
 ) -> tuple[str, Pairs]:
-    """Queries, keys and values as parts of one product, normalised and rotated.
-
-    Args:
-        s: the modules.
-        attention: the self attention of a layer.
-        chunk: the model chunk, which has the angles.
-        turns: whether they are rotated; the norms are also compared without.
-    """
+    """Queries, keys and values as parts of one product, normalised and, if it `turns`, rotated."""
     model, length = s.layout.model, s.tokens // s.layout.micro_batch
     heads, groups, d = model.heads, model.kv_heads, model.head_dim
     wide, samples = (heads + 2 * groups) * d, min(s.layout.micro_batch, 2)
@@ -239,11 +231,8 @@ def _buckets(model: ModelConfig, distance: Tensor, causal: bool) -> Tensor:
 def _table_gradient(s: Subject, table: Tensor, buckets: Tensor, of_scores: list[Number]) -> Number:
     """Sum the gradients of scores by bucket and head, in the format of the run.
 
-    Args:
-        s: the modules.
-        table: [buckets, heads].
-        buckets: [n, t] int64.
-        of_scores: per sample and head of keys, [query heads * n, t].
+    The table is [buckets, heads], the buckets are [n, t] int64, and the gradients, per sample and
+    head of keys, [query heads * n, t].
     """
     model = s.layout.model
     flat, ratio = buckets.flatten(), model.heads // model.kv_heads

@@ -21,7 +21,7 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.build import Model, build_model
 from frontier_llm.model.transformer import DTYPES
-from frontier_llm.numerics.rounding import Arithmetic, Number
+from frontier_llm.numerics.references import Arithmetic, Number
 from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
 
 HOST_OPERATIONS, DEVICE_OPERATIONS = 1e11, 4e11
@@ -59,14 +59,7 @@ Pairs = dict[str, tuple[Tensor, Number]]
 def check(
     s: "Subject", kernel: str, implementation: str, run: Callable[[], tuple[str, Pairs]]
 ) -> Check:
-    """Run a kernel and compare its results.
-
-    Args:
-        s: the modules.
-        kernel: name of the kernel.
-        implementation: where the kernel is from.
-        run: returns a description of the shape, and the results.
-    """
+    """Run a kernel and compare its results."""
     dtype = next(name for name, dtype in DTYPES.items() if dtype == s.dtype)
     try:
         shape, pairs = run()
@@ -163,13 +156,10 @@ class Subject:
         )
 
     def affordable(self, count: int, cost: int, least: int, *, on_device: bool = False) -> int:
-        """Return how many of `count` rows are compared.
+        """Return how many of `count` rows, but at least `least`, are compared.
 
-        Args:
-            count: rows of a step.
-            cost: operations per row, on the host for the reference or on the device.
-            least: rows that are compared at any cost.
-            on_device: whether the device computes them, which limits them only on a CPU.
+        The cost of a row is in operations, on the host for the reference or on the device, which
+        limits them only if it is a CPU.
         """
         limit = DEVICE_OPERATIONS if on_device else HOST_OPERATIONS
         if on_device and self.device.type != "cpu":
@@ -208,15 +198,7 @@ class Subject:
 def subject(
     config: RunConfig, accelerator: Accelerator, precision: str, seed: int, *, small: bool = False
 ) -> Iterator[Subject]:
-    """Build the modules; the process must have no process group, and has none afterwards.
-
-    Args:
-        config: configuration of the run.
-        accelerator: device of this rank.
-        precision: `fp32`, `bf16` or `fp16`.
-        seed: seed of the test data.
-        small: whether dimensions are at most those of `SMALL`.
-    """
+    """Build the modules; the process must have no process group, and has none afterwards."""
     device, dtype = accelerator.device, DTYPES[precision]
     kernels = resolve(config.kernels, device, dtype, config.model.hidden)
     config = _on_one_rank(config, SMALL if small else {})

@@ -33,7 +33,6 @@ class Groups:
     grid: Grid
     rank: int
     coordinates: Coordinates
-    """Coordinates of the rank in the grid."""
     tensor: dist.ProcessGroup
     """The ranks that differ only in their tensor coordinate."""
     data: dist.ProcessGroup
@@ -41,24 +40,19 @@ class Groups:
     pipeline: dist.ProcessGroup
     """The ranks that differ only in their pipeline stage. They send each other activations."""
     head_stage: int
-    """Stage with the head, which computes the loss."""
     embedding: dist.ProcessGroup | None
     """The ranks of the first and last stage, which hold tied embeddings; None on other stages."""
     megatron: ProcessGroupCollection
     """The same groups, as megatron's modules expect them."""
     timeout: timedelta
-    """Time after which a collective fails."""
 
     def seed_dropout(self, seed: int, *, own_masks: bool) -> None:
         """Seed the random numbers from which dropout masks are drawn.
 
         megatron draws the masks of activations that all tensor ranks hold from one stream, and
-        those of activations that are divided between them from another stream.
-
-        Args:
-            seed: up to 2**62; must be equal on the tensor ranks of a stage and replica.
-            own_masks: whether the activations outside the divided matrices are divided too, as with
-                sequence parallelism, so that the first stream must differ between tensor ranks.
+        those of activations that are divided between them from another stream. The seed is up to
+        2**62 and must be equal on the tensor ranks of a stage and replica. With `own_masks`, as for
+        sequence parallelism, the first stream differs between tensor ranks.
         """
         tensor = self.coordinates.tensor
         model_parallel_cuda_manual_seed(
@@ -86,14 +80,8 @@ def make_groups(
 ) -> Groups:
     """Create the process groups of the grid.
 
-    Collective over all ranks, in one fixed order. `torch.distributed` must be initialised.
-
-    Args:
-        grid: all ranks of the run.
-        head_stage: stage that holds the head (`ResolvedLayout.head_stage`).
-        timeout: time after which a collective fails.
-        communicators: `collectives.communicators`. Unless it is `many`, groups of the same ranks
-            are one group.
+    Collective over all ranks, in one fixed order. `torch.distributed` must be initialised. Unless
+    `collectives.communicators` is `many`, groups of the same ranks are one group.
     """
     assert dist.group.WORLD is not None
     with _shared_groups(timeout, [dist.group.WORLD] if _shares_world(communicators) else []):
@@ -136,11 +124,8 @@ def _shared_groups(timeout: timedelta, existing: Iterable[dist.ProcessGroup]) ->
     """Make megatron create one group for each set of ranks, within this context.
 
     megatron creates twenty groups per rank, most of which have the same ranks. A group has one
-    thread with gloo and two with NCCL, which wake all the time.
-
-    Args:
-        timeout: time after which a collective fails; megatron would round it up to minutes.
-        existing: groups that are used instead of new ones of the same ranks.
+    thread with gloo and two with NCCL, which wake all the time. megatron would round the timeout up
+    to minutes.
     """
     created = {tuple(dist.get_process_group_ranks(group)): group for group in existing}
 
@@ -159,17 +144,10 @@ def _shared_groups(timeout: timedelta, existing: Iterable[dist.ProcessGroup]) ->
 
 
 def make_hop_groups(groups: Groups, factors: Factors) -> dict[Hop, dist.ProcessGroup]:
-    """Create the groups over which this rank's model states are gathered and reduced.
+    """Create one group per hop, over which this rank's model states are gathered and reduced.
 
-    Collective over all ranks, in one fixed order.
-
-    Args:
-        groups: the process groups of this rank.
-        factors: how states are sharded over the data axis.
-
-    Returns:
-        One group per hop (geometry/partition.py). If sums over replicas are not divided, the last
-        digit has a single hop.
+    Collective over all ranks, in one fixed order. If sums over replicas are not divided, the last
+    digit has a single hop (geometry/partition.py).
     """
     return {hop: _hop_group(groups, hop) for hop in factors.collective_hops}
 
@@ -197,14 +175,9 @@ def make_stage_groups(
 ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
     """Create groups of ranks of some stages, which hold copies of the same parameter.
 
-    Collective over all ranks, in one fixed order.
-
-    Args:
-        groups: the process groups of this rank.
-        stage_sets: sets of stages, each ascending, in the same order on all ranks.
-
-    Returns:
-        A group for each set that this rank's stage is in; None if the set has one stage.
+    Collective over all ranks, in one fixed order: the sets of stages are ascending and in the same
+    order on all ranks. Returns a group for each set that this rank's stage is in; None if the set
+    has one stage.
     """
     created = {stages: _stage_group(groups, stages) for stages in stage_sets}
     return {
@@ -257,7 +230,7 @@ def abort_groups() -> None:
 def forget_groups() -> None:
     """Let the next groups have the same names on all ranks, also after groups that failed.
 
-    torch counts the groups of a process, and counts one more if `init_process_group` has failed.
+    torch counts the groups of a process, and one more if `init_process_group` has failed.
     """
     dist.distributed_c10d._world.group_count = 0
 

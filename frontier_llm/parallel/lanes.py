@@ -9,7 +9,7 @@ only for what it reads. With `few`, the collectives of tensor ranks stay outside
 block the computation anyway, so at most two communicators work.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +26,12 @@ _replaced: list[tuple[Any, str, Any]] = []
 
 
 class Lane:
-    """Starts collectives and messages one after another. Calls must not overlap."""
+    """Starts collectives and messages one after another, except collectives of a group `outside`.
+
+    Calls must not overlap.
+    """
 
     def __init__(self, outside: dist.ProcessGroup | None = None) -> None:
-        """Make the stream.
-
-        Args:
-            outside: the group whose collectives do not use the lane; None = all do.
-        """
         self._outside, self._stream = outside, torch.cuda.Stream()
 
     def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,15 +102,10 @@ def call_sites() -> Iterator[tuple[Any, str, str]]:
             yield module, "dist_reduce_scatter_func", "reduce_scatter_tensor"
 
 
-def use_lane(lane: Lane, sites: Iterable[tuple[Any, str, str]] | None = None) -> None:
-    """Let all collectives and messages of this process use a lane, until `leave_lane`.
-
-    Args:
-        lane: the lane.
-        sites: where the functions are called from; None = `call_sites`.
-    """
+def use_lane(lane: Lane) -> None:
+    """Let all collectives and messages of this process use a lane, until `leave_lane`."""
     assert not _replaced
-    for module, name, function in list(call_sites() if sites is None else sites):
+    for module, name, function in list(call_sites()):
         original = getattr(module, name)
         _replaced.append((module, name, original))
         wrapped = lane.batch(original) if function == BATCH else lane.collective(original)

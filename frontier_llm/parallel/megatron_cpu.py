@@ -43,11 +43,8 @@ class Replacement:
     """A name that is replaced on a CPU."""
 
     module: str
-    """Module in which the name is replaced."""
     name: str
-    """Name of a function or module in this module."""
     substitute: Callable[..., Any] | object
-    """The object that the name refers to after `install`."""
     reason: str
     """What megatron uses the name for."""
 

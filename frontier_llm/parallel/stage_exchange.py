@@ -27,14 +27,6 @@ class StageExchange:
     def __init__(
         self, groups: Groups, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Initialise.
-
-        Args:
-            groups: process groups of this rank.
-            shape: of every message.
-            dtype: of every message.
-            device: of every message.
-        """
         self._groups, self._shape = groups, shape
         self._options: dict[str, Any] = {"dtype": dtype, "device": device}
         self._ranks = dist.get_process_group_ranks(groups.pipeline)
@@ -44,11 +36,9 @@ class StageExchange:
         self._delivered: Counter[int] = Counter()
 
     def launch(self, one: Launch, result: torch.Tensor | None) -> None:
-        """Start to send or to receive a message.
+        """Start to send a message, or without a `result` to receive it.
 
-        Args:
-            one: the message.
-            result: the tensor to send, which must not be written to afterwards; None to receive.
+        The result must not be written to afterwards.
         """
         if result is None:
             tensor = torch.empty(self._shape, **self._options)

@@ -1,4 +1,4 @@
-"""Count the matrix products, memory traffic and kept activations of a layer for one micro-batch.
+"""Count the matrix products, memory traffic and kept activations of a stage.
 
 All counts are for one tensor rank out of t. Of a tensor that is sharded over tensor ranks, 1/t
 counts. Other tensors count in full, or 1/t with sequence parallelism.
@@ -7,17 +7,25 @@ The counts follow the modules of model/layer_specs.py one by one. They agree wit
 (arXiv:2205.05198, section 4), except that attention is fused and that dropout masks count only if
 the model has dropout. A norm keeps its input and output, as fused kernels do. On a CPU, torch
 composes RMSNorm of several operations and keeps more.
+
+Activations are counted for all micro-batches in flight, which follow from the schedule's lists of
+actions. If a schedule splits backward passes, the factors of the weight gradients, which are inputs
+and gradients of linear layers, are kept until they are multiplied.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
+from frontier_llm.planner.candidate import Candidate, StageKind
+from frontier_llm.planner.timeline import shortened
 
 
 class Product(NamedTuple):
@@ -37,9 +45,7 @@ class Attention(NamedTuple):
     """Sizes of one self-attention or cross-attention of a layer."""
 
     queries: int
-    """Tokens per sample that have queries."""
     keys: int
-    """Tokens per sample that have keys and values."""
     causal: bool
     cross: bool = False
     """Whether keys and values come from the encoder."""
@@ -52,7 +58,6 @@ class Block:
     """Counts for the forward pass of one layer. The backward pass has twice the operations."""
 
     products: tuple[Product, ...]
-    """Matrix products of weights and activations."""
     attention_flops: float
     """Operations of attention without its projections and without the masked half if causal."""
     score_elements: float
@@ -65,7 +70,6 @@ class Block:
     """Those of `moved_elements` that belong to rotary embeddings and activation functions, which
     `kernels=elementwise` compiles."""
     kernels: int
-    """Number of kernels that read or write `moved_elements`."""
     kept_elements: float
     """Elements that the layer keeps for its backward pass if nothing is recomputed."""
     input_elements: float
@@ -76,12 +80,7 @@ class Block:
 
 
 def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Block:
-    """Count a layer with the given attentions and one feed-forward block.
-
-    Args:
-        layout: layout of the run.
-        attentions: one attention, or two in a decoder layer of an encoder-decoder.
-    """
+    """Count a layer with one feed-forward block, and with two attentions if it reads an encoder."""
     model, tensor = layout.model, layout.grid.tensor
     samples, tokens = layout.micro_batch, attentions[0].queries
     # elements of the layer's input on this rank, which sequence parallelism divides
@@ -117,7 +116,6 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
 
 
 Blocks = list[tuple[Block, int]]
-"""The distinct layers of a model chunk and the number of each."""
 
 
 def chunk_blocks(layout: ResolvedLayout, chunk: ModelChunk) -> Blocks:
@@ -141,7 +139,6 @@ def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[B
 
 
 def _attentions(layout: ResolvedLayout, layer: int) -> list[Attention]:
-    """Return the attentions of a layer."""
     model, lengths = layout.model, layout.lengths
     if layer < model.encoder_layers:
         return [Attention(lengths.encoder, lengths.encoder, causal=False)]
@@ -227,7 +224,124 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
 
 
 def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> tuple[Product, Product]:
-    """Return the products of a feed-forward block over `rows` tokens."""
     width = model.ffn // tensor
     first_width = 2 * width if model.gated else width
     return Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of a stage's activations, which do not depend on the sharding factors."""
+
+    stage: int
+    kept: int
+    """Bytes kept for backward passes and weight gradients of all micro-batches in flight."""
+    logits: int
+    """Bytes of the logits, and of the part of them that the loss holds in fp32."""
+    working: int
+    """Bytes of the activations of a recomputed layer and of the gradients of the largest matrix
+    product."""
+    exchange: int
+    """Bytes of the buffers for sends between stages."""
+    passes: tuple[int, ...]
+    """For each model chunk, the bytes kept from the forward pass of a micro-batch until its
+    backward pass or its input gradients."""
+    factors: tuple[int, ...]
+    """For each model chunk, the bytes kept from input gradients to weight gradients."""
+    per_layer: tuple[int, ...]
+    """For each model chunk, the bytes that a backward pass frees with each layer, at least."""
+    matrix: tuple[int, ...]
+    """For each model chunk, the bytes of the gradient of the largest matrix in a layer."""
+
+
+def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
+    """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
+    return tuple(
+        stage_activations(candidate, kind.first, kind, is_least=True)
+        for kind in candidate.stages.kinds
+    )
+
+
+def stages_activations(candidate: Candidate) -> list[Activations]:
+    """Return the activations of every stage, which differ in a kind of stages only in `kept`."""
+    kinds = candidate.stages
+    of_kinds = [stage_activations(candidate, kind.first, kind) for kind in kinds.kinds]
+    return [
+        replace(of_kind, stage=stage, kept=_peak(candidate.layout, stage, of_kind))
+        for stage, of_kind in enumerate(kinds.of_stages(of_kinds))
+    ]
+
+
+def stage_activations(
+    candidate: Candidate, stage: int, kind: StageKind, *, is_least: bool = False
+) -> Activations:
+    """Count the bytes of a stage's activations.
+
+    With `is_least` the result is a lower bound, in which no weight gradients wait.
+    """
+    layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
+    compute_bytes, of_chunks = layout.compute_bytes, stage_blocks(layout, kind.chunks)
+    loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
+    head = head_product(layout)
+    has_head = any(chunk.has_head for chunk in kind.chunks)
+    logits = head.rows * head.columns if has_head else 0
+    boundary = layout.activation_traffic.boundary_bytes() if layout.grid.pipeline > 1 else 0.0
+    passes, factors, per_layer, matrix = list[int](), list[int](), list[int](), list[int]()
+    for chunk, blocks in zip(kind.chunks, of_chunks, strict=True):
+        kept = [
+            block.input_elements if layout.recompute == "full" else block.kept_elements
+            for block, _ in blocks
+        ]
+        elements = sum(count * of_layer for (_, count), of_layer in zip(blocks, kept, strict=True))
+        if chunk.has_head:  # input and output of the last norm
+            elements += 2.0 * head.rows * layout.model.hidden
+        split = sum(count * block.factor_elements for block, count in blocks)
+        sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
+        passes.append(int(elements * compute_bytes))
+        factors.append(int(split * compute_bytes) if layout.splits_backward else 0)
+        per_layer.append(int(min(kept, default=0) * compute_bytes))
+        matrix.append(max(sizes, default=0) * compute_bytes)
+    found = Activations(
+        stage=stage,
+        kept=0,
+        logits=logits * compute_bytes + min(4 * logits, loss_chunk),
+        working=int(_working_elements(layout, of_chunks) * compute_bytes),
+        exchange=int(2 * boundary),
+        passes=tuple(passes),
+        factors=tuple(factors),
+        per_layer=tuple(per_layer),
+        matrix=tuple(matrix),
+    )
+    return replace(found, kept=_peak(layout, stage, found, is_least=is_least))
+
+
+def _peak(layout: ResolvedLayout, stage: int, sizes: Activations, *, is_least: bool = False) -> int:
+    """Return the peak bytes that a stage keeps for later actions of a step.
+
+    With `is_least`, passes are counted in their order before backward passes are split.
+    """
+    if layout.schedule_name == "1f1b" and not layout.splits_backward:
+        return sizes.passes[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
+    # every schedule reaches its peak within the micro-batches of its steady state
+    short = shortened(layout)
+    schedule = short.pass_order if is_least else short.schedule
+    return held(schedule, stage, sizes.passes, sizes.factors)
+
+
+def _working_elements(layout: ResolvedLayout, of_chunks: Sequence[Blocks]) -> float:
+    """Return an upper bound on the elements of temporary tensors inside a pass.
+
+    Of a layer that is recomputed for input gradients, the activations are replaced by the factors
+    of its weight gradients, which `Activations.kept` contains.
+    """
+    blocks = [block for blocks in of_chunks for block, _ in blocks]
+    recomputed = 0.0
+    if layout.recompute == "full":
+        replaced = 1 if layout.splits_backward else 0
+        recomputed = max(
+            max(0.0, block.kept_elements - replaced * block.factor_elements) for block in blocks
+        )
+    largest_output = max(
+        product.rows * product.columns for block in blocks for product in block.products
+    )
+    return recomputed + 2.0 * largest_output

@@ -36,7 +36,6 @@ class UnitRun:
     elements: int
     """Elements of each unit on one tensor rank."""
     count: int
-    """Number of the units."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,7 @@ class StageKind:
     first: int
     """Index of the first of these stages. It has the most micro-batches in flight and therefore the
     most activations of its kind."""
-    last: int
-    """Index of the last of these stages."""
     count: int
-    """Number of these stages."""
     chunks: tuple[ModelChunk, ...]
     """Model chunks (groups of consecutive layers) of the first stage, ordered by virtual stage."""
     units: tuple[tuple[int, int], ...]
@@ -80,22 +76,16 @@ class StageKinds:
     @cached_property
     def kinds(self) -> tuple[StageKind, ...]:
         """The distinct kinds, ordered by their first stage."""
-        last = {shape: stage for stage, shape in enumerate(self._shapes)}
-        return tuple(
-            StageKind(
-                first=self._shapes.index(shape),
-                last=last[shape],
-                count=count,
-                chunks=self._layout.chunks_of_stage(self._shapes.index(shape)),
-                units=self._units(self._shapes.index(shape)),
-                chunk_units=tuple(
-                    _runs(self._layouts([chunk]))
-                    for chunk in self._layout.chunks_of_stage(self._shapes.index(shape))
-                ),
-                largest_table=self._largest_table(self._shapes.index(shape)),
-            )
-            for shape, count in Counter(self._shapes).items()
-        )
+        found = []
+        for shape, count in Counter(self._shapes).items():
+            first = self._shapes.index(shape)
+            chunks = self._layout.chunks_of_stage(first)
+            sizes = {name: unit.size for name, unit in self._layouts(chunks).items()}
+            units = tuple(sorted(Counter(sizes.values()).items()))
+            chunk_units = tuple(_runs(self._layouts([chunk])) for chunk in chunks)
+            largest_table = max((sizes[name] for name in TABLES if name in sizes), default=0)
+            found.append(StageKind(first, count, chunks, units, chunk_units, largest_table))
+        return tuple(found)
 
     @cached_property
     def tied(self) -> TiedStages:
@@ -119,29 +109,15 @@ class StageKinds:
             self._states[key] = count()
         return self._states[key]
 
-    def kind_of(self, stage: int) -> StageKind:
-        """Return the kind of a stage."""
-        return self._kind_of[stage]
-
     @cached_property
-    def _kind_of(self) -> list[StageKind]:
+    def by_stage(self) -> list[StageKind]:
+        """The kind of each stage."""
         return self.of_stages(self.kinds)
 
     def of_stages(self, values: Sequence[T]) -> list[T]:
         """Return a value for each stage from the values for each kind of stage."""
         by_first = {kind.first: value for kind, value in zip(self.kinds, values, strict=True)}
         return [by_first[self._shapes.index(shape)] for shape in self._shapes]
-
-    def _units(self, stage: int) -> tuple[tuple[int, int], ...]:
-        units = self._unit_layouts(stage).values()
-        return tuple(sorted(Counter(unit.size for unit in units).items()))
-
-    def _largest_table(self, stage: int) -> int:
-        units = self._unit_layouts(stage)
-        return max((units[name].size for name in TABLES if name in units), default=0)
-
-    def _unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
-        return self._layouts(self._layout.chunks_of_stage(stage))
 
     def _layouts(self, chunks: Sequence[ModelChunk]) -> dict[str, FlatLayout]:
         layout = self._layout
@@ -159,11 +135,7 @@ class Candidate:
 
     @classmethod
     def of(cls, config: RunConfig, ranks: int, ranks_per_node: int) -> "Candidate":
-        """Resolve a configuration on a number of ranks.
-
-        Raises:
-            ConfigError: the configuration cannot run on this number of ranks.
-        """
+        """Resolve a configuration on a number of ranks, as `ResolvedLayout.resolve` does."""
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node)
         return cls(config, layout, StageKinds(layout))
 
@@ -177,12 +149,12 @@ class Candidate:
 
     @property
     def grid(self) -> Grid:
-        """The tensor x pipeline x data grid of all ranks."""
+        """All ranks of the layout."""
         return self.layout.grid
 
     @property
     def factors(self) -> Factors:
-        """The sharding factors: over how many data-parallel ranks each model state is sharded."""
+        """The sharding factors."""
         return self.layout.factors
 
     @property
@@ -233,8 +205,8 @@ def _shape(model: ModelConfig, chunks: tuple[ModelChunk, ...]) -> Shape:
 def ranks_to_plan(config: RunConfig) -> tuple[int, int]:
     """Return the number of ranks to plan for, and the number of ranks per node.
 
-    The number of ranks comes from the last value of `planner.nodes`. If this list is not set, it
-    comes from `launch.nodes`, and otherwise from `launch.ranks`.
+    The number of ranks comes from the last value of `planner.nodes`, else from `launch.nodes`, else
+    from `launch.ranks`.
     """
     nodes = config.planner.nodes[-1] if config.planner.nodes else config.launch.nodes
     per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node

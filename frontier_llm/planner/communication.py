@@ -37,7 +37,6 @@ class Span:
     """A group of ranks at equal distances, with the speed of the links that it crosses."""
 
     width: int
-    """Number of ranks."""
     bandwidth: float
     """Bytes per second around the group's ring."""
     exchange_bandwidth: float
@@ -54,13 +53,7 @@ class Span:
     """Measured speeds of the library's collectives; empty if the ring crosses several levels."""
 
     def collective(self, kind: Collective, ring_bytes: float, messages: float = 1) -> Cost:
-        """Return the cost of all-gathers or reduce-scatters, as measured if they were measured.
-
-        Args:
-            kind: the collective; not `all_reduce`.
-            ring_bytes: bytes that one rank sends in all calls together.
-            messages: number of calls.
-        """
+        """Return the cost of all-gathers or reduce-scatters, as measured if they were measured."""
         if kind not in self.measured:
             return self.gather(ring_bytes, messages)
         return self._measured(kind, self.width - 1, ring_bytes, messages)
@@ -73,9 +66,8 @@ class Span:
     def gather(self, ring_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of all-gathers or reduce-scatters.
 
-        Args:
-            ring_bytes: bytes that one rank sends in all calls together.
-            messages: number of calls. Each call takes the latency of all steps around the ring.
+        A rank sends `ring_bytes` in all `messages` calls together. Each call takes the latency of
+        all steps around the ring.
         """
         latency = messages * (self.start_seconds + (self.width - 1) * self.step_seconds)
         return Cost(latency + ring_bytes / self.bandwidth, self.link)
@@ -83,10 +75,7 @@ class Span:
     def exchange(self, sent_bytes: float, messages: float = 1) -> Cost:
         """Return the cost of exchanges, in which each rank sends `sent_bytes` to all others.
 
-        Args:
-            sent_bytes: bytes that one rank sends in all calls together.
-            messages: number of calls. A call takes the latency of a message, since all messages of
-                a rank are sent at once.
+        A call takes the latency of one message, since all messages of a rank are sent at once.
         """
         latency = messages * (self.start_seconds + self.step_seconds)
         return Cost(latency + sent_bytes / self.exchange_bandwidth, self.link)
@@ -104,7 +93,12 @@ class Network:
     """The links of a cluster, by the ranks that they connect."""
 
     def __init__(self, cluster: ClusterConfig, ranks_per_node: int) -> None:
-        self._levels = _levels(cluster, ranks_per_node)
+        # links with the number of ranks in a domain of their level; None = all ranks
+        self._levels: list[tuple[LinkConfig, int | None]] = []
+        for link in cluster.links:
+            size = None if link.ranks is None else min(link.ranks, ranks_per_node)
+            if size is None or size > 1:
+                self._levels.append((link, size))
         self._start_seconds = cluster.device.calibration.collective_us * 1e-6
 
     def span(self, width: int, stride: int) -> Span:
@@ -132,18 +126,15 @@ class Network:
         if not crossed:
             return Span(width, math.inf, math.inf, 0.0, 0.0, 0.0, self._levels[0][0].name)
         slowest, bandwidth = min(crossed, key=lambda pair: pair[1])
-        step_seconds = max(link.latency_us for link, _ in crossed) * 1e-6
-        start = self._start_seconds
-        measured = crossed[0][0].collectives if len(crossed) == 1 else {}
         return Span(
             width,
             bandwidth,
-            1 / exchange_seconds,
-            step_seconds,
-            tree_seconds,
-            start,
-            slowest.name,
-            measured,
+            exchange_bandwidth=1 / exchange_seconds,
+            step_seconds=max(link.latency_us for link, _ in crossed) * 1e-6,
+            tree_seconds=tree_seconds,
+            start_seconds=self._start_seconds,
+            link=slowest.name,
+            measured=slowest.collectives if len(crossed) == 1 else {},
         )
 
     def send(self, distance: int, sent_bytes: float) -> Cost:
@@ -170,36 +161,12 @@ class GridGroups:
         return self._spans[key]
 
     def level(self, width: int, stride: int) -> Level:
-        """Return the farthest level of links that a group of data ranks crosses.
-
-        Args:
-            width: number of data ranks.
-            stride: distance between neighbouring data ranks of the group.
-        """
+        """Return the farthest level of links that a group of data ranks crosses."""
         extent = width * stride * self._grid.tensor
         if extent > self._grid.ranks_per_node and width > 1:
             return "network"
         return "node" if extent > self._grid.ranks_per_package else "package"
 
-    def to_next_stage(self, sent_bytes: float) -> Cost:
-        """Return the cost of sending `sent_bytes` from one stage to the next."""
-        return self._network.send(self._grid.tensor * self._grid.data, sent_bytes)
-
-    def between_ends(self, sent_bytes: float) -> Cost:
-        """Return the cost of sending `sent_bytes` from the first stage to the last."""
-        grid = self._grid
-        return self._network.send(grid.tensor * grid.data * (grid.pipeline - 1), sent_bytes)
-
-
-def _levels(cluster: ClusterConfig, ranks_per_node: int) -> list[tuple[LinkConfig, int | None]]:
-    """Return each link with the number of ranks in a domain of its level; None = all ranks.
-
-    A domain inside a node has at most `ranks_per_node` ranks. Levels whose domains have a single
-    rank are left out.
-    """
-    levels: list[tuple[LinkConfig, int | None]] = []
-    for link in cluster.links:
-        size = None if link.ranks is None else min(link.ranks, ranks_per_node)
-        if size is None or size > 1:
-            levels.append((link, size))
-    return levels
+    def send(self, sent_bytes: float, stages: int = 1) -> Cost:
+        """Return the cost of sending `sent_bytes` to the stage that is `stages` further on."""
+        return self._network.send(self._grid.tensor * self._grid.data * stages, sent_bytes)

@@ -1,24 +1,32 @@
-"""Predict seconds of computation: matrix products, attention, and kernels that only move memory.
+"""Predict seconds of computation: matrix products, attention, other kernels, and their start.
 
-On a GPU, products take whole waves of tiles (tiles.py). On a CPU, a product of an [m, k] and a
-[k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the speed of large products in
-FLOP/s, and c is `half_size` (config/calibration.py). The backward pass of a product is two products
-with the same number of operations: [m, n][n, k] and [k, m][m, n].
+A GPU divides the result of a product into tiles and computes as many at a time as it has
+multiprocessors (NVIDIA) or compute units (AMD). The number of rounds, called waves, is whole, so a
+product whose last wave is partly empty is slower (NVIDIA, "Matrix multiplication background",
+section on tile and wave quantisation). A library may also divide the inner dimension of a product
+with few tiles (split-K). It chooses the fastest of its kernels; so does this module. On a CPU, a
+product of an [m, k] and a [k, n] matrix takes 2 (mnk + c (mn + nk + km)) / v seconds. Here v is the
+speed of large products in FLOP/s, and c is `half_size` (config/calibration.py). The backward pass
+of a product is two products with the same number of operations: [m, n][n, k] and [k, m][m, n].
 
-The backward pass of flash attention computes five products, its forward pass two (Dao,
-arXiv:2307.08691, section 3.1.2).
+The CPU starts the kernels of a pass one after the other and runs ahead of the device. If they are
+short, the device waits for it. The two times vary from layer to layer, so passes for which both are
+about equal take a little longer than either: (device^5 + host^5)^(1/5) seconds. On a cluster
+without devices one core does both, so the times add up.
 """
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from frontier_llm.config.cluster import DeviceConfig
-from frontier_llm.config.engine import EngineConfig
+from frontier_llm.config.engine import EngineConfig, HostTimes
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import COMPUTE_BYTES
 from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
-from frontier_llm.planner.tiles import tile_flops
 
 BACKWARD_FLOPS, BACKWARD_SPEED = 2.5, 0.8
 """Operations and speed of fused attention's backward pass, relative to its forward pass (Dao,
@@ -33,6 +41,21 @@ COMPILED_FACTOR, EAGER_FACTOR = 0.797, 1.795
 relative to `moved_elements`, and in addition if they are not, relative to `function_elements`. They
 give the bytes counted in the generated code of a LLaMA-7B layer (docs/gpu.md, kernels of a layer):
 1.93 GB and 4.11 GB."""
+SPLITS = (1, 2, 4, 8)
+"""Numbers of parts into which the inner dimension may be divided."""
+PROLOGUE = 64
+"""Steps along the inner dimension that a tile takes to load its first operands and to store its
+result, while the matrix units wait."""
+WHOLE_WAVES = 0.6
+"""Weight of whole waves against fractions of waves. The tiles of one wave do not all end at the
+same time, so the next wave starts before the last tile of a wave ends."""
+SHARPNESS = 5
+"""Exponent that joins the times of the device and of the CPU. With a larger one, the longer of the
+two would count alone."""
+OURS = EngineConfig().name
+"""Name of the engine that describes this program."""
+NO_HOST = HostTimes(layer_us=0, tensor_us=0, tensor_rank_us=0, micro_batch_us=0, step_us=0)
+"""Times on a cluster without devices, where the CPU computes itself."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +69,16 @@ class Seconds:
     weight_gradients: float
     """Seconds of the weight gradients of linear layers, which can be computed later."""
     recomputed: float
-    """Seconds of recomputation before the backward pass."""
 
 
 class Speed:
-    """The speed of a device in one compute format."""
+    """The speed of a device in one compute format.
+
+    Raises:
+        ConfigError: the calibration has no speed for this format.
+    """
 
     def __init__(self, device: DeviceConfig, precision: str) -> None:
-        """Read the device's calibration.
-
-        Raises:
-            ConfigError: the calibration has no speed for this format.
-        """
         calibration = device.calibration
         curve = calibration.products.get(precision)  # type: ignore[call-overload]
         if not calibration.products:
@@ -107,22 +128,15 @@ class Speed:
         )
 
     def attention(self, flops: float) -> tuple[float, float]:
-        """Return the seconds of fused attention, forward and backward.
-
-        Args:
-            flops: operations of the forward pass; the backward pass has 2.5 times as many.
-        """
+        """Return the forward and backward seconds of fused attention, given its forward FLOPs."""
         forward, backward = self._attention_tflops
         return flops / (forward * 1e12), BACKWARD_FLOPS * flops / (backward * 1e12)
 
     def elementwise(self, fused_bytes: float, factor: float, kernels: int) -> float:
         """Return the seconds of the element-wise kernels of a layer.
 
-        Args:
-            fused_bytes: bytes that fully fused kernels read and write.
-            factor: bytes of the kernels of the engine, relative to these; measured speeds contain
-                it.
-            kernels: number of kernels.
+        `fused_bytes` are those that fully fused kernels read and write. `factor` are the bytes of
+        the engine's kernels, relative to these; measured speeds contain it.
         """
         if self._elementwise_bytes_per_second is None:
             return self.moved(fused_bytes * factor, kernels)
@@ -136,15 +150,7 @@ class Speed:
 def chunk_seconds(
     layout: ResolvedLayout, chunk: ModelChunk, speed: Speed, engine: EngineConfig, kernels: str
 ) -> Seconds:
-    """Return the seconds of one micro-batch in one model chunk, without communication.
-
-    Args:
-        layout: layout of the run.
-        chunk: the model chunk.
-        speed: speed of the device.
-        engine: the training program.
-        kernels: the setting `kernels`.
-    """
+    """Return the seconds of one micro-batch in one model chunk, without communication."""
     forward = inputs = weights = recomputed = 0.0
     compute_bytes = layout.compute_bytes
     for block, count in chunk_blocks(layout, chunk):
@@ -191,16 +197,12 @@ def elementwise_factor(block: Block, engine: EngineConfig, kernels: str) -> floa
 
 
 def _input_gradient(product: Product, speed: Speed) -> float:
-    """Return the seconds of the product that computes the gradient of a product's input."""
     m, k, n = product
     return speed.product(Product(m, n, k))
 
 
 def _weight_gradient(product: Product, speed: Speed) -> float:
-    """Return the seconds of the product that computes the gradient of a product's weight.
-
-    A measured ratio contains the addition to the sums.
-    """
+    """A measured ratio contains the addition to the sums."""
     if speed.weight_gradient_ratio is not None:
         return speed.product(product) * speed.weight_gradient_ratio
     m, k, n = product
@@ -224,3 +226,72 @@ def _attention(
         scores + values + speed.moved(SCORE_PASSES * score_bytes, 3),
         2 * (scores + values) + speed.moved(SCORE_PASSES_BACKWARD * score_bytes, 3),
     )
+
+
+class Tile(NamedTuple):
+    """A tile of the result that one multiprocessor computes at a time."""
+
+    rows: int
+    columns: int
+    speed: float
+    """Speed relative to the largest tile, which reuses its operands most."""
+
+
+TILES = (
+    Tile(256, 128, 1.0),
+    Tile(128, 256, 1.0),
+    Tile(128, 128, 0.92),
+    Tile(64, 64, 0.6),
+)
+"""Tiles of cuBLAS's kernels for tensor cores."""
+
+
+@lru_cache(maxsize=65536)
+def tile_flops(rows: int, inner: int, columns: int, count: int, processors: int) -> float:
+    """Return the operations that each processor has time for during `count` equal products.
+
+    They are those at full speed, waiting included. The products of [rows, inner] and [inner,
+    columns] are independent, in one kernel on `processors` multiprocessors or compute units.
+    """
+    least = math.inf
+    for tile in TILES:
+        tiles = count * -(-rows // tile.rows) * -(-columns // tile.columns)
+        tile_cost = 2 * tile.rows * tile.columns / tile.speed
+        for split in SPLITS:
+            filled = tiles * split / processors
+            waves = WHOLE_WAVES * math.ceil(filled) + (1 - WHOLE_WAVES) * max(filled, 1.0)
+            least = min(least, waves * tile_cost * (inner / split + PROLOGUE))
+    return least
+
+
+def host_times(device: DeviceConfig, engine: EngineConfig, precision: str) -> HostTimes:
+    """Return the times of the CPU: those of the engine, or those that were measured on the machine.
+
+    Measured times are those of this program, so they do not hold for another engine.
+    """
+    measured = device.calibration.host.get(precision)  # type: ignore[call-overload]
+    if measured is not None and engine.name == OURS:
+        times: HostTimes = measured
+        return times
+    return NO_HOST if device.kind == "cpu" else engine.host
+
+
+class Host:
+    """Seconds of a rank's CPU."""
+
+    def __init__(self, times: HostTimes, tensor: int) -> None:
+        collectives_us = times.tensor_us + times.tensor_rank_us * (tensor - 1) if tensor > 1 else 0
+        self.layer_seconds = 1e-6 * (times.layer_us + collectives_us)
+        self.backward_seconds = self.layer_seconds * times.backward_share
+        self.micro_batch_seconds = 1e-6 * times.micro_batch_us
+        self.step_seconds = 1e-6 * times.step_us
+
+
+def with_host(device_seconds: float, host_seconds: float) -> float:
+    """Return the seconds of a pass that takes some time on the device and some on the CPU."""
+    longer = max(device_seconds, host_seconds)
+    if longer == 0:
+        return 0.0
+    shorter = min(device_seconds, host_seconds) / longer
+    seconds: float = longer * (1 + shorter**SHARPNESS) ** (1 / SHARPNESS)
+    return seconds

@@ -29,7 +29,6 @@ class Recovery:
     """A way to recover from failures."""
 
     name: str
-    """Name in tables and charts."""
     stall: float
     """Seconds that training waits for a checkpoint."""
     seconds: float
@@ -90,12 +89,10 @@ def daly_interval(stall: float, mtbf: float) -> float:
 
 
 def daly_share(recovery: Recovery, mtbf: float, interval: float) -> float | None:
-    """Return the effective share by Daly's complete model.
+    """Return the effective share by Daly's complete model; None if it does not fit the recovery.
 
     It is exact for exponential failures that lose the work since the last checkpoint, also during
     recovery: `interval / (mtbf exp(seconds / mtbf) (exp((interval + stall) / mtbf) - 1))`.
-
-    None for recoveries that the model does not describe.
     """
     if recovery.keeps_steps or recovery.fallback_share:
         return None
@@ -109,13 +106,8 @@ def simulate(recovery: Recovery, mtbf: float, step: float, steps: int, seed: int
     """Simulate a run from failure to failure. Equal arguments give equal results.
 
     The same failures are drawn for every interval, so that results for several intervals compare.
-
-    Args:
-        recovery: how the run recovers.
-        mtbf: mean seconds between failures of the job; infinite = none.
-        step: seconds of a step.
-        steps: steps between checkpoints.
-        seed: seed of the random numbers.
+    `mtbf` is the mean of the seconds between failures of the job (infinite = none), `step` the
+    seconds of a step, and `steps` the number of steps between checkpoints.
     """
     interval = steps * step
     cycle = interval + recovery.stall

@@ -1,11 +1,12 @@
 """Predict peak memory, seconds per step and speed of a candidate layout."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
-from frontier_llm.planner.activations import Activations
+from frontier_llm.planner.block import Activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, stages_memory
@@ -137,16 +138,7 @@ def estimate(
     layout: LayoutTime | None = None,
     activations: Sequence[Activations] | None = None,
 ) -> Estimate:
-    """Predict memory and time of a candidate.
-
-    Args:
-        candidate: the configuration and the layout to predict.
-        layout: the times that do not depend on the sharding factors, if already computed.
-        activations: those of every stage, if already counted.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known.
-    """
+    """Predict memory and time; the layout's times and all `activations` may be known already."""
     layout = layout or LayoutTime(candidate)
     memory = stages_memory(candidate, activations)
     return Estimate(candidate, tuple(memory), step_time(candidate, layout))
@@ -156,3 +148,53 @@ def budget_bytes(candidate: Candidate) -> int:
     """Return the bytes of device memory that a layout may use: `planner.memory_share` of all."""
     config = candidate.config
     return int(config.planner.memory_share * config.cluster.device.memory_gib * GIB)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Predicted cost of a run. Times without restarts, and without computing lost work again."""
+
+    tokens: float
+    steps: int
+    days: float
+    """Duration, including the time in which training waits for checkpoints."""
+    node_hours: float
+    megawatt_hours: float | None
+    """Energy; None = the cluster file does not give the power of a node."""
+    checkpoint_share: float
+    """Share of the duration in which training waits for checkpoints."""
+    interruptions: float | None
+    """Failures of nodes to expect; None = the cluster file does not give their rate."""
+    lost_days: float | None
+    """Work to compute again after these failures: each loses half the time between two checkpoints
+    on average."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cost as plain values."""
+        return asdict(self)
+
+
+def run_cost(estimate: Estimate, tokens: float) -> RunCost:
+    """Return the cost of training on a number of tokens with an estimated layout."""
+    candidate, step_seconds = estimate.candidate, estimate.time.seconds
+    grid, config = candidate.grid, candidate.config
+    steps = math.ceil(tokens / (config.data.global_batch * candidate.layout.lengths.total))
+    hours = steps * step_seconds / 3600
+    nodes = -(-grid.size // grid.ranks_per_node)
+    operation = config.cluster.operation
+    watts = operation.node_watts if operation else None
+    between_failures = operation.node_hours_per_failure if operation else None
+    interruptions = nodes * hours / between_failures if between_failures else None
+    lost_days = None
+    if interruptions is not None and config.checkpoint.mode != "off":
+        lost_days = interruptions * config.checkpoint.every_steps * step_seconds / 2 / 86400
+    return RunCost(
+        tokens=tokens,
+        steps=steps,
+        days=hours / 24,
+        node_hours=nodes * hours,
+        megawatt_hours=nodes * hours * watts / 1e6 if watts else None,
+        checkpoint_share=estimate.time.parts["checkpoint"] / step_seconds,
+        interruptions=interruptions,
+        lost_days=lost_days,
+    )

@@ -11,8 +11,8 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import FREE_SHARE
 from frontier_llm.planner.estimate import budget_bytes
-from frontier_llm.planner.factor_choice import FREE_SHARE
 from frontier_llm.planner.memory import StageMemory, fullest
 from frontier_llm.planner.space import legal_factors
 from frontier_llm.planner.step_time import step_time
@@ -35,7 +35,7 @@ is replaced by choices, and a ConfigError is raised if none fits."""
 def check_fits(
     candidate: Candidate, others: Iterable[Changes] = (), composed: Composed | None = None
 ) -> StageMemory:
-    """Compare the memory of the fullest stage with that of the device.
+    """Return the memory of the fullest stage, or refuse a layout that does not fit in the device.
 
     Args:
         candidate: the layout.
@@ -44,12 +44,9 @@ def check_fits(
         composed: gives the configuration after a change. It may differ in more than the change,
             because defaults depend on other keys. None = nothing else differs.
 
-    Returns:
-        The memory of the fullest stage.
-
     Raises:
-        ConfigError: the layout does not fit. The message names the largest categories of memory,
-            and changes with which the run fits: first those with the smallest step time.
+        ConfigError: the message names the largest categories of memory, and changes with which the
+            run fits: first those with the smallest step time.
     """
     peak, budget = fullest(candidate), budget_bytes(candidate)
     if peak.total <= budget:
@@ -67,7 +64,6 @@ def check_fits(
 
 
 def _largest_categories(peak: StageMemory) -> str:
-    """Name the largest categories of memory, with their bytes."""
     ordered = sorted(peak.by_category.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered[:SHOWN])
 
@@ -93,7 +89,6 @@ def _advice(candidate: Candidate, others: Iterable[Changes], composed: Composed 
 
 
 def _more_ranks(candidate: Candidate, composed: Composed) -> int | None:
-    """Return a multiple of the ranks with which a run fits that shards its states; None = none."""
     for factor in MORE_RANKS:
         ranks = factor * candidate.grid.size
         try:
@@ -125,10 +120,7 @@ def _layout_changes(candidate: Candidate, composed: Composed | None) -> list[tup
 def _first_fitting(
     candidate: Candidate, others: Iterable[Changes], budget: int, composed: Composed | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield the first change of each group that takes at most `budget` bytes, with its bytes.
-
-    A change that is the first of two groups is yielded once.
-    """
+    """Yield the first change of each group that takes at most `budget` bytes, with its bytes."""
     yielded = set()
     for group in others:
         for overrides, config in group:
@@ -157,11 +149,10 @@ def _bytes(
 
 
 def _step_seconds(candidate: Candidate) -> float:
+    """Return 0 if the speed of the device is not known, so that the first change wins."""
     try:
         return step_time(candidate).seconds
-    except (
-        ConfigError
-    ):  # the speed of the device is not known: equal seconds, the first change wins
+    except ConfigError:
         return 0.0
 
 
@@ -198,6 +189,5 @@ def _changed_configs(config: RunConfig, ranks: int) -> Iterator[tuple[str, RunCo
 
 
 def _with(config: RunConfig, section: str, **values: Any) -> RunConfig:
-    """Return a configuration with other values in one section."""
     changed = getattr(config, section).model_copy(update=values)
     return config.model_copy(update={section: changed})

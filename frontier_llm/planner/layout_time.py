@@ -12,10 +12,8 @@ from functools import cached_property
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
-from frontier_llm.planner.compute import Seconds, Speed, chunk_seconds
-from frontier_llm.planner.host import Host, host_times, with_host
-from frontier_llm.planner.pass_bound import least_pass_seconds
-from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
+from frontier_llm.planner.compute import Host, Seconds, Speed, chunk_seconds, host_times, with_host
+from frontier_llm.planner.timeline import ActionSeconds, Send, least_pass_seconds, pass_seconds
 
 SPLIT_SHARE = 0.04
 """Seconds that input gradients and weight gradients take in addition if they are two actions, as a
@@ -27,15 +25,12 @@ class ChunkPasses:
     """Seconds of a micro-batch in one model chunk, without communication of model states."""
 
     compute: Seconds
-    """Seconds of computation."""
     tensor: ActionSeconds
-    """Seconds of communication between tensor ranks."""
     host: ActionSeconds
     """Seconds of the CPU to start the kernels of each kind of action."""
     outside: float
     """Seconds of the CPU outside the layers, during which the device waits."""
     splits: bool
-    """Whether the schedule splits backward passes."""
     overlaps_host: bool
     """Whether the CPU works while the device computes, because they are different processors."""
 
@@ -85,11 +80,8 @@ class Passes:
 
     kind: StageKind
     chunks: tuple[ChunkPasses, ...]
-    """The model chunks, ordered by virtual stage."""
     tensor: Cost
-    """Cost of communication between tensor ranks."""
     exchange: Cost
-    """Cost of sends between stages."""
 
     @property
     def compute_forward(self) -> float:
@@ -111,11 +103,6 @@ class LayoutTime:
     """The seconds of a layout that do not depend on its sharding factors."""
 
     def __init__(self, candidate: Candidate) -> None:
-        """Predict the actions of every kind of stage.
-
-        Raises:
-            ConfigError: the cluster's speed in this precision is not known.
-        """
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
         self._kernels = candidate.config.kernels
@@ -139,14 +126,8 @@ class LayoutTime:
         return self.engine.accumulation_bytes + (self._layout.compute_bytes if compiles else 0)
 
     @property
-    def floor_seconds(self) -> float:
-        """Lower bound on the seconds of a step with any sharding factors."""
-        seconds = [passes.seconds for passes in self.passes]
-        return self.pipeline_seconds(seconds, [self._waited_for(passes) for passes in self.passes])
-
-    @property
     def bound_seconds(self) -> float:
-        """Lower bound on `floor_seconds` that needs no simulation."""
+        """Lower bound on the seconds of a step with any sharding factors, without simulation."""
         seconds = [passes.seconds for passes in self.passes]
         waited_for = [self._waited_for(passes) for passes in self.passes]
         return self.pipeline_seconds(seconds, waited_for, is_least=True)
@@ -157,12 +138,9 @@ class LayoutTime:
         """Return the seconds of all actions of a step, including the pipeline's bubble.
 
         If the schedule splits backward passes, its bubble is simulated without communication of
-        model states. With it, the bubble grows like the actions for which other stages wait.
-
-        Args:
-            seconds: for each kind of stage, the seconds of all actions of one micro-batch.
-            waited_for: those of forward passes and input gradients.
-            is_least: whether to return a lower bound that needs no simulation.
+        model states. With it, the bubble grows like the actions for which other stages wait. For a
+        lower bound (`is_least`), nothing is simulated. `seconds` has for each kind of stage the
+        seconds of one micro-batch, and `waited_for` those of forward passes and input gradients.
         """
         if not self._layout.splits_backward:
             return self._closed_form(seconds)
@@ -178,11 +156,8 @@ class LayoutTime:
     def hidden(self, traffic: float, computation: float, units: int) -> float:
         """Return the seconds of communication that are hidden behind computation.
 
-        Args:
-            traffic: seconds of the communication without overlap.
-            computation: seconds of the computation with which it overlaps.
-            units: number of messages, one per sharding unit. One message is never hidden, because
-                computation waits for the first gather, and the last reduction follows it.
+        There is a message per sharding unit. One message is never hidden, because computation waits
+        for the first gather, and the last reduction follows it.
         """
         if not self.engine.overlaps:
             return 0.0
@@ -197,13 +172,10 @@ class LayoutTime:
     @cached_property
     def _least_bubble_seconds(self) -> float:
         """Lower bound on `_bubble_seconds`."""
-        kinds = self._stages.kinds
-        stages = [stage for kind in kinds for stage in (kind.first, kind.last)]
-        return self._bubble(least_pass_seconds(self._layout, self._actions, self.send, stages))
+        return self._bubble(least_pass_seconds(self._layout, self._actions))
 
     @property
     def _actions(self) -> list[list[ActionSeconds]]:
-        """For each stage and each of its virtual stages, the seconds of an action."""
         seconds = [[chunk.actions for chunk in passes.chunks] for passes in self.passes]
         return self._stages.of_stages(seconds)
 
@@ -248,9 +220,7 @@ class LayoutTime:
             kind,
             chunks,
             tensor=Cost(tensor, self.groups.tensor.link),
-            exchange=Cost(
-                self._sends(kind) * self.send.occupied, self.groups.to_next_stage(0).link
-            ),
+            exchange=Cost(self._sends(kind) * self.send.occupied, self.groups.send(0).link),
         )
 
     def _tensor_seconds(self, chunk: ModelChunk, compute: Seconds) -> ActionSeconds:
@@ -298,7 +268,6 @@ class LayoutTime:
         return group.all_reduce(sent, all_reduces).seconds + norms
 
     def _sends(self, kind: StageKind) -> int:
-        """Return how many tensors a stage sends for one micro-batch."""
         placement = self._layout.placement
         if placement.stages == 1:
             return 0
@@ -312,17 +281,13 @@ class LayoutTime:
         )
 
     def _send_seconds(self, chunks: Sequence[tuple[ChunkPasses, ...]]) -> Send:
-        """Return the seconds of sending an activation or its gradient to the next stage.
-
-        Args:
-            chunks: the model chunks of each kind of stage.
-        """
+        """Return the seconds of sending an activation or its gradient to the next stage."""
         layout, engine = self._layout, self.engine
         tensor, split = layout.grid.tensor, engine.split_exchange
         if layout.grid.pipeline == 1:
             return Send()
         sent = layout.activation_traffic.boundary_bytes()
-        seconds = self.groups.to_next_stage(sent / tensor if split else sent).seconds
+        seconds = self.groups.send(sent / tensor if split else sent).seconds
         if split and tensor > 1:
             seconds += self.groups.tensor.gather(sent * (tensor - 1) / tensor).seconds
         if layout.virtual_stages == 1:

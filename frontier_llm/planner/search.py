@@ -6,16 +6,11 @@ cut has two lower bounds: one on its step time, without communication of model s
 its memory, with the finest sharding factors. A cut that does not fit by the second bound is
 refused.
 
-- With the objective `throughput`, cuts are examined in ascending order of the bound on the time. A
-  cut is skipped if its bounds show that it is neither one of the fastest layouts nor on the Pareto
-  front of time and memory.
-- With the objective `memory`, every cut that fits is examined, in the order of the search
-  space.
-
-A schedule with split backward passes is a long list of actions per stage (pipeline_actions.py),
-which takes long to make and to simulate. The list is made only if the bounds do not exclude the cut
-with any sharding factors. It is simulated only if the memory that follows from the list does not
-exclude it either. The search is deterministic.
+With the objective `memory`, every cut that fits is examined. With the others, cuts are examined in
+ascending order of the bound on the time, and a cut is skipped if its bounds show that it is neither
+one of the fastest layouts nor on the Pareto front of time and memory. The long list of actions of a
+schedule with split backward passes is made, and then simulated, only if the bounds do not exclude
+the cut. The search is deterministic.
 """
 
 import gc
@@ -26,23 +21,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.planner.activations import Activations, least_activations, stages_activations
+from frontier_llm.planner.block import Activations, least_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
-from frontier_llm.units import GIB, format_bytes
+from frontier_llm.units import GIB, counted, format_bytes
 
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
@@ -106,24 +101,19 @@ class _BoundedCut:
 
     cut: Cut
     min_seconds: float
-    """Lower bound on the seconds of a step."""
     min_peak: int
-    """Lower bound on the bytes of the fullest stage."""
     order: int
     """Position of the cut in the search space, which decides between cuts with equal bounds."""
     candidate: Candidate
     """The cut with arbitrary sharding factors."""
     time: LayoutTime
-    """Times of the cut that do not depend on the sharding factors."""
     activations: tuple[Activations, ...]
     """Activations of each kind of stage, or lower bounds on them. Stages of one kind need equal
     memory and time (`StageKinds`)."""
     of_stages: list[Activations] | None = None
-    """Activations of every stage, if they were counted."""
 
     @property
     def bounds(self) -> tuple[int, float]:
-        """Lower bounds on the memory and on the seconds."""
         return self.min_peak, self.min_seconds
 
 
@@ -151,14 +141,7 @@ def _without_collector() -> Iterator[None]:
 def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) -> Found:
     """Find the best layouts of a configuration.
 
-    Args:
-        config: the model, the batch and the cluster. Its section `planner` has the objective and
-            the values to which the search is restricted.
-        goal: the ranks.
-        progress: called with the progress of the search.
-
-    Raises:
-        ConfigError: the cluster's speed in this precision is not known.
+    `config.planner` has the objective and the values to which the search is restricted.
     """
     found = Found()
     bounded_cuts = list(_bounded_cuts(config, goal, found, progress))
@@ -195,7 +178,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
 def search_all(
     configs: Sequence[RunConfig], goal: Goal, progress: Progress = lambda *_: None
 ) -> Found:
-    """Find the best layouts among several configurations. The arguments are those of `search`."""
+    """Find the best layouts among several configurations, as `search` does for one."""
     merged, front = Found(), ParetoFront[Estimate]()
     for index, config in enumerate(configs):
 
@@ -255,11 +238,10 @@ def _bounded_cuts(
 
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
-    """Compute the bounds of a cut.
+    """Return a cut with its bounds.
 
-    Returns:
-        The cut with its bounds; None if no sharding factors are legal, or if the cut does not fit
-        into memory with any of them. `found.refused` then counts it.
+    None if no sharding factors are legal, or if the cut does not fit into memory with any of them.
+    `found.refused` then counts it.
     """
     if not legal_factors(candidate.config, candidate.grid, candidate.factors):
         data, wanted = candidate.grid.data, candidate.config.planner.survives
@@ -277,16 +259,9 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
 def _refined(
     cut: _BoundedCut, found: Found, slowest: float, front: ParetoFront[Item]
 ) -> _BoundedCut | None:
-    """Count the activations of a cut from its schedule, unless lower bounds exclude the cut.
+    """Return a cut with the activations of its schedule; None if bounds exclude it.
 
-    Args:
-        cut: the cut.
-        found: counts the cut as refused if it does not fit into memory with any sharding factors.
-        slowest: seconds of the slowest of the best layouts; infinite = any time is acceptable.
-        front: the Pareto front of the layouts found so far.
-
-    Returns:
-        The cut with the activations of its schedule; None = it is excluded.
+    `slowest` are the seconds of the slowest of the best layouts; infinite = any time is acceptable.
     """
     if cut.min_seconds >= slowest and front.beats(*cut.bounds):
         return None
@@ -303,7 +278,7 @@ def _refined(
 
 
 def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
-    """Return whether lower bounds exclude the cut with each set of factors."""
+    """Whether lower bounds exclude the cut with each set of factors."""
     for candidate, peak in _fitting(cut):
         seconds = step_time(candidate, cut.time, is_least=True).seconds
         if seconds < slowest or not front.beats(peak, seconds):
@@ -339,6 +314,123 @@ def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:
-    """Count a refused cut, and keep the first example of each reason."""
     found.refused[reason] += 1
     found.examples.setdefault(reason, example)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best layouts on one number of nodes."""
+
+    nodes: int
+    strong: Estimate | None
+    """The best layout for the configured batch; None = no layout fits."""
+    weak: Estimate | None
+    """The best layout for a batch that grows with the nodes; None = no layout fits."""
+    strong_efficiency: float | None
+    """Tokens per second and device of `strong`, relative to the first point."""
+    weak_efficiency: float | None
+    """Tokens per second and device of `weak`, relative to the first point."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as plain values, for `frontier-llm plan --json`."""
+        return {
+            "nodes": self.nodes,
+            "strong": self.strong.to_json() if self.strong else None,
+            "weak": self.weak.to_json() if self.weak else None,
+            "strong_efficiency": self.strong_efficiency,
+            "weak_efficiency": self.weak_efficiency,
+        }
+
+
+def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Point]:
+    """Search on each number of `planner.nodes`, with a fixed and with a growing batch.
+
+    The best layout of all configurations is taken. On the first number of nodes, the growing batch
+    is the configured batch.
+    """
+    node_counts = configs[0].planner.nodes or ()
+    points: list[Point] = []
+    grown_configs = [
+        [with_grown_batch(config, nodes, node_counts[0]) for config in configs]
+        for nodes in node_counts
+    ]
+    for index, nodes in enumerate(node_counts):
+        progress(counted(nodes, "node"), index / len(node_counts))
+        strong = _best(configs, nodes)
+        weak = _best(grown_configs[index], nodes)
+        first = points[0] if points else None
+        points.append(
+            Point(
+                nodes,
+                strong,
+                weak,
+                _efficiency(strong, first.strong if first else strong),
+                _efficiency(weak, first.weak if first else weak),
+            )
+        )
+    return points
+
+
+def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
+    """Search on ascending numbers of `planner.nodes` until `planner.goal_tokens_per_second` is met.
+
+    Raises:
+        ConfigError: the goal or the list of nodes is missing, or the goal is never reached.
+    """
+    config = configs[0]
+    goal, node_counts = config.planner.goal_tokens_per_second, sorted(config.planner.nodes or ())
+    if goal is None or not node_counts:
+        raise ConfigError(
+            "planner.goal_tokens_per_second" if node_counts else "planner.nodes",
+            "null",
+            "a speed in tokens per second, and a list of nodes: planner.objective=nodes looks for "
+            "the fewest nodes that reach this speed",
+            "set planner.goal_tokens_per_second=1e6 planner.nodes=[8,16,32,64]",
+        )
+    best = 0.0
+    for index, nodes in enumerate(node_counts):
+        progress(counted(nodes, "node"), index / len(node_counts))
+        found = search_all(configs, _goal(config, nodes))
+        best = max([best, *(estimated.tokens_per_second for estimated in found.best)])
+        if best >= goal:
+            return found
+    raise ConfigError(
+        "planner.goal_tokens_per_second",
+        f"{goal:g}",
+        f"at most {best:g}, the most that {config.cluster.name} reaches on {node_counts} nodes",
+        "allow more nodes in planner.nodes, or a larger data.global_batch",
+    )
+
+
+def with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
+    """Return a configuration whose global batch has grown in proportion from `first` nodes."""
+    batch, rest = divmod(config.data.global_batch * nodes, first)
+    if rest:
+        raise ConfigError(
+            "planner.nodes",
+            nodes,
+            f"numbers of nodes on which data.global_batch={config.data.global_batch} of {first} "
+            "nodes can grow in proportion to a whole number of samples",
+            f"choose multiples of {first} nodes, or a data.global_batch that {first} divides",
+        )
+    data = config.data.model_copy(update={"global_batch": batch})
+    return config.model_copy(update={"data": data})
+
+
+def _best(configs: Sequence[RunConfig], nodes: int) -> Estimate | None:
+    found = search_all(configs, _goal(configs[0], nodes))
+    return found.best[0] if found.best else None
+
+
+def _goal(config: RunConfig, nodes: int) -> Goal:
+    per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
+    return Goal(nodes * per_node, per_node)
+
+
+def _efficiency(here: Estimate | None, first: Estimate | None) -> float | None:
+    if here is None or first is None:
+        return None
+    return (here.tokens_per_second / here.candidate.grid.size) / (
+        first.tokens_per_second / first.candidate.grid.size
+    )

@@ -11,8 +11,7 @@ from frontier_llm.config.planner import Recompute, Sizes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import divisors
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.survival import ORDER, survives
+from frontier_llm.geometry.partition import ORDER, Factors, survives
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
 """Model chunks per stage that are tried if `planner.chunks` is not set."""
@@ -44,16 +43,16 @@ class Order(NamedTuple):
         return self.schedule + (f"+{self.waiting_weights}" if self.waiting_weights else "")
 
 
-def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
+def orders(
+    config: RunConfig,
+    stages: int,
+    chunks: int,
+    allowed: Sequence[ScheduleName] | None = None,
+) -> Iterator[Order]:
     """Yield the pipeline schedules to try, those with whole backward passes first.
 
     `parallel.schedule` and `parallel.waiting_weights` are not read. A schedule that splits backward
     passes needs fused gradients and layers that are not compiled (config/rules.py).
-
-    Args:
-        config: its `planner.schedule` restricts the schedules.
-        stages: pipeline stages.
-        chunks: model chunks per stage.
     """
     can_split = (
         stages > 1
@@ -63,7 +62,7 @@ def orders(config: RunConfig, stages: int, chunks: int) -> Iterator[Order]:
     )
     names = SCHEDULES.get(chunks, ("interleaved",))
     for name in names:
-        if config.planner.schedule is None or name in config.planner.schedule:
+        if allowed is None or name in allowed:
             for waiting in WAITING.get(name, (0,)):
                 if can_split or (waiting == 0 and name in ("1f1b", "interleaved")):
                     yield Order(name, waiting)
@@ -74,13 +73,10 @@ class Cut:
     """How a model is divided over ranks and computed: a layout without its sharding factors."""
 
     tensor: int
-    """Tensor parallel ranks."""
     pipeline: int
-    """Pipeline stages."""
     chunks: int
     """Model chunks (virtual stages) per stage."""
     order: Order
-    """Pipeline schedule."""
     micro_batch: int
     """Samples per micro-batch."""
     recompute: str
@@ -122,27 +118,28 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
     Tensor ranks stay inside a node. Without a pipeline there is one model chunk.
     """
     planner = config.planner
+    modes: tuple[Recompute, ...] = ("none", "selective", "full")
+    if planner.engine.fused_attention:
+        # it keeps no scores: `selective` would take longer and save no memory
+        modes = ("none", "full")
+    largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
+    powers = [2**power for power in range(largest.bit_length())]
+    micro_batches = _allowed(planner.micro_batch, powers)
     for tensor in _allowed(planner.tensor, divisors(min(ranks, ranks_per_node))):
         if ranks % tensor:
             continue
         stage_counts = [p for p in divisors(ranks // tensor) if p <= config.model.layers]
         for pipeline in _allowed(planner.pipeline, stage_counts):
-            chunks = _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,))
-            micro_batches = _allowed(planner.micro_batch, _micro_batches(config))
-            recomputes = planner.recompute or _recomputes(config)
-            for count in chunks:
-                found = orders(config, pipeline, count)
-                for values in product(found, micro_batches, recomputes):
-                    yield Cut(tensor, pipeline, count, *values)
+            for chunks in _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,)):
+                found = orders(config, pipeline, chunks, planner.schedule)
+                for values in product(found, micro_batches, planner.recompute or modes):
+                    yield Cut(tensor, pipeline, chunks, *values)
 
 
 def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors, ...]:
-    """Return every legal set of sharding factors, in ascending order.
+    """Return every legal set of sharding factors that `planner` allows, in ascending order.
 
-    Args:
-        config: its section `planner` may restrict the factors.
-        grid: all ranks.
-        base: any factors for the same ranks and message formats.
+    `base` are any factors for the same ranks and message formats.
     """
     planner = config.planner
     sizes = planner.params, planner.grads, planner.optimizer
@@ -162,22 +159,6 @@ def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors,
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
     )
-
-
-def _recomputes(config: RunConfig) -> tuple[Recompute, ...]:
-    """Return the recomputation modes to try.
-
-    Fused attention keeps no scores. Then `selective` would take longer than `none` and save no
-    memory.
-    """
-    fused = config.planner.engine.fused_attention
-    return ("none", "full") if fused else ("none", "selective", "full")
-
-
-def _micro_batches(config: RunConfig) -> list[int]:
-    """Return the powers of two up to the largest micro-batch that is tried."""
-    largest = min(LARGEST_MICRO_BATCH, config.data.global_batch)
-    return [2**power for power in range(largest.bit_length())]
 
 
 def _allowed(configured: Sequence[int] | None, default: Sequence[int]) -> Sequence[int]:

@@ -1,9 +1,7 @@
 """Predict seconds of the communication of model states on one stage, without overlap.
 
-The collectives and their bytes are those that geometry/state_traffic.py counts. Data ranks are
-numbered by four digits (params, grads, optimizer, replica; geometry/partition.py). A hop is a digit
-or a part of a digit. Each collective runs between the data ranks that differ only in one hop. The
-collectives of the hops of a digit run one after the other.
+The collectives and their bytes are those that geometry/state_traffic.py counts, along the hops of
+geometry/partition.py. The collectives of the hops of a digit run one after the other.
 
 Messages in integer formats are quantised before they are sent and dequantised when they have
 arrived. These kernels read and write memory (collectives/blockwise.py). They occupy the device, so
@@ -44,15 +42,11 @@ class ConversionSeconds:
 class StateCosts:
     """Costs of communicating the model states of one kind of stage.
 
-    Attributes:
-        conversions: seconds to quantise and dequantise messages.
-        elements: parameters of the stage on one tensor rank, padding included.
-        gather: gathers of all parameters for one forward pass.
-        gather_again: gathers of all parameters for one backward pass.
-        scatter: reduce-scatters of all gradients in one micro-batch.
-        sums: reduce-scatters of the gradient shards along the optimizer digit, and their sums over
-            replicas, once per step.
-        refresh: gathers of updated parameters, once per step.
+    `gather` are the gathers of all parameters for one forward pass, `gather_again` those for one
+    backward pass, `scatter` the reduce-scatters of all gradients in one micro-batch. Once per step
+    come `sums`, the reduce-scatters of the gradient shards along the optimizer digit and their sums
+    over replicas, and `refresh`, the gathers of updated parameters. `elements` are the parameters
+    of the stage on one tensor rank, padding included.
     """
 
     def __init__(
@@ -91,7 +85,6 @@ class StateCosts:
         )
 
     def _gather(self, digit: Digit, message_format: Format) -> Cost:
-        """Return the cost of all-gathers of parameters along a digit."""
         compute_bytes = self._layout.compute_bytes
         is_lossless = message_format.is_lossless(compute_bytes)
         element_bytes = compute_bytes if is_lossless else message_format.element_bytes
@@ -125,12 +118,9 @@ class StateCosts:
         return span.collective("gradient_scatter", sent, self._messages)
 
     def _gather_conversion(self, parts: int, elements: float, message_format: Format) -> float:
-        """Return the seconds of the kernels of gathers: one part is quantised, all are dequantised.
+        """Return the seconds of the kernels of gathers of so many elements in total.
 
-        Args:
-            parts: number of ranks whose parts are gathered.
-            elements: elements that are gathered in total.
-            message_format: format of the messages.
+        One of `parts` parts is quantised, all are dequantised.
         """
         compute_bytes = self._layout.compute_bytes
         if parts == 1 or message_format.is_lossless(compute_bytes):
@@ -142,13 +132,8 @@ class StateCosts:
     def _refresh_conversion(self, parts: int, elements: float) -> float:
         """Return the seconds of the kernels of a refresh.
 
-        If differences are sent (`refresh_differences`), the kernel that quantises a part also reads
-        the old parameters of this part, and the kernel that dequantises also reads all old
-        parameters, to which it adds the differences.
-
-        Args:
-            parts: number of ranks whose parts are gathered.
-            elements: elements that are gathered in total.
+        If differences are sent, the kernels also read the old parameters: the one that quantises
+        those of its part, the one that dequantises all, to which it adds the differences.
         """
         seconds = self._gather_conversion(parts, elements, self._formats.refresh)
         if not seconds or not self._formats.refresh_differences:
@@ -199,7 +184,6 @@ class StateCosts:
         return self._groups.data(copy_ranks, 1).gather(sent, self._messages)
 
     def _all_reduce(self) -> Cost:
-        """Return the cost of sums over replicas."""
         whole, hops = self._factors.whole("replica"), self._hops("replica")
         if not hops:
             return self._total(())
@@ -211,7 +195,6 @@ class StateCosts:
         return self._groups.data(whole.width, whole.low).all_reduce(sent, self._messages)
 
     def _rings(self, digit: Digit, element_bytes: float) -> Cost:
-        """Return the cost of all-gathers of elements of so many bytes along a digit."""
         return self._total(
             self._groups.data(hop.width, hop.low).gather(
                 gather_bytes(self.elements / hop.low * element_bytes, hop.width), self._messages

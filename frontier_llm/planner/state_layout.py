@@ -1,24 +1,36 @@
-"""Describe the model states of one pipeline stage: how much each rank stores and sends.
-
-`frontier-llm explain-layout` prints and draws this description.
-"""
+"""Describe the model states of one pipeline stage, for `frontier-llm explain-layout`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import data_size
 from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
 from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.message_memory import feedback_bytes
-from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.partition import DIGITS, Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.geometry.state_memory import feedback_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.memory import STATES
+
+MOST_RANKS = 64
+"""Number of data ranks that are drawn at most."""
+ROW, GAP, TOP, MARGIN = 22, 14, 96, 16
+"""Height of a row, gap between nodes, top of the first row, and outer margin, in pixels."""
+LABELS, BAR, BETWEEN = 168, 220, 26
+"""Width of the labels, of a bar, and of the space between two bars, in pixels."""
+COLUMNS = (
+    ("parameters", "#2f6db5", "#e4edf7"),
+    ("gradients", "#c8780a", "#faeeda"),
+    ("optimizer states", "#2c8a4b", "#e1f2e7"),
+)
+"""Model states, with the colours of the part that a rank stores and of the whole buffer."""
+LEFTS = [MARGIN + LABELS + column * (BAR + BETWEEN) for column in range(len(COLUMNS))]
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,6 @@ class StateLayout:
     config: RunConfig
     resolved: ResolvedLayout
     stage: int
-    """Index of the stage."""
     units: Mapping[str, int]
     """Elements of the flat buffer of each sharding unit (embedding, layer or head) on one tensor
     rank, padding included."""
@@ -38,9 +49,6 @@ class StateLayout:
         """Resolve a composed configuration on `launch.ranks` ranks.
 
         A global batch that the replicas cannot share equally is rounded up.
-
-        Raises:
-            ConfigError: the configuration is wrong, or cannot run on these ranks.
         """
         config = _with_whole_micro_batches(decode(values))
         ranks = config.launch.ranks
@@ -55,12 +63,12 @@ class StateLayout:
 
     @property
     def grid(self) -> Grid:
-        """The tensor x pipeline x data grid of all ranks."""
+        """All ranks of the layout."""
         return self.resolved.grid
 
     @property
     def factors(self) -> Factors:
-        """The sharding factors: over how many data-parallel ranks each model state is sharded."""
+        """The sharding factors."""
         return self.resolved.factors
 
     @property
@@ -130,3 +138,69 @@ def _with_whole_micro_batches(config: RunConfig) -> RunConfig:
         batch = max(batch, multiple * config.parallel.pipeline)
     data = config.data.model_copy(update={"global_batch": batch})
     return config.model_copy(update={"data": data})
+
+
+def draw(layout: StateLayout) -> str:
+    """Draw as SVG which part of a flat buffer each data rank stores; a box is a node.
+
+    `frontier-llm explain-layout --svg FILE` writes this drawing. At most 64 ranks are drawn.
+    """
+    ranks = range(min(layout.factors.data, MOST_RANKS))
+    nodes = [list(members) for _, members in groupby(ranks, layout.node)]
+    height = TOP + len(ranks) * ROW + len(nodes) * GAP + MARGIN
+    width = LEFTS[-1] + BAR + BETWEEN
+    body, top = list(_heading(layout.factors)), TOP
+    for members in nodes:
+        body.append(
+            f"<rect x='{MARGIN}' y='{top - 3}' width='{width - 2 * MARGIN}' "
+            f"height='{len(members) * ROW + 6}' rx='5' fill='none' stroke='#999999'/>"
+        )
+        for rank in members:
+            body += _row(layout.factors, rank, top)
+            top += ROW
+        top += GAP
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' "
+        f"width='{width}' height='{height}' font-family='Helvetica, Arial, sans-serif'>\n"
+        f"<rect width='{width}' height='{height}' fill='#ffffff'/>\n"
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def _heading(factors: Factors) -> Iterator[str]:
+    title = f"Parts of one flat buffer that each of {factors.data} data ranks stores"
+    yield _text(MARGIN, 28, title, "#222222", 16, " font-weight='bold'")
+    subtitle = f"{factors.data // factors.optimizer} replicas of all states; a box is a node"
+    yield _text(MARGIN, 48, subtitle, "#555555")
+    yield from _labels(TOP - 12, ["rank", *(digit[0] for digit in DIGITS)], "#555555")
+    numbers = (factors.params, factors.grads, factors.optimizer)
+    for left, (name, colour, _), factor in zip(LEFTS, COLUMNS, numbers, strict=True):
+        words = f"{name} over {factor} rank{'s' * (factor > 1)}"
+        yield _text(left, TOP - 12, words, colour, 13, " font-weight='bold'")
+
+
+def _row(factors: Factors, rank: int, top: int) -> Iterator[str]:
+    size = factors.padded(1)
+    yield from _labels(top + 15, [rank, *factors.digits(rank)], "#222222")
+    box = f"y='{top + 3}' height='{ROW - 6}' rx='2'"
+    numbers = (factors.params, factors.grads, factors.optimizer)
+    for left, (_, colour, background), ranks in zip(LEFTS, COLUMNS, numbers, strict=True):
+        interval = factors.interval(size, rank, ranks)
+        start, length = interval.start * BAR / size, interval.length * BAR / size
+        yield f"<rect x='{left}' {box} width='{BAR}' fill='{background}'/>"
+        yield f"<rect x='{left + start:.2f}' {box} width='{max(length, 1.5):.2f}' fill='{colour}'/>"
+
+
+def _labels(baseline: int, words: Sequence[object], colour: str) -> Iterator[str]:
+    """Yield the cells of a line: a rank and its digits, or their titles."""
+    for index, word in enumerate(words):
+        left = MARGIN + 8 if index == 0 else MARGIN + 40 + 24 * index
+        yield _text(left, baseline, str(word), colour)
+
+
+def _text(
+    left: int, baseline: int, words: str, colour: str, size: int = 12, weight: str = ""
+) -> str:
+    style = f"font-size='{size}'{weight} fill='{colour}'"
+    return f"<text x='{left}' y='{baseline}' {style}>{words}</text>"

@@ -2,9 +2,8 @@
 
 A stage takes f seconds for the forward pass and b seconds for the backward pass of a micro-batch,
 and computes M micro-batches. The pipeline bubble is the time in which it waits for the other
-stages, before its first and after its last micro-batch. With C virtual stages per stage, a stage
-waits for passes of single model chunks, which take 1/C of the time (Narayanan et al., SC'21,
-section 2.2):
+stages. With C virtual stages per stage, it waits for passes of single model chunks, which take 1/C
+of the time (Narayanan et al., SC'21, section 2.2):
 
     seconds of all passes = M max(f + b) + (sum of f + b over the other stages) / C
 
@@ -13,24 +12,36 @@ Schedules that split backward passes have no such formula. Their bubble is simul
 f and b include the communication of model states that is not hidden behind computation. Work that
 happens once per step follows the passes: the sum of gradients over replicas, the refresh (the
 gather of updated parameters), the gradient norm, the update, and waiting for checkpoints.
-
-Communication time is hidden behind computation up to a share of `hidden_share`, except for the
-communication of one sharding unit (`LayoutTime.hidden`).
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from frontier_llm.geometry.host_pool import STATE_BYTES
+from frontier_llm.geometry.inventory import chunk_parameters
+from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
+from frontier_llm.planner.block import Product
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups
+from frontier_llm.planner.compute import Speed
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
 from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
-from frontier_llm.planner.update_time import update_seconds
+
+NORM_BYTES = 4
+"""Bytes read per element of the fp32 gradient to compute the gradient norm."""
+UPDATE_BYTES = {"adamw": 28, "adamw_8bit": 64, "muon": 44, "adafactor": 40}
+"""Bytes moved to update an element in fp32. AdamW reads the gradient, the master weight and two
+moments, and writes the master weight and the moments. Muon reads and writes in three kernels: the
+momentum, the matrix that is orthogonalised, and the master weight. Adafactor reads the gradient to
+add up its squares, divides it in place, adds up the squares of the result and of the weights, and
+scales and adds it. Moments in 8 bits are decoded to fp32 before the update and encoded after it."""
+ITERATIONS = 5
+"""Iterations of Newton and Schulz in Muon."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,6 @@ class StepTime:
     """The seconds of a step and of its parts."""
 
     seconds: float
-    """Seconds of the step."""
     parts: dict[str, float]
     """Seconds of the slowest stage by kind of work, such as `compute` or `bubble`. They add up to
     `seconds`."""
@@ -47,7 +57,6 @@ class StepTime:
     actions: tuple[tuple[ActionSeconds, ...], ...]
     """For each kind of stage and each of its virtual stages, the seconds of one micro-batch."""
     send: Send
-    """Seconds of each send between stages."""
 
     @property
     def bubble_fraction(self) -> float:
@@ -60,10 +69,8 @@ def step_time(
 ) -> StepTime:
     """Predict the seconds of a step.
 
-    Args:
-        candidate: the layout.
-        layout: the times that do not depend on the sharding factors, if already computed.
-        is_least: whether to return a lower bound, for which no schedule is simulated.
+    `layout` has the times that do not depend on the sharding factors, if already computed. With
+    `is_least` the result is a lower bound, for which no schedule is simulated.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -97,14 +104,9 @@ def step_time(
 def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float:
     """Return the seconds that a run waits for checkpoints, averaged over all steps.
 
-    Each node writes the states of its ranks to the last storage in the cluster file. In mode
-    `blocking` the run waits until everything is written. In mode `lazy` it waits only for the part
-    that is not written yet when the next checkpoint is due. The result is 0 if the cluster file
-    names no storage.
-
-    Args:
-        candidate: the layout.
-        step_seconds: seconds of a step without checkpoints.
+    Each node writes the states of its ranks to the last storage in the cluster file, if any. In
+    mode `blocking` the run waits until everything is written. In mode `lazy` it waits only for the
+    part that is not written yet when the next checkpoint is due. `step_seconds` has no checkpoints.
     """
     config = candidate.config
     checkpoint, storage = config.checkpoint, config.cluster.storage
@@ -116,10 +118,7 @@ def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float
 
 
 def checkpoint_write_seconds(candidate: Candidate) -> float:
-    """Return the seconds in which the node with the most states writes them to the last storage.
-
-    The result is 0 if the cluster file names no storage.
-    """
+    """Return the seconds in which the fullest node writes its states to the last storage."""
     storage = candidate.config.cluster.storage
     if not storage:
         return 0.0
@@ -136,7 +135,6 @@ def checkpoint_bytes(candidate: Candidate) -> float:
 
 
 def _rank_bytes(candidate: Candidate, kind: StageKind) -> float:
-    """Return the bytes that a rank of a kind of stage saves."""
     layout = candidate.layout
     if layout.optimizer.name == "adamw":  # a search need not count each unit
         return STATE_BYTES * kind.elements / layout.factors.optimizer
@@ -147,27 +145,21 @@ class _Stage:
     """The seconds of one kind of stage, including the communication of its model states.
 
     Communication counts only as far as it is not hidden behind computation.
-
-    Attributes:
-        per_micro_batch: seconds per micro-batch by kind of work.
-        costs_per_micro_batch: the communication in `per_micro_batch`, with the link that limits it.
-        per_step: seconds per step of the work after the passes, by kind of work.
-        costs_per_step: the communication in `per_step`, with the link that limits it.
-        actions: seconds of the actions of one micro-batch, by virtual stage, without sends.
     """
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
-        self._costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
-        elements = self._costs.elements
-        accumulation = layout.speed.moved(float(elements) * layout.accumulation_bytes)
+        costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
+        conversions = costs.conversions
+        accumulation = layout.speed.moved(float(costs.elements) * layout.accumulation_bytes)
         if layout.speed.weight_gradient_ratio is not None:
             accumulation = 0.0  # measured with the products
-        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
-        conversions = self._costs.conversions
-        sent_gather = self._exposed(self._costs.gather.seconds, forward)
-        sent_again, sent_reduce = self._backward_costs(backward)
+        sent_gather = self._exposed(costs.gather.seconds, forward)
+        again = costs.gather_again.seconds
+        traffic = again + costs.scatter.seconds  # of a backward pass
+        exposed, share = self._exposed(traffic, backward), again / traffic if traffic else 0.0
+        sent_again, sent_reduce = exposed * share, exposed * (1 - share)
         gather = sent_gather + conversions.gather
         gather_again = sent_again + conversions.gather_again
         reduce = sent_reduce + conversions.scatter
@@ -179,37 +171,33 @@ class _Stage:
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
         }
+        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
         self.actions = tuple(
             _with_states(
                 chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation
             )
             for chunk in passes.chunks
         )
-        sums = Cost(self._replica_sums(backward), self._costs.sums.link)
+        # the last backward pass hides sums over replicas, the next forward pass the refresh
+        sums = self._exposed(costs.sums.seconds, backward, traffic)
+        refresh = self._exposed(costs.refresh.seconds, forward, costs.gather.seconds)
         tied = _tied_cost(candidate, passes.kind, layout.groups)
-        refresh = self._refresh(forward)
+        update = update_seconds(candidate.layout, passes.kind.chunks, costs.elements, layout.speed)
         self.per_step = {
-            "reduce_states": sums.seconds + conversions.sums + tied.seconds,
+            "reduce_states": sums + conversions.sums + tied.seconds,
             "refresh_params": refresh + conversions.refresh,
-            "update": update_seconds(candidate.layout, passes.kind.chunks, elements, layout.speed)
-            + layout.host.step_seconds,
+            "update": update + layout.host.step_seconds,
         }
-        costs = self._costs
         self.costs_per_micro_batch = [
             passes.tensor,
             passes.exchange,
             Cost(sent_gather + sent_again, costs.gather.link),
             Cost(sent_reduce, costs.scatter.link),
         ]
-        self.costs_per_step = [
-            sums,
-            tied,
-            Cost(refresh, costs.refresh.link),
-        ]
+        self.costs_per_step = [Cost(sums, costs.sums.link), tied, Cost(refresh, costs.refresh.link)]
 
     @property
     def seconds(self) -> float:
-        """Seconds of the forward and the backward pass of one micro-batch."""
         return sum(self.per_micro_batch.values())
 
     @property
@@ -217,41 +205,20 @@ class _Stage:
         """Seconds of the forward passes and input gradients of one micro-batch."""
         return sum(actions.forward + actions.input_gradients for actions in self.actions)
 
-    def _backward_costs(self, computation: float) -> tuple[float, float]:
-        """Return the seconds of gathers and of scatters that a backward pass does not hide."""
-        gather, scatter = self._costs.gather_again.seconds, self._costs.scatter.seconds
-        exposed = self._exposed(gather + scatter, computation)
-        share = gather / (gather + scatter) if gather + scatter else 0.0
-        return exposed * share, exposed * (1 - share)
-
-    def _replica_sums(self, computation: float) -> float:
-        """Return the seconds of sums over replicas that the last backward pass does not hide."""
-        traffic = self._costs.gather_again.seconds + self._costs.scatter.seconds
-        with_sums = self._exposed(traffic + self._costs.sums.seconds, computation)
-        return with_sums - self._exposed(traffic, computation)
-
-    def _refresh(self, computation: float) -> float:
-        """Return the seconds of the refresh that the next forward pass does not hide."""
-        traffic = self._costs.gather.seconds
-        with_refresh = self._exposed(traffic + self._costs.refresh.seconds, computation)
-        return with_refresh - self._exposed(traffic, computation)
-
-    def _exposed(self, traffic: float, computation: float) -> float:
-        """Return the seconds of `traffic` that `computation` does not hide."""
-        return traffic - self._layout.hidden(traffic, computation, self._units)
+    def _exposed(self, seconds: float, computation: float, traffic: float = 0.0) -> float:
+        """Return the seconds that `computation` does not hide after the `traffic` that it does."""
+        before = traffic - self._layout.hidden(traffic, computation, self._units)
+        traffic += seconds
+        return traffic - self._layout.hidden(traffic, computation, self._units) - before
 
 
 def _with_states(
     chunk: ChunkPasses, share: float, gather: float, gather_again: float, reduce: float
 ) -> ActionSeconds:
-    """Return the seconds of a chunk's actions with its share of the stage's model states.
+    """Return the seconds of a chunk's actions with its share of the model states of its stage.
 
-    Args:
-        chunk: the model chunk.
-        share: its share of the seconds of its stage.
-        gather: seconds of gathers in the forward pass of the stage.
-        gather_again: seconds of gathers for input gradients.
-        reduce: seconds of adding up and reducing gradients.
+    `gather` belongs to forward passes, `gather_again` to input gradients, and `reduce`, which adds
+    up and reduces gradients, to weight gradients.
     """
     actions = chunk.actions
     return ActionSeconds(
@@ -263,7 +230,6 @@ def _with_states(
 
 
 def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
-    """Return the total seconds by link. Links with zero seconds are included."""
     total: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         if cost.link:
@@ -274,8 +240,7 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
 def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
     """Return the cost of summing the gradients of a tied table, once per step.
 
-    A tied table is both embedding and head. If these are on different stages, each of the stages
-    has a copy of it, and they add up their gradients.
+    A tied table is both embedding and head. Stages with copies of it add up their gradients.
     """
     layout = candidate.layout
     has_table = any(chunk.has_embedding or chunk.has_head for chunk in kind.chunks)
@@ -283,4 +248,48 @@ def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cos
         return Cost(0.0, "")
     table_elements = kind.units[-1][0]  # the table is the largest unit
     shard_bytes = FP32_BYTES * (table_elements / candidate.factors.optimizer)
-    return groups.between_ends(all_reduce_bytes(shard_bytes, 2))
+    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=layout.grid.pipeline - 1)
+
+
+def update_seconds(
+    layout: ResolvedLayout, chunks: tuple[ModelChunk, ...], elements: int, speed: Speed
+) -> float:
+    """Return the seconds of the gradient norm and of the update of a rank's states.
+
+    `elements` are those of all units of the stage on a tensor rank, padding included.
+    """
+    optimizer, share = layout.optimizer.name, layout.factors.optimizer
+    moved = NORM_BYTES + UPDATE_BYTES[optimizer] + layout.compute_bytes
+    seconds = speed.moved(float(elements // share) * moved)
+    if optimizer == "muon":
+        seconds += orthogonal_seconds(layout, chunks, speed) / share
+    return seconds
+
+
+def orthogonal_seconds(
+    layout: ResolvedLayout, chunks: tuple[ModelChunk, ...], speed: Speed
+) -> float:
+    """Return the seconds to orthogonalise all matrices of a stage, whole, on one device.
+
+    An iteration multiplies a matrix [m, n], m <= n, by its transpose, the result by itself, and the
+    matrix by the sum.
+    """
+    seconds = 0.0
+    for shape in _matrices(layout, chunks):
+        m, n = sorted(shape)
+        products = Product(m, n, m), Product(m, m, m), Product(m, m, n)
+        seconds += ITERATIONS * sum(speed.product(product) for product in products)
+    return seconds
+
+
+def _matrices(layout: ResolvedLayout, chunks: tuple[ModelChunk, ...]) -> Iterator[tuple[int, int]]:
+    """Yield the shapes of the matrices of layers; query, key and value are separate."""
+    model = layout.model
+    query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    fused = {"attention.qkv": (query, key, key), "cross_attention.key_value": (key, key)}
+    for chunk in chunks:
+        for shape in chunk_parameters(model, chunk, layout.sequence_length):
+            if not shape.is_matrix_of_layer:
+                continue
+            for rows in fused.get(shape.module, (shape.shape[0],)):
+                yield rows, shape.shape[1]

@@ -13,21 +13,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from frontier_llm.geometry.pipeline_actions import Action, run_stages
-from frontier_llm.geometry.pipeline_schedule import Schedule
+from frontier_llm.geometry.pipeline_schedule import Action, Event, Placement, Schedule, run_stages
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.telemetry.pipeline_picture import Event
 
 SIMULATED = 3
 """Micro-batches that are simulated in a long step, as a multiple of the stages. A multiple of the
 stages is left out, so that the groups of micro-batches of interleaved schedules stay similar."""
+ROUNDING = 1e-9
+"""Share by which a lower bound is lowered, more than the rounding errors of all sums."""
+Times = list[list[tuple[float, float]]]
+"""For each stage, the start and the end of its actions, in their order."""
+_Results = dict[tuple[bool, int] | None, list[float | None]]
+"""By whether a pass is forward and by its chunk: when its result has arrived where it is read, by
+micro-batch; None = not yet known."""
+_Cost = tuple[float, float, list[float | None], list[float | None]]
+"""Seconds of an action, further seconds until its result arrives, when the results that it needs
+arrive, and when its own results arrive."""
 
 
 class ActionSeconds(NamedTuple):
-    """Seconds of each kind of action for one micro-batch in one model chunk, without sends.
-
-    The names are those of `geometry.pipeline_actions.Kind`.
-    """
+    """Seconds of each `Kind` of action for one micro-batch in one model chunk, without sends."""
 
     forward: float
     backward: float
@@ -35,11 +40,7 @@ class ActionSeconds(NamedTuple):
     weight_gradients: float
 
     def total(self, *, splits: bool) -> float:
-        """Return the seconds of all actions of a micro-batch.
-
-        Args:
-            splits: whether the gradients are computed by two actions instead of one.
-        """
+        """Return the seconds of all actions of a micro-batch, whose gradients may be split."""
         split = self.input_gradients + self.weight_gradients
         return self.forward + (split if splits else self.backward)
 
@@ -54,22 +55,14 @@ class Send(NamedTuple):
 
 
 NO_SEND = Send()
-Times = list[list[tuple[float, float]]]
-"""For each stage, the start and the end of its actions, in their order."""
 
 
 def simulate(
     schedule: Schedule, seconds: Sequence[Sequence[ActionSeconds]], send: Send = NO_SEND
 ) -> list[Event]:
-    """Simulate one step on all stages.
+    """Simulate one step on all stages; return every action, by stage, in its order there.
 
-    Args:
-        schedule: actions of all stages.
-        seconds: for each stage and each of its virtual stages, the seconds of an action.
-        send: seconds of each send between stages.
-
-    Returns:
-        Every action, by stage, in the order in which the stage runs them.
+    `seconds` has the seconds of an action for each stage and each of its virtual stages.
     """
     times = action_times(schedule, seconds, send)
     return [
@@ -82,12 +75,9 @@ def simulate(
 def pass_seconds(
     layout: ResolvedLayout, seconds: Sequence[Sequence[ActionSeconds]], send: Send
 ) -> float:
-    """Return the seconds from the first to the last action of a step.
+    """Return the seconds from the first to the last action of a step; arguments as for `simulate`.
 
-    Args:
-        layout: its schedule is simulated, with at most a few micro-batches per stage.
-        seconds: for each stage and each of its virtual stages, the seconds of an action.
-        send: seconds of each send between stages.
+    At most a few micro-batches per stage are simulated.
     """
     short = shortened(layout)
     of_stages = _moments(short.schedule, seconds, send)
@@ -121,46 +111,25 @@ def _moments(
 ) -> list[list[float]]:
     """Return for each stage the start and the end of its actions, one after the other."""
     placement = schedule.placement
-    stages = range(placement.stages)
     micro_batches = 1 + max(action.micro_batch for action in schedule.actions[0])
-    results: dict[tuple[bool, int], _Arrivals] = {
+    results: _Results = {
         (is_forward, chunk): [None] * micro_batches
         for is_forward in (True, False)
         for chunk in range(placement.chunks)
     }
-    moments: list[list[float]] = [[] for _ in stages]
+    results[None] = [0.0] * micro_batches  # what an action needs that needs no other action
+    moments: list[list[float]] = [[] for _ in schedule.actions]
     run_stages(
         [
-            _run(
-                schedule.actions[stage],
-                _costs(schedule, stage, seconds[stage], send, results),
-                moments[stage],
-            )
-            for stage in stages
+            _run(actions, _costs(placement, stage, seconds[stage], send, results), moments[stage])
+            for stage, actions in enumerate(schedule.actions)
         ]
     )
     return moments
 
 
-_Arrivals = list[float | None]
-"""When the results of one kind of pass of a chunk have arrived where they are read, by micro-batch;
-None = not yet known."""
-
-
-class _Cost(NamedTuple):
-    """How long an action takes, which result it needs, and which result it computes."""
-
-    duration: float
-    delay: float
-    """Seconds from the end of the action to the arrival of its result."""
-    needed: _Arrivals
-    result: _Arrivals | None
-
-
 def _run(
-    actions: Sequence[Action],
-    costs: Mapping[str, Sequence[_Cost]],
-    moments: list[float],
+    actions: Sequence[Action], costs: Mapping[str, Sequence[_Cost]], moments: list[float]
 ) -> Iterator[int]:
     """Append the start and the end of each action, and yield where a result is not yet known."""
     free = 0.0
@@ -172,44 +141,48 @@ def _run(
         free = start + duration
         moments.append(start)
         moments.append(free)
-        if result is not None:
-            result[micro_batch] = free + delay
+        result[micro_batch] = free + delay
 
 
 def _costs(
-    schedule: Schedule,
+    placement: Placement,
     stage: int,
     seconds: Sequence[ActionSeconds],
     send: Send,
-    results: Mapping[tuple[bool, int], _Arrivals],
+    results: _Results,
 ) -> dict[str, list[_Cost]]:
-    """Return the costs of the actions of a stage, by kind and virtual stage.
-
-    Args:
-        schedule: the schedule.
-        stage: the stage.
-        seconds: for each virtual stage, the seconds of an action.
-        send: seconds of each send between stages.
-        results: results by whether they are those of a forward pass, and by chunk.
-    """
-    placement = schedule.placement
-    at_once: _Arrivals = [0.0] * len(results[True, 0])
+    """Return the costs of the actions of a stage, by kind and virtual stage."""
     costs: dict[str, list[_Cost]] = {kind: [] for kind in ActionSeconds._fields}
     for virtual_stage, chunk_seconds in enumerate(seconds):
         chunk = placement.chunk(stage, virtual_stage)
         for kind, duration in chunk_seconds._asdict().items():
             is_forward = kind == "forward"
-            if kind == "weight_gradients":  # it follows the input gradients of its own stage
-                costs[kind].append(_Cost(duration, 0.0, at_once, None))
-                continue
             reader = chunk + 1 if is_forward else chunk - 1
             is_sent = 0 <= reader < placement.chunks and placement.stage(reader) != stage
-            source = placement.source(chunk, is_forward=is_forward)
-            cost = _Cost(
-                duration + (send.occupied if is_sent else 0.0),
-                send.hidden if is_sent else 0.0,
-                at_once if source is None else results[source],
-                results[is_forward, chunk],
-            )
-            costs[kind].append(cost)
+            sent = send if is_sent else NO_SEND
+            needed = results[placement.source(chunk, is_forward=is_forward)]
+            result = results[is_forward, chunk]
+            if kind == "weight_gradients":  # they follow the input gradients of their own stage
+                sent, needed, result = NO_SEND, results[None], results[None].copy()
+            costs[kind].append((duration + sent.occupied, sent.hidden, needed, result))
     return costs
+
+
+def least_pass_seconds(layout: ResolvedLayout, seconds: Sequence[Sequence[ActionSeconds]]) -> float:
+    """Return a lower bound on `pass_seconds` that needs no list of actions.
+
+    Before a stage can start, the first micro-batch passes all chunks before the stage's first one.
+    Then the stage has to do its own work for all micro-batches.
+    """
+    placement, now = layout.placement, 0.0
+    starts: dict[int, float] = {}
+    for chunk in range(placement.chunks):
+        stage = placement.stage(chunk)
+        starts.setdefault(stage, now)
+        now += seconds[stage][placement.virtual_stage(chunk)].forward
+    busy = [
+        sum(min(actions.total(splits=True), actions.total(splits=False)) for actions in of_stage)
+        for of_stage in seconds
+    ]
+    least = max(starts[stage] + layout.micro_batches * work for stage, work in enumerate(busy))
+    return least * (1 - ROUNDING)

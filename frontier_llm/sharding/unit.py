@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from frontier_llm.geometry.cut import Cut
 from frontier_llm.geometry.flat_layout import FlatLayout, divided_layouts, flat_layout
-from frontier_llm.geometry.partition import Digit, Factors, Hop, Interval
+from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop, Interval
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.guarded import guard, unguard
 

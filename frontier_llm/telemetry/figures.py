@@ -9,9 +9,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
 
 import matplotlib
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -39,42 +40,13 @@ _MAX_POINTS = 600
 """Largest number of points per line. More points cannot be distinguished and enlarge the page."""
 _WIDTH_INCHES = 10.8
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-_STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.titlecolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e2e8f0",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-}
+_STYLE = Path(__file__).with_name("charts.mplstyle")
 """Settings of matplotlib for all charts."""
 
 
 def loss_figure(history: History, initial_validation_loss: float | None) -> str:
-    """Draw training and validation loss over steps.
-
-    Args:
-        history: metrics of the steps.
-        initial_validation_loss: validation loss before the first step; None = unknown.
-    """
-    with matplotlib.rc_context(_STYLE):
+    """Draw training and validation loss over steps; None: the initial one is unknown."""
+    with style.context(_STYLE):
         figure, axes = _panels(1, height=3.9)
         ax = axes[0]
         train = history.points("loss")
@@ -92,7 +64,11 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
             )  # fmt: skip
         _format_step_chart(ax, "Loss", "nats per token")
         if history.skipped:
-            _mark_skipped(ax, history.skipped)
+            steps = history.skipped[:: -(-len(history.skipped) // _MAX_POINTS)]
+            ax.plot(  # marks along the lower edge
+                steps, [0.015] * len(steps), "|", color=INK, markersize=8,
+                transform=ax.get_xaxis_transform(), label="update skipped",
+            )  # fmt: skip
         if train or validation or history.skipped:
             ax.legend(loc="upper right")
         return _svg(figure, "loss")
@@ -100,7 +76,7 @@ def loss_figure(history: History, initial_validation_loss: float | None) -> str:
 
 def speed_figure(history: History) -> str:
     """Draw tokens/s of the job and TFLOP/s per device over steps."""
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, (left, right) = _panels(2)
         _line(left, history.points("tokens_per_second"), BLUE)
         _format_step_chart(left, "Throughput of the job", "tokens/s")
@@ -118,7 +94,7 @@ def speed_figure(history: History) -> str:
 
 def optimizer_figure(history: History) -> str:
     """Draw gradient norm and learning rate over steps."""
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, (left, right) = _panels(2)
         norms = history.points("grad_norm")
         _line(left, norms, BLUE)
@@ -143,13 +119,9 @@ def memory_figure(
 ) -> str:
     """Draw memory by category as stacked bars, and peak memory in a second chart.
 
-    Args:
-        labels: labels of the bars.
-        by_category: for each category, the bytes of each bar.
-        peak_bytes: for each bar, the peak memory; NaN = unknown.
-        axis: label of the horizontal axis.
+    `by_category` has the bytes of each bar for each category. A peak of NaN is unknown.
     """
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, (left, right) = _panels(2, height=3.6)
         positions = range(len(labels))
         bottoms = [0.0] * len(labels)
@@ -178,13 +150,9 @@ def collective_name(name: str) -> str:
 
 
 def wire_figure(sent: Mapping[str, Sent]) -> str:
-    """Draw the bytes that each collective sends per step, by the level of links.
-
-    Args:
-        sent: by name of the collective, the bytes that all ranks together send per step.
-    """
+    """Draw the bytes that all ranks send per step in each collective, by the level of links."""
     names = sorted(sent, key=lambda name: sent[name].total)
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         figure, axes = _panels(1, height=1.2 + 0.3 * len(names))
         ax = axes[0]
         unit, unit_name = _byte_unit(max(sent[name].total for name in names))
@@ -205,7 +173,6 @@ def wire_figure(sent: Mapping[str, Sent]) -> str:
 
 
 def _panels(count: int, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `height` inches with `count` charts side by side."""
     figure = Figure(figsize=(_WIDTH_INCHES, height))
     FigureCanvasSVG(figure)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
@@ -214,15 +181,6 @@ def _panels(count: int, height: float = 3.0) -> tuple[Figure, list[Axes]]:
 def _line(ax: Axes, points: Sequence[tuple[int, float]], color: str, label: str = "") -> None:
     marker = "o" if len(points) < 3 else ""  # a line of one point would be invisible
     ax.plot(*_thinned(points), marker=marker, color=color, linewidth=1.4, label=label)
-
-
-def _mark_skipped(ax: Axes, steps: Sequence[int]) -> None:
-    """Mark the steps with a skipped update along the lower edge of a chart."""
-    steps = steps[:: -(-len(steps) // _MAX_POINTS)]
-    ax.plot(
-        steps, [0.015] * len(steps), "|", color=INK, markersize=8,
-        transform=ax.get_xaxis_transform(), label="update skipped",
-    )  # fmt: skip
 
 
 def _format_step_chart(ax: Axes, title: str, unit: str) -> None:
@@ -264,11 +222,7 @@ def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    """Average neighbouring points so that at most `_MAX_POINTS` remain.
-
-    Returns:
-        Steps and values of the remaining points.
-    """
+    """Average neighbouring points so that at most `_MAX_POINTS` remain."""
     size = -(-len(points) // _MAX_POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     x = [sum(step for step, _ in group) / len(group) for group in groups]
@@ -293,12 +247,7 @@ def _byte_unit(largest: float) -> tuple[float, str]:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Return a figure as an SVG element.
-
-    Args:
-        figure: figure to convert.
-        name: label for screen readers, and prefix that makes the element's ids unique on the page.
-    """
+    """Return a figure as an SVG element, whose ids begin with `name` to be unique on the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

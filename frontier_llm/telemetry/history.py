@@ -20,14 +20,11 @@ _COLLECTIVES = 40
 class History:
     """The steps of a run as columns of numbers. A value that is null or absent reads as NaN.
 
-    If two lines have the same step, the later line is used.
-
-    Attributes:
-        damaged: numbers of the lines that are damaged and left out.
+    If two lines have the same step, the later line is used. `damaged` has the numbers of lines
+    that are left out.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], damaged: Sequence[int] = ()) -> None:
-        """Initialise the history from the lines of metrics.jsonl, parsed as JSON."""
         self.damaged = damaged
         by_step = {row["step"]: row for row in rows}
         self._rows = [by_step[step] for step in sorted(by_step)]
@@ -81,11 +78,7 @@ class History:
         return statistics.median(after_warm_up) if after_warm_up else None
 
     def sent_bytes_per_step(self, column: str = "sent_bytes") -> dict[str, Sent]:
-        """Return the mean bytes per step of each collective that has sent any bytes.
-
-        Args:
-            column: `sent_bytes` or `unquantised_bytes` (see `StepMetrics`).
-        """
+        """Return the mean bytes per step of each collective that has sent any bytes."""
         totals: dict[str, Sent] = {}
         for row in self._rows:
             for name, links in _mapping(row.get(column)).items():

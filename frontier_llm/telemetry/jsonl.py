@@ -43,11 +43,9 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def read_rows(run_dir: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Read all lines.
+    """Return the lines as JSON, and the numbers, counted from 1, of those that are damaged.
 
-    Returns:
-        The lines as JSON; and the numbers, counted from 1, of those that are damaged. The last line
-        does not count as damaged if it is incomplete.
+    The last line does not count as damaged if it is incomplete.
     """
     path, rows, damaged, number = run_dir / METRICS_FILE, [], [], 0
     with path.open("rb") if path.is_file() else contextlib.nullcontext(io.BytesIO()) as file:

@@ -29,10 +29,6 @@ def setup_logging(
             and above to stderr, with `[rank N]` in front of each line.
         run_dir: folder in which rank 0 writes run.log, beginning with the lines that were logged
             before; None = write no file yet.
-        console: console of rank 0; None = rich's default console, which the progress bar uses too.
-
-    Returns:
-        The package's logger.
     """
     logger = logging.getLogger(PACKAGE)
     early = next((h.records for h in logger.handlers if isinstance(h, _Early)), deque())

@@ -32,7 +32,6 @@ class StepMetrics:
     grad_norm: float
     """L2 norm of the gradient of the whole model, before clipping."""
     learning_rate: float
-    """Learning rate of the step."""
     tokens: int
     """Tokens that the run has trained on so far."""
     samples: int
@@ -109,11 +108,6 @@ class UtilizationCheck:
     """
 
     def __init__(self, *, logs: bool) -> None:
-        """Initialise the check.
-
-        Args:
-            logs: whether this rank logs the error.
-        """
         self._report_pending = logs
 
     def __call__(self, metrics: StepMetrics) -> StepMetrics:

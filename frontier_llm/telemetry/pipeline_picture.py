@@ -3,11 +3,11 @@
 The planner draws a simulated step, and the report of a run draws a measured one below it.
 """
 
-from collections.abc import Iterator, Sequence
-from html import escape
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
+from frontier_llm.geometry.pipeline_schedule import Event, Kind
+from frontier_llm.telemetry.html_page import element
 
 WIDTH = 1080
 """Width of the picture in pixels."""
@@ -24,23 +24,12 @@ _LABELS, _TOP, _ROW = 80, 34, 26
 """Width of the labels, top of the first row, and height of a row, in pixels."""
 
 
-class Event(NamedTuple):
-    """One action of one stage."""
-
-    stage: int
-    action: Action
-    start: float
-    """Seconds since the start of the step."""
-    end: float
-    """Seconds since the start of the step."""
-
-
 def draw(events: Sequence[Event], label: str = "pipeline", last: float | None = None) -> str:
     """Draw actions as boxes with the number of their micro-batch, one row per stage.
 
     Args:
         events: at least one action. Of many stages, equally spaced ones are drawn.
-        label: label for screen readers.
+        label: for screen readers.
         last: seconds at the right end of the time axis; None = the end of the last action.
     """
     stages = sorted({event.stage for event in events})
@@ -48,49 +37,26 @@ def draw(events: Sequence[Event], label: str = "pipeline", last: float | None = 
     rows = {stage: _TOP + index * _ROW for index, stage in enumerate(shown)}
     last = max(event.end for event in events) if last is None else last
     scale = (WIDTH - _LABELS - 10) / last if last else 0.0
-    body = [
-        *_legend({event.action.kind for event in events}, last),
-        *(_text(0, y + 14, f"stage {stage}") for stage, y in rows.items()),
-        *(_box(event, rows[event.stage], scale) for event in events if event.stage in rows),
-    ]
+    legend, x = [], 0.0
+    for kind in (kind for kind in _COLOURS if kind in {event.action.kind for event in events}):
+        legend.append((x, *_COLOURS[kind]))
+        x += 40 + 6.2 * len(_COLOURS[kind][1])
+    axis = (x, f"seconds 0 to {last:.3g}; numbers are micro-batches")
+    boxes = [_box(event, rows[event.stage], scale) for event in events if event.stage in rows]
     height = _TOP + len(shown) * _ROW + 6
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" role="img" aria-label="{escape(label)}">'
-        + "".join(body)
-        + "</svg>"
-    )
+    return element("pipeline", WIDTH, height, label, legend, axis, rows, boxes)
 
 
-def _legend(kinds: set[Kind], last: float) -> Iterator[str]:
-    """Yield the colours of the kinds that are drawn, and the length of the time axis."""
-    x = 0.0
-    for kind, (colour, name) in _COLOURS.items():
-        if kind in kinds:
-            yield f'<rect x="{x}" y="4" width="12" height="12" fill="{colour}"/>'
-            yield _text(x + 16, 14, name)
-            x += 40 + 6.2 * len(name)
-    yield _text(x, 14, f"seconds 0 to {last:.3g}; numbers are micro-batches")
-
-
-def _box(event: Event, y: int, scale: float) -> str:
-    """Draw one action in the row that starts at `y`; `scale` is in pixels per second."""
+def _box(event: Event, y: int, scale: float) -> dict[str, Any]:
+    """Return the box of an action in the row that starts at `y`; `scale` is pixels per second."""
     kind, virtual_stage, micro_batch = event.action
-    x, width = _LABELS + event.start * scale, (event.end - event.start) * scale
     colour, name = _COLOURS[kind]
-    title = f"{name}: micro-batch {micro_batch}, virtual stage {virtual_stage}"
-    box = (
-        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="20" fill="{colour}" '
-        f'stroke="white" stroke-width="0.5"><title>{title}</title></rect>'
-    )
-    if width < 12:  # too narrow for the number of the micro-batch
-        return box
-    ink = "white" if kind == "forward" else "#0f172a"
-    return box + (
-        f'<text x="{x + width / 2:.1f}" y="{y + 14}" font-size="11" fill="{ink}" '
-        f'text-anchor="middle">{micro_batch}</text>'
-    )
-
-
-def _text(x: float, y: float, words: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="#334155">{escape(words)}</text>'
+    return {
+        "x": _LABELS + event.start * scale,
+        "y": y,
+        "width": (event.end - event.start) * scale,
+        "colour": colour,
+        "ink": "white" if kind == "forward" else "#0f172a",
+        "number": micro_batch,
+        "title": f"{name}: micro-batch {micro_batch}, virtual stage {virtual_stage}",
+    }

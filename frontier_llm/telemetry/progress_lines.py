@@ -32,14 +32,6 @@ class ProgressLines:
     """
 
     def __init__(self, total_steps: int, every_steps: int, console: Console, *, live: bool) -> None:
-        """Show the live line.
-
-        Args:
-            total_steps: number of steps of the whole run.
-            every_steps: number of steps from one logged line to the next.
-            console: console on which the live line is shown.
-            live: whether to show the live line.
-        """
         self._total_steps, self._every_steps = total_steps, every_steps
         self._seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
         self._line = LiveLine(total_steps)
@@ -52,28 +44,23 @@ class ProgressLines:
         """Show a step."""
         self._seconds.append(metrics.step_seconds)
         fields = _format_fields(metrics)
-        remaining = self._remaining_seconds(metrics.step)
+        mean_seconds = sum(self._seconds) / len(self._seconds)
+        remaining = (self._total_steps - metrics.step) * mean_seconds
         self._line.show(metrics.step, remaining, fields)
         text = list(fields.values())
         if metrics.step < self._total_steps:
             text.append(f"ETA {format_seconds(remaining)}")
         line = f"step {metrics.step}/{self._total_steps}  " + "  ".join(text)
+        is_first_or_last = metrics.step in (1, self._total_steps)
+        is_due = is_first_or_last or metrics.step % self._every_steps == 0
         if metrics.skipped:
             _LOG.warning("%s  (not finite: update skipped)", line)
-        elif self._is_logged(metrics):
+        elif is_due or metrics.validation_loss is not None:
             _LOG.info("%s", line)
 
     def close(self) -> None:
         """Remove the live line."""
         self._live.stop()
-
-    def _is_logged(self, metrics: StepMetrics) -> bool:
-        is_first_or_last = metrics.step in (1, self._total_steps)
-        is_due = metrics.step % self._every_steps == 0
-        return is_first_or_last or is_due or metrics.validation_loss is not None
-
-    def _remaining_seconds(self, step: int) -> float:
-        return (self._total_steps - step) * sum(self._seconds) / len(self._seconds)
 
 
 class LiveLine:

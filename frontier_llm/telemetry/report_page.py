@@ -33,9 +33,6 @@ CONFIG_FILE = "config.yaml"
 def write_report(run_dir: Path) -> Path:
     """Write report.html of a run directory; any of the run's files may be absent.
 
-    Returns:
-        Path of the report.
-
     Raises:
         TrainingError: the file cannot be written; the message names it.
     """
@@ -101,7 +98,6 @@ def _badge(summary: RunSummary, history: History) -> tuple[str, str]:
 
 
 def _subtitle(summary: RunSummary, run_dir: Path) -> str:
-    """Return the name of the run, its number of ranks, its precision and its device."""
     layout = summary.layout
     facts = [run_dir.resolve().name if summary.model else ""]
     if layout is not None:
@@ -111,63 +107,52 @@ def _subtitle(summary: RunSummary, run_dir: Path) -> str:
 
 
 def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
-    """Yield the key numbers of the run."""
     yield _training_tile(history, summary)
-    yield _validation_tile(history, summary)
-    speed = history.typical("tokens_per_second")
-    yield Tile("Throughput", _count(speed), "tokens/s", "all ranks together, median")
-    tflops = history.typical("model_tflops_per_device")
+    bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte)
+    note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
+    loss = _last(history, "validation_loss", summary.validation_loss)
+    yield Tile("Validation loss", _known(loss, "{:.3f}"), "nats per token", note)
+    speed = _known(history.typical("tokens_per_second"))
+    yield Tile("Throughput", speed, "tokens/s", "all ranks together, median")
+    tflops = _known(history.typical("model_tflops_per_device"), "{:.3g}")
     mfu, hfu = history.typical("mfu"), history.typical("hfu")
     note = "model FLOPs, median" if mfu is not None else "model FLOPs; peak unknown"
-    yield Tile("Speed per device", _three_digits(tflops), "TFLOP/s", note)
+    yield Tile("Speed per device", tflops, "TFLOP/s", note)
     if mfu is not None:
         executed = f", HFU {hfu:.1%} with recomputation" if hfu is not None else ""
         yield Tile("MFU", f"{mfu:.1%}", "of the peak", f"median{executed}")
-    yield Tile("Parameters", _count(summary.parameters), note=summary.precision or "")
-    tokens = _first_known(summary.tokens, history.last("tokens"))
-    yield Tile("Trained on", _count(tokens), "tokens", _count_steps(history, summary))
+    yield Tile("Parameters", _known(summary.parameters), note=summary.precision or "")
+    steps = f" of {summary.total_steps}" if summary.total_steps else ""
+    skipped = f", {len(history.skipped)} skipped" if history.skipped else ""
+    tokens = _known(_last(history, "tokens", summary.tokens))
+    yield Tile("Trained on", tokens, "tokens", f"{len(history)}{steps} steps{skipped}")
     yield _duration_tile(history, summary)
 
 
 def _training_tile(history: History, summary: RunSummary) -> Tile:
-    points = history.points("loss")
+    points, note = history.points("loss"), "last step"
+    loss = _last(history, "loss", summary.final_loss)
     if points and points[-1][0] != history.steps[-1]:
-        note = f"step {points[-1][0]}; not finite since"
-        return Tile("Training loss", _three_decimals(points[-1][1]), "nats per token", note)
-    loss = _first_known(summary.final_loss, history.last("loss"))
-    return Tile("Training loss", _three_decimals(loss), "nats per token", "last step")
-
-
-def _validation_tile(history: History, summary: RunSummary) -> Tile:
-    loss = _first_known(summary.validation_loss, history.last("validation_loss"))
-    bits = _first_known(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
-    note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
-    return Tile("Validation loss", _three_decimals(loss), "nats per token", note)
+        step, loss = points[-1]
+        note = f"step {step}; not finite since"
+    return Tile("Training loss", _known(loss, "{:.3f}"), "nats per token", note)
 
 
 def _duration_tile(history: History, summary: RunSummary) -> Tile:
-    seconds = _first_known(summary.seconds, history.total("step_seconds") or None)
+    seconds = summary.seconds
+    if seconds is None:
+        seconds = history.total("step_seconds") or None
     step = history.typical("step_seconds")
     note = f"{format_seconds(step)} per step, median" if step is not None else ""
     stall = history.total("checkpoint_stall_seconds")
     if stall >= 1e-3:
         note += f"; {format_seconds(stall)} waiting for checkpoints"
-    skipped = history.total("checkpoints_skipped")
-    if skipped:
+    if skipped := history.total("checkpoints_skipped"):
         note += f"; {skipped:.0f} checkpoints skipped"
-    failures = history.total("archive_failures")
-    if failures:
+    if failures := history.total("archive_failures"):
         note += f"; the archive command failed {failures:.0f} times"
-    return Tile(
-        "Duration of all steps", UNKNOWN if seconds is None else format_seconds(seconds), note=note
-    )
-
-
-def _count_steps(history: History, summary: RunSummary) -> str:
-    """Return for example `90 of 100 steps, 2 skipped`."""
-    total = f" of {summary.total_steps}" if summary.total_steps else ""
-    skipped = f", {len(history.skipped)} skipped" if history.skipped else ""
-    return f"{len(history)}{total} steps{skipped}"
+    duration = UNKNOWN if seconds is None else format_seconds(seconds)
+    return Tile("Duration of all steps", duration, note=note)
 
 
 def _charts(history: History, summary: RunSummary) -> Iterator[str]:
@@ -183,9 +168,9 @@ def _charts(history: History, summary: RunSummary) -> Iterator[str]:
 
 def _describe_loss(history: History, summary: RunSummary) -> str:
     """Return a paragraph on the validation loss and on steps whose loss is not finite."""
-    last = _first_known(summary.validation_loss, history.last("validation_loss"))
+    last = _last(history, "validation_loss", summary.validation_loss)
     first = summary.initial_validation_loss
-    bits = _first_known(summary.validation_bits_per_byte, history.last("validation_bits_per_byte"))
+    bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte)
     sentences = []
     if first is not None and last is not None:
         sentences.append(f"Validation loss went from {first:.3f} to {last:.3f} nats per token")
@@ -204,7 +189,6 @@ def _describe_loss(history: History, summary: RunSummary) -> str:
 
 
 def _wire(history: History) -> Iterator[str]:
-    """Yield the section on the bytes that collectives send."""
     sent = history.sent_bytes_per_step()
     if not len(history):
         return
@@ -225,38 +209,31 @@ def _wire(history: History) -> Iterator[str]:
 def _wire_table(sent: Mapping[str, Sent], unquantised: Mapping[str, Sent]) -> str:
     """Return a table with one row per collective, and a row of their sum.
 
-    Args:
-        sent: bytes that each collective sends per step.
-        unquantised: bytes that each quantised collective would send in the compute format.
+    `unquantised` has the bytes that quantised collectives would send in the compute format. With
+    any, the last columns are these bytes, and the factor saved between nodes (`4.0x`).
     """
-    total = sum(sent.values(), Sent())
-    levels = level_labels(sent.values())
-    descending = sorted(sent.items(), key=lambda item: -item[1].total)
-    without_quantisation = {name: unquantised.get(name, volume) for name, volume in sent.items()}
-    without_quantisation["sum"] = sum(without_quantisation.values(), Sent())
-    rows = []
-    for name, volume in [*descending, ("sum", total)]:
+    volumes = dict(sorted(sent.items(), key=lambda item: -item[1].total))
+    plain = {name: unquantised.get(name, volume) for name, volume in sent.items()}
+    volumes["sum"] = total = sum(sent.values(), Sent())
+    plain["sum"] = sum(plain.values(), Sent())
+    levels, rows = level_labels(sent.values()), []
+    for name, volume in volumes.items():
         row = [figures.collective_name(name), *(format_bytes(volume.at(level)) for level in levels)]
         row += [format_bytes(volume.total), f"{volume.total / total.total:.1%}"]
         if unquantised:
-            row += _unquantised_cells(without_quantisation[name], volume)
+            saved = f"{plain[name].network / volume.network:.1f}x" if volume.network else ""
+            row += [format_bytes(plain[name].total), saved]
         rows.append(row)
     head = ["Collective", *(label.capitalize() for label in levels.values()), "Together", "Share"]
     more = ["Unquantised", "Saved between nodes"] if unquantised else []
     return html_page.table([*head, *more], rows, last_is_sum=True)
 
 
-def _unquantised_cells(unquantised: Sent, sent: Sent) -> list[str]:
-    """Return the bytes without quantisation, and the factor saved between nodes (`4.0x`)."""
-    saved = f"{unquantised.network / sent.network:.1f}x" if sent.network else ""
-    return [format_bytes(unquantised.total), saved]
-
-
 def _samples(summary: RunSummary) -> Iterator[str]:
     if summary.samples:
-        body = "".join(html_page.sample(sample.prompt, sample.text) for sample in summary.samples)
+        pairs = [(sample.prompt, sample.text) for sample in summary.samples]
         text = "Sampled from the model at the end of the run. The prompts are marked."
-        yield html_page.section("Text samples", body, text)
+        yield html_page.section("Text samples", html_page.element("samples", pairs), text)
 
 
 def _config(run_dir: Path) -> Iterator[str]:
@@ -267,7 +244,8 @@ def _config(run_dir: Path) -> Iterator[str]:
     if not content:
         return
     digest = f"sha256 {hashlib.sha256(content).hexdigest()}"
-    yield html_page.folded("Configuration", digest, content.decode("utf-8", errors="replace"))
+    text = content.decode("utf-8", errors="replace")
+    yield html_page.element("folded", "Configuration", digest, text)
 
 
 def _versions(summary: RunSummary) -> Iterator[str]:
@@ -275,21 +253,16 @@ def _versions(summary: RunSummary) -> Iterator[str]:
     if summary.kernels:
         facts.append(f"kernels: {summary.kernels}")
     if facts:
-        yield html_page.footer(" · ".join(facts))
+        yield html_page.element("footer", " · ".join(facts))
 
 
-def _first_known(*values: float | None) -> float | None:
-    """Return the first value that is not None; None if all are."""
-    return next((value for value in values if value is not None), None)
+def _last(history: History, column: str, of_summary: float | None) -> float | None:
+    """Return the value of the summary, or the last one of the steps; None if both are unknown."""
+    return history.last(column) if of_summary is None else of_summary
 
 
-def _three_decimals(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3f}"
-
-
-def _three_digits(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g}"
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else format_count(value)
+def _known(value: float | None, form: str = "") -> str:
+    """Return a number in a format, by default with a unit such as M; or `UNKNOWN`."""
+    if value is None:
+        return UNKNOWN
+    return form.format(value) if form else format_count(value)

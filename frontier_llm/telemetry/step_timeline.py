@@ -4,14 +4,12 @@ trainer/callbacks/pipeline_timeline.py writes the file, and the report draws it.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from frontier_llm.geometry.pipeline_actions import Action, Kind
-from frontier_llm.geometry.pipeline_schedule import Schedule
-from frontier_llm.telemetry.pipeline_picture import Event
+from frontier_llm.geometry.pipeline_schedule import Action, Event, Kind, Schedule
+from frontier_llm.telemetry.summary import Part, RunFile
 
 TIMELINE_FILE = "timeline.json"
 RECORDED_ACTIONS = 240
@@ -19,25 +17,15 @@ RECORDED_ACTIONS = 240
 step, they are the first ones."""
 
 
-class _Part(BaseModel):
-    """Base of the classes below. Unknown keys are ignored: files of other versions can be read."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-
 _Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 _Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 
 
-class TimedAction(_Part):
+class TimedAction(Part):
     """One action of one stage."""
 
     stage: _Number
-    """Position of the stage on the pipeline axis."""
     kind: Kind
-    """What the action computes."""
     virtual_stage: _Number
     """Index of the model chunk on its stage."""
     micro_batch: _Number
@@ -54,7 +42,7 @@ class TimedAction(_Part):
         return Event(self.stage, action, self.start_seconds, self.end_seconds)
 
 
-class PassTimeline(_Part):
+class PassTimeline(Part):
     """The forward and backward passes of one step on all stages."""
 
     seconds: _Seconds
@@ -63,7 +51,6 @@ class PassTimeline(_Part):
     """Share of these seconds in which a stage waited for other stages (the pipeline's bubble), as
     the mean over the stages."""
     actions: list[TimedAction] = Field(min_length=1, max_length=1 << 19)
-    """By stage, the first actions in their order."""
 
     @classmethod
     def of(
@@ -73,14 +60,9 @@ class PassTimeline(_Part):
         busy: Sequence[float],
         ends: Sequence[float],
     ) -> "PassTimeline":
-        """Make a timeline.
+        """Make a timeline from the start and end of each stage's actions.
 
-        Args:
-            schedule: the actions of all stages.
-            times: for each stage, start and end of its actions; those after the first
-                `RECORDED_ACTIONS` are ignored and may be left out.
-            busy: for each stage, the seconds of all its actions.
-            ends: for each stage, the end of its last action.
+        Those after the first `RECORDED_ACTIONS` are ignored and may be left out.
         """
         actions = [
             TimedAction(stage=stage, **action._asdict(), start_seconds=start, end_seconds=end)
@@ -94,11 +76,12 @@ class PassTimeline(_Part):
         return cls(seconds=seconds, waiting_share=waiting_share, actions=actions)
 
 
-class StepTimeline(_Part):
+class StepTimeline(RunFile):
     """The passes of one step as they were planned and measured."""
 
+    file_name: ClassVar[str] = TIMELINE_FILE
+
     step: Annotated[int, Field(ge=0, le=10**15)]
-    """Number of the measured step."""
     measured: PassTimeline
     """Times that the ranks of one replica measured, of each stage the first tensor rank."""
     planned: PassTimeline | None
@@ -108,23 +91,3 @@ class StepTimeline(_Part):
     def stages(self) -> int:
         """Number of pipeline stages."""
         return 1 + max(action.stage for action in self.measured.actions)
-
-    def write(self, run_dir: Path) -> None:
-        """Write timeline.json, replacing an earlier file atomically.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        path = run_dir / TIMELINE_FILE
-        partial = path.with_suffix(".json.partial")
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-
-    @classmethod
-    def read(cls, run_dir: Path) -> "StepTimeline | None":
-        """Read the timeline of a run; return None if the file is absent or damaged."""
-        try:
-            path = run_dir / TIMELINE_FILE
-            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
-        except (OSError, ValidationError):
-            return None

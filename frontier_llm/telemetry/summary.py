@@ -7,9 +7,10 @@ are in metrics.jsonl.
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.jsonl import LARGEST
@@ -25,31 +26,59 @@ _Ranks = Annotated[int, Field(ge=1, le=1 << 24)]
 _Stages = Annotated[int, Field(ge=1, le=4096)]
 
 
-class _Part(BaseModel):
-    """Base of the classes below. Unknown keys are ignored: files of other versions can be read."""
+class Part(BaseModel):
+    """Base of the classes of JSON files. Unknown keys, of other versions, are ignored."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", use_attribute_docstrings=True, ser_json_inf_nan="null"
     )
 
 
-class Layout(_Part):
+class RunFile(Part):
+    """A JSON file of a run directory, which is replaced atomically."""
+
+    file_name: ClassVar[str]
+
+    def write(self, run_dir: Path) -> Path:
+        """Write the file; return its path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = run_dir / self.file_name
+        partial = path.with_suffix(".json.partial")
+        try:
+            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)  # atomic: a reader sees the old file or the new one
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        return path
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Self | None:
+        """Read the file of a run; return None if it is absent or damaged."""
+        try:
+            path = run_dir / cls.file_name
+            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
+        except (OSError, ValidationError):
+            return None
+
+
+class Layout(Part):
     """How the model is divided over ranks."""
 
     tensor: _Ranks = 1
     """Number of tensor-parallel ranks, among which each matrix is divided."""
     pipeline: _Stages = 1
-    """Number of pipeline stages."""
     chunks: _Stages = 1
     """Number of model chunks per stage; more than 1 if stages are interleaved."""
     head_stage: _Count | None = None
     """Stage with the output layer; None = the last one."""
     data: _Ranks = 1
-    """Number of data-parallel replicas."""
     sequence: bool = False
-    """Whether sequence parallelism is used."""
     ranks_per_node: _Count = 1
-    """Number of ranks per node."""
 
     @property
     def ranks(self) -> int:
@@ -57,19 +86,14 @@ class Layout(_Part):
         return self.tensor * self.pipeline * self.data
 
 
-class RankSummary(_Part):
+class RankSummary(Part):
     """One rank: its coordinates in the layout, and its memory."""
 
     rank: _Count
-    """Number of the rank."""
     host: str = ""
-    """Name of the host."""
     tensor: _Count = 0
-    """Coordinate on the tensor axis."""
     data: _Count = 0
-    """Coordinate on the data axis, which is the replica."""
     pipeline: _Count = 0
-    """Coordinate on the pipeline axis, which is the stage."""
     layers: list[tuple[_Layer, _Layer]] = Field(default_factory=list)
     """First and last layer of each model chunk, both included."""
     memory_bytes: dict[str, _Count] = Field(default_factory=dict)
@@ -81,39 +105,33 @@ class RankSummary(_Part):
     """Largest memory of the device's allocator, or on a CPU of the process (resident set)."""
 
 
-class PlanRow(_Part):
+class PlanRow(Part):
     """A quantity that the planner predicts and the run measures."""
 
     name: str
-    """Name of the quantity."""
     unit: Literal["bytes", "seconds"]
-    """Unit of both values."""
     predicted: _Number | None
     """Predicted value; None = the planner has no measured constants of this device."""
     measured: _Number
     """Value that rank 0 measured in the first steps."""
 
 
-class TextSample(_Part):
+class TextSample(Part):
     """Text that the trained model wrote."""
 
     prompt: str
-    """Beginning of the text, which the model was given."""
     text: str
-    """Continuation that the model wrote."""
 
 
-class RunSummary(_Part):
+class RunSummary(RunFile):
     """Facts of a run as a whole. A fact that is not known yet is None."""
 
+    file_name: ClassVar[str] = SUMMARY_FILE
+
     model: str = ""
-    """Name of the model."""
     parameters: _Count | None = None
-    """Number of parameters of the whole model."""
     layout: Layout | None = None
-    """How the model is divided over ranks."""
     ranks: list[RankSummary] = Field(default_factory=list)
-    """One entry per rank."""
     precision: str | None = None
     """Compute precision that is used (for `auto`, the precision that was chosen)."""
     device: str | None = None
@@ -121,11 +139,8 @@ class RunSummary(_Part):
     kernels: str | None = None
     """Implementation of the kernels, and the reason why it was chosen."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Versions of python, torch and megatron-core."""
     total_steps: _Count | None = None
-    """Value of trainer.steps."""
     tokens: _Count | None = None
-    """Number of tokens that the run has trained on."""
     seconds: _Number | None = None
     """Sum of `StepMetrics.step_seconds` over all steps, also those of earlier starts of the run."""
     final_loss: _Number | None = None
@@ -139,36 +154,19 @@ class RunSummary(_Part):
     validation_samples: _Count | None = None
     """Number of samples that a validation reads, each of them once."""
     plan: list[PlanRow] = Field(default_factory=list)
-    """Comparison of the planner's predictions with measurements."""
     samples: list[TextSample] = Field(default_factory=list)
-    """Text that the model wrote at the end of the run."""
     exit_code: Annotated[int, Field(ge=-(1 << 31), lt=1 << 32)] | None = None
     """Exit code of the run; None = it has not ended, or was killed."""
     exit_reason: str | None = None
-    """Why the run ended."""
 
     def write(self, run_dir: Path) -> Path:
-        """Write summary.json, replacing an earlier file atomically.
+        """Write summary.json.
 
         Raises:
             TrainingError: the file cannot be written; the message names it.
         """
-        path = run_dir / SUMMARY_FILE
-        partial = path.with_suffix(".json.partial")
         try:
-            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)  # atomic: a reader sees the old file or the new one
+            return super().write(run_dir)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
-        return path
-
-    @classmethod
-    def read(cls, run_dir: Path) -> "RunSummary | None":
-        """Read the summary of a run; return None if the file is absent or damaged."""
-        try:
             path = run_dir / SUMMARY_FILE
-            return cls.model_validate_json(path.read_bytes() if path.is_file() else b"")
-        except (OSError, ValidationError):
-            return None
+            raise TrainingError(f"{path} cannot be written: {error.strerror}") from error

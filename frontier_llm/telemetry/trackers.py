@@ -23,16 +23,10 @@ _FINISH_SECONDS = 60.0
 class BestEffort:
     """A sink that contains another sink and is turned off, with a warning, when that sink fails.
 
-    A failure of a tracker therefore never stops a run.
+    `open_sink` may raise any exception. A failure of a tracker therefore never stops a run.
     """
 
     def __init__(self, name: str, open_sink: Callable[[], Sink]) -> None:
-        """Open the contained sink.
-
-        Args:
-            name: name of the sink, for the log.
-            open_sink: function that opens the sink; may raise any exception.
-        """
         self._name = name
         self._sink: Sink | None = None
         self._try(lambda: setattr(self, "_sink", open_sink()))
@@ -67,7 +61,8 @@ class BestEffort:
 class WandbSink:
     """Logs every step to a Weights & Biases run that is named after the run directory.
 
-    All methods may raise any exception of wandb. `BestEffort` handles them.
+    In mode `offline` files are written below the run directory; `online` uploads. All methods may
+    raise any exception of wandb. `BestEffort` handles them.
     """
 
     def __init__(
@@ -77,19 +72,16 @@ class WandbSink:
         run_dir: Path,
         run_config: Mapping[str, Any],
     ) -> None:
-        """Start the wandb run.
-
-        Args:
-            mode: `offline` writes files below the run directory, `online` uploads.
-            project: the wandb project.
-            run_dir: the run directory, which exists.
-            run_config: configuration of the run as nested mappings of plain values.
-        """
         import wandb
 
         if mode == "online" and not wandb.api.api_key:
             # wandb would ask on the terminal, and all ranks would wait for the answer
             raise RuntimeError("no API key: run `wandb login`, or set WANDB_API_KEY")
+        # silence wandb, and limit how long it may block
+        settings: dict[str, Any] = {"silent": True, "console": "off"}
+        settings["init_timeout"] = _INIT_SECONDS
+        if "finish_timeout" in getattr(wandb.Settings, "model_fields", {}):
+            settings["finish_timeout"] = _FINISH_SECONDS
         self._run = wandb.init(
             project=project,
             dir=str(run_dir),
@@ -98,7 +90,7 @@ class WandbSink:
             name=run_dir.resolve().name,
             config=dict(run_config),
             resume={"offline": None, "online": "allow"}[mode],
-            settings=wandb.Settings(**_settings(wandb)),
+            settings=wandb.Settings(**settings),
         )
         written = Path(self._run.settings.sync_dir)
         if run_dir.resolve() not in written.resolve().parents:
@@ -143,11 +135,3 @@ def run_id(run_dir: Path) -> str:
     path = run_dir.resolve()
     name = re.sub(r"[^A-Za-z0-9_-]", "-", path.name)[:64]
     return f"{name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
-def _settings(wandb: Any) -> dict[str, Any]:
-    """Return settings that silence wandb and limit how long it may block."""
-    settings = {"silent": True, "console": "off", "init_timeout": _INIT_SECONDS}
-    if "finish_timeout" in getattr(wandb.Settings, "model_fields", {}):
-        settings["finish_timeout"] = _FINISH_SECONDS
-    return settings

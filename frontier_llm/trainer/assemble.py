@@ -18,10 +18,9 @@ import torch
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import Corpora, open_all
+from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all
 from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator, choose_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.geometry.inventory import model_shapes
@@ -30,7 +29,7 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.stop import StopRequest
 from frontier_llm.launch.world import World
-from frontier_llm.model.attention_kernels import attention_kernels
+from frontier_llm.model.attention import attention_kernels
 from frontier_llm.model.build import build_model
 from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu

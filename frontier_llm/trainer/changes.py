@@ -6,6 +6,7 @@ hardware and the precision, because checkpoints do not depend on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer.initial_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
     from frontier_llm.data.corpus_manifest import Manifest
@@ -106,17 +108,24 @@ def refuse(found: Changes, config: RunConfig) -> None:
 
 
 def check_corpus(
-    found: Changes, config: RunConfig, corpus: "Manifest", meta: Mapping[str, Any]
+    found: Changes,
+    config: RunConfig,
+    corpus: "Manifest",
+    meta: Mapping[str, Any],
+    checkpoint: Path,
 ) -> str | None:
     """Refuse a corpus that differs from the checkpoint's, unless an allowed change explains it.
 
-    A blend may get more corpora with the same tokenizer, if its corpora may change.
+    A blend may get more corpora with the same tokenizer, if its corpora may change. Another
+    tokenizer has to be allowed itself: it is often trained on the text by itself, and changes the
+    meaning of all tokens.
 
     Args:
         found: the changes, as `changes` returns them.
         config: the configuration of the resumed run.
         corpus: manifest of the corpora that the run reads.
         meta: what the checkpoint stores in addition to the states.
+        checkpoint: its folder.
 
     Returns:
         A warning if the ids of tokens have changed their meaning.
@@ -129,18 +138,28 @@ def check_corpus(
     data, stored = config.data, meta.get("tokenizer", "")
     is_same = stored == corpus.tokenizer_sha256
     key = "data.path" if is_same or data.tokenizer is None else "data.tokenizer"
-    reasons = {key, "data.path", *(_OF_CORPUS & found.keys())}
-    if data.kind == "blend" and is_same:
+    reasons = {"data.path", *(_OF_CORPUS & found.keys())}
+    if data.kind == "blend":
         reasons.add("data.corpora")
+    if stored and not is_same:
+        reasons = {"data.tokenizer", *(_OF_CORPUS & found.keys())}
     if not any(_is_within(reason, config.run.allow_changes) for reason in reasons):
         other = "" if is_same or not stored else f", and its tokenizer {stored[:12]}"
         own = f" and tokenizer {corpus.tokenizer_sha256[:12]}" if other else ""
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
+        todo = f"use the same text and tokenizer, or allow it: {_allowing(config, key)}"
+        if other:
+            path = tokenizer_of(checkpoint, meta, data.directory) or "PATH, the tokenizer until now"
+            allowing = _allowing(config, "data.path", "data.tokenizer")
+            todo = (
+                f"use the same text; or go on with other text and the same tokens: {allowing} "
+                f"data.tokenizer={path}; with {allowing} alone the model has to learn other tokens"
+            )
         raise ConfigError(
             key,
             f"{place}, which gives a corpus with digest {corpus.digest}{own}",
             f"the corpus that the run has read so far, with digest {meta['corpus']}{other}",
-            f"use the same text and tokenizer, or allow it: {_allowing(config, key)}",
+            todo,
         )
     if is_same or not stored:
         return None

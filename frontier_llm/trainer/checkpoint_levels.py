@@ -10,26 +10,24 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from frontier_llm.checkpoint.archive import Archive
-from frontier_llm.checkpoint.cancellation import Cancellation
+from frontier_llm.checkpoint.chunk_pool import SharedPool
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.drain import DrainSource
-from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.manager import CheckpointManager, Mode
 from frontier_llm.checkpoint.manager_options import Options, Outcome
-from frontier_llm.checkpoint.manifest import Moments
 from frontier_llm.checkpoint.mover import Copy, Mover
-from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.checkpoint.rank_objects import gathered
-from frontier_llm.checkpoint.replica_part import part_of
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
-from frontier_llm.checkpoint.shared_pool import SharedPool
-from frontier_llm.checkpoint.write_plan import WritePlan
+from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool
@@ -61,7 +59,7 @@ class Levels:
         reduced: as `local`, with moments in fewer bits; None without `checkpoint.moments`.
         drain: copies from the node's disk to the run directory; None without `local`.
         partner: copies to the next node's disk; None without `checkpoint.partner`.
-        archive: runs the archive command on rank 0.
+        archive: runs the archive command on rank 0; it may outlive this object.
     """
 
     def __init__(
@@ -73,16 +71,6 @@ class Levels:
         groups: Groups,
         archive: Archive | None = None,
     ) -> None:
-        """Initialise without writing or allocating anything.
-
-        Args:
-            config: configuration of the run.
-            world: number, host and node of this rank among all ranks.
-            store: torch's key-value store of all ranks.
-            states: the states to save.
-            groups: process groups of this rank.
-            archive: what earlier objects of this process used; None = a new one.
-        """
         self._run_config, self._config = config, config.checkpoint
         self._world, self._store, self._states = world, store, states
         # a replica is a set of data-parallel ranks that together hold all optimizer states once
@@ -103,7 +91,7 @@ class Levels:
         self.shared = self.local = self.reduced = self.drain = self.partner = None
         if settings.mode == "off":
             return
-        self.shared = self._make_shared()
+        self.shared = self._make_shared(settings.mode)
         if self._local_folder is not None:
             self.drain = self._make_mover("drain", "the run directory", self._drain)
             if settings.partner and self._has_next_node():
@@ -111,9 +99,13 @@ class Levels:
                 self.partner.is_redundant = True
                 if settings.protection_minutes is not None:
                     self.partner.patience_seconds = 60 * settings.protection_minutes
-            self.local = self._make_local()
+            on_node = Options(folder_ranks=world.node_ranks, spared=self._spared_on_node)
+            keep, folder = settings.tiers.local.keep, self._local_folder
+            exact = replace(on_node, on_end=self._saved_locally)
+            self.local = self._make_manager(folder, settings.mode, keep, exact)
             if settings.moments != "fp32":
-                self.reduced = self._make_reduced(settings.moments)
+                rounded = replace(on_node, moments=settings.moments)
+                self.reduced = self._make_manager(folder, settings.mode, keep, rounded)
 
     @property
     def managers(self) -> Iterator[CheckpointManager]:
@@ -138,9 +130,7 @@ class Levels:
         return self._pool.size
 
     def prepare(self) -> None:
-        """Plan the files of this rank and allocate the host memory.
-
-        Collective over all ranks.
+        """Plan the files of this rank and allocate the host memory. Collective over all ranks.
 
         Raises:
             CheckpointError: there is not enough memory.
@@ -154,7 +144,18 @@ class Levels:
             assert buffer is not None  # host_pool has counted it
             self._buffers.append(buffer)
         if self.local is not None and self.partner is not None and self._partner_files is None:
-            self._partner_files = self._exchange_plans(self.local.plan)
+            assert self._local_folder is not None
+            world = self._world
+            self._partner_files = PartnerFiles(
+                self.local.plan,
+                self._local_folder,
+                world.rank,
+                (world.rank + world.ranks_per_node) % world.size,
+                (world.rank - world.ranks_per_node) % world.size,
+                self._store,
+                world.master_address,
+                self._timeout,
+            )
 
     def abandon(self) -> None:
         """Give up what is not committed, and wait until no thread uses states or files."""
@@ -194,7 +195,7 @@ class Levels:
         device = torch.device("cpu") if shard is None else next(iter(shard.states.values())).device
         return SharedPool(counts.buffers, CHUNK_BYTES, device)
 
-    def _make_shared(self) -> CheckpointManager:
+    def _make_shared(self, mode: Mode) -> CheckpointManager:
         settings, world = self._config, self._world
         options = Options(
             keep_every_steps=settings.keep_every_steps,
@@ -202,39 +203,24 @@ class Levels:
             spared=lambda: {*self.archive.spared(), *(self.drain.active() if self.drain else ())},
             on_end=self._archive_commit,
         )
-        return self._make_manager(shared=True, options=options)
-
-    def _make_local(self) -> CheckpointManager:
-        options = Options(
-            folder_ranks=self._world.node_ranks,
-            spared=self._spared_on_node,
-            on_end=self._saved_locally,
-        )
-        return self._make_manager(shared=False, options=options)
-
-    def _make_reduced(self, moments: Moments) -> CheckpointManager:
-        options = Options(
-            folder_ranks=self._world.node_ranks, spared=self._spared_on_node, moments=moments
-        )
-        return self._make_manager(shared=False, options=options)
+        return self._make_manager(self._shared_folder, mode, settings.keep, options)
 
     def _spared_on_node(self) -> set[int]:
         """Return the steps on the node's disk that a thread reads or writes."""
         writing = {step for manager in self.node_managers for step in tuple(manager.unfinished)}
         return writing.union(*(mover.spared() for mover in self.movers))
 
-    def _make_manager(self, *, shared: bool, options: Options) -> CheckpointManager:
-        settings, world = self._config, self._world
-        folder = self._shared_folder if shared else self._local_folder
-        assert folder is not None
-        assert settings.mode != "off"
+    def _make_manager(
+        self, folder: Path, mode: Mode, keep: int, options: Options
+    ) -> CheckpointManager:
+        world = self._world
         return CheckpointManager(
             folder,
             world.rank,
             world.size,
             self._store,
-            settings.mode,
-            settings.keep if shared else settings.tiers.local.keep,
+            mode,
+            keep,
             self._timeout,
             replace(
                 options,
@@ -288,11 +274,7 @@ class Levels:
         self._archive_commit(step, "committed")
 
     def _has_next_node(self) -> bool:
-        """Return whether there is a next node with as many ranks.
-
-        Raises:
-            ConfigError: there is none, and copies in the memory of the own node are not wanted.
-        """
+        """Return whether there is a next node; refuse a setting that needs one."""
         world, recovery = self._world, self._run_config.recovery
         if world.size == world.ranks_per_node and recovery.partner_copies:
             return False
@@ -305,20 +287,6 @@ class Levels:
                 f"set {key}=false, or use more nodes",
             )
         return True
-
-    def _exchange_plans(self, plan: WritePlan) -> PartnerFiles:
-        world, folder = self._world, self._local_folder
-        assert folder is not None
-        return PartnerFiles(
-            plan,
-            folder,
-            world.rank,
-            (world.rank + world.ranks_per_node) % world.size,
-            (world.rank - world.ranks_per_node) % world.size,
-            self._store,
-            world.master_address,
-            self._timeout,
-        )
 
     def _copy_to_partner(self, step: int, meta: dict[str, Any], barrier: CommitBarrier) -> None:
         """Send this rank's file to the next node, and write and commit that of the node before."""

@@ -38,7 +38,7 @@ class Checkpoints:
     Every rank calls the same methods at the same steps. Writer threads learn of a commit at
     different times, but all ranks tell the listener at the same point of the run: after the step
     whose all-reduce shows that every rank knows of the commit, or after all ranks have waited for
-    the commit.
+    the commit. The store outlives this object, and an archive may, too.
 
     Attributes:
         saved_step: step of the newest checkpoint in the run directory that was begun.
@@ -56,17 +56,6 @@ class Checkpoints:
         meta: Callable[[], dict[str, Any]],
         archive: Archive | None = None,
     ) -> None:
-        """Initialise the managers of both tiers without writing or allocating anything.
-
-        Args:
-            config: configuration of the run.
-            world: number, host and node of this rank among all ranks.
-            store: torch's key-value store of all ranks; it outlives this object.
-            states: the states to save.
-            groups: process groups of this rank.
-            meta: returns what is saved in addition to the states, as plain JSON.
-            archive: what archives checkpoints, if it outlives this object; None = a new one.
-        """
         self._run_config, self._config = config, config.checkpoint
         self._stops = {"stop": True, "continue": False}[config.checkpoint.on_error]
         self._world, self.meta = world, meta
@@ -133,10 +122,7 @@ class Checkpoints:
     def prepare(self) -> None:
         """Allocate host memory, so that a lack of memory is found before the first step.
 
-        Collective over all ranks.
-
-        Raises:
-            CheckpointError: there is not enough memory.
+        Collective over all ranks. Raises a CheckpointError if there is not enough memory.
         """
         self._levels.prepare()
 
@@ -147,12 +133,9 @@ class Checkpoints:
             self.saved_step = step
 
     def after_step(self, step: int, *, last: bool, saving: Saving) -> None:
-        """Begin a checkpoint if one is due.
+        """Begin a checkpoint if one is due. The last step is always saved.
 
-        Args:
-            step: the step that has just ended.
-            last: whether no step follows. The last step is always saved.
-            saving: what was still being written, equal on all ranks.
+        `saving` is what was still being written, equal on all ranks.
 
         Raises:
             CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
@@ -287,7 +270,6 @@ class Checkpoints:
             self.finish()
 
     def _skip(self, step: int) -> None:
-        """Count a checkpoint that is due and not begun."""
         self._skipped += 1
         if self._world.rank == 0 and not self._has_logged_skip:
             self._has_logged_skip = True

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.corpora import BlendedSamples, Corpora, CorpusSamples
+from frontier_llm.data.corpora import BlendedSamples, Corpora, CorpusSamples, ValidationWindows
 from frontier_llm.data.loader import BatchLoader
 from frontier_llm.data.run_loader import window_tokens
 from frontier_llm.data.sample_order import LengthSegment, resumed_lengths
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.health.watchdog import Watchdog

@@ -13,8 +13,7 @@ from typing import Any
 import xxhash
 from torch import nn
 
-from frontier_llm.model.build import Model
-from frontier_llm.model.unit_readers import unit_readers
+from frontier_llm.model.build import Model, unit_readers
 from frontier_llm.parallel.groups import Groups
 
 

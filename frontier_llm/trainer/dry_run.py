@@ -21,8 +21,11 @@ from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.flat_layout import FlatLayout
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
-from frontier_llm.geometry.optimizer_states import rank_state_bytes, updates_whole_matrices
-from frontier_llm.geometry.state_memory import needs_master
+from frontier_llm.geometry.state_memory import (
+    needs_master,
+    rank_state_bytes,
+    updates_whole_matrices,
+)
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import destroy_groups, make_groups

@@ -10,9 +10,8 @@ import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import LossSums
-from frontier_llm.data.corpora import Corpora
+from frontier_llm.data.corpora import Corpora, ValidationWindows
 from frontier_llm.data.loader import BatchLoader
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline

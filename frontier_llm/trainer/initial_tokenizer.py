@@ -1,6 +1,6 @@
 """Compare the tokenizer of a new run with the one that its initial weights were trained with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     wanted = meta.get("tokenizer")
     if wanted in (None, found):
         return
-    folders = _possible_places(checkpoint.folder, meta, data.directory)
-    path = next((path for path in folders if _digest(path) == wanted), None)
+    path = tokenizer_of(checkpoint.folder, meta, data.directory)
     named = path or "PATH, the tokenizer that these weights were trained with"
     allowed = ",".join([*run.allow_changes, "data.tokenizer"])
     raise ConfigError(
@@ -51,7 +50,19 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     )
 
 
-def _possible_places(checkpoint: Path, meta: dict[str, Any], directory: str) -> Iterator[Path]:
+def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:
+    """Return where the tokenizer of a checkpoint is; None if it is not found.
+
+    Args:
+        checkpoint: its folder.
+        meta: what it stores in addition to the states.
+        directory: folder of prepared corpora.
+    """
+    places = _possible_places(checkpoint, meta, directory)
+    return next((path for path in places if _digest(path) == meta["tokenizer"]), None)
+
+
+def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Iterator[Path]:
     """Yield where the tokenizer of a checkpoint may be.
 
     That is its run directory, if it was imported; the file that its run has used; or a corpus.

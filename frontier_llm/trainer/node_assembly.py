@@ -16,7 +16,6 @@ from typing import Any
 import torch.distributed as dist
 
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.folder_commit import check_files, publish, write_manifest
 from frontier_llm.checkpoint.folders import MANIFEST, partial_folder, step_folder
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.node_parts import (
@@ -29,6 +28,7 @@ from frontier_llm.checkpoint.node_parts import (
 from frontier_llm.checkpoint.partner import own_address
 from frontier_llm.checkpoint.peer_files import PeerServer
 from frontier_llm.checkpoint.rank_objects import gathered
+from frontier_llm.checkpoint.save import check_files, publish, write_manifest
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
@@ -52,13 +52,6 @@ class NodeAssembly:
     """
 
     def __init__(self, config: RunConfig, world: World, shapes: Mapping[str, Shape]) -> None:
-        """Initialise without reading anything.
-
-        Args:
-            config: configuration of the run.
-            world: number, host and node of this rank among all ranks.
-            shapes: shapes of all trained tensors of the whole model, by name.
-        """
         self._config, self._world, self._shapes = config, world, shapes
         self._root, self._folder = local_root(config), shared_folder(config)
         self.incomplete_steps: list[int] = []
@@ -67,15 +60,9 @@ class NodeAssembly:
     def find(self, after: int, shared: tuple[int, Path] | None = None) -> Checkpoint | None:
         """Return the newest step that the nodes' disks hold together, to be read where it lies.
 
-        The caller calls `close` when every rank has read it.
-
-        Args:
-            after: only later steps than this are tried.
-            shared: step and folder of a checkpoint in the run directory. If the nodes hold no later
-                step, but parts of this one, only the rest is read from the run directory.
-
-        Returns:
-            None if there is no such step.
+        Only steps later than `after` are tried. `shared` is the step and folder of a checkpoint in
+        the run directory: if the nodes hold no later step, but parts of this one, only the rest is
+        read from there. The caller calls `close` when every rank has read the step.
         """
         for step, holders in self._steps(shared[0] - 1 if shared else after, None):
             chosen = _first_choice(holders)
@@ -96,12 +83,7 @@ class NodeAssembly:
     def assemble(self, after: int, until: int | None = None) -> Path | None:
         """Copy the newest step that the nodes' disks hold together to the run directory.
 
-        Args:
-            after: only later steps than this are tried.
-            until: only steps up to this one are tried; None = all.
-
-        Returns:
-            The folder of the checkpoint in the run directory; None if there is no such step.
+        Only steps later than `after` and up to `until` are tried. Returns the new folder.
         """
         for step, holders in self._steps(after, until):
             if any(part.moments for _, part in holders):
@@ -155,7 +137,6 @@ class NodeAssembly:
         return Checkpoint(shared or self._root or self._folder, manifest, places)
 
     def _assemble(self, step: int, holders: Sequence[Holder]) -> bool:
-        """Assemble one step; return whether this was possible."""
         left = list(holders)
         while left:
             chosen = _first_choice(left)
@@ -173,11 +154,8 @@ class NodeAssembly:
     ) -> Sequence[tuple[str, int]] | None:
         """Return (file, node) of each file; None if the parts are not a whole checkpoint.
 
-        Rank 0 keeps the manifest for `_commit` and `_open`.
-
-        Args:
-            chosen: a holder of the part of each node.
-            shared: folder of the same step in the run directory, for what the nodes do not hold.
+        Rank 0 keeps the manifest for `_commit` and `_open`. What the nodes do not hold comes from
+        `shared`, the folder of the same step in the run directory.
         """
         own = {
             node: (Path(part.folder) / MANIFEST).read_bytes()
@@ -270,7 +248,6 @@ def _first_choice(holders: Sequence[Holder]) -> dict[int, Holder]:
 
 
 def _describe(chosen: Mapping[int, Holder]) -> str:
-    """Return from which disks parts are taken, for the log."""
     copies = [f"{n} (on rank {rank}'s node)" for n, (rank, p) in chosen.items() if p.is_copy]
     own = [str(n) for n, (_, p) in chosen.items() if not p.is_copy]
     text = f"from the own disks of nodes {', '.join(own) or '-'}"
@@ -278,7 +255,6 @@ def _describe(chosen: Mapping[int, Holder]) -> str:
 
 
 def _gathered_on_rank_0(own: Any) -> list[Any]:
-    """Return the objects of all ranks on rank 0, and nothing on the other ranks."""
     is_first = dist.get_rank() == 0
     gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
     dist.gather_object(own, gathered, dst=0)

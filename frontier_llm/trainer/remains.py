@@ -15,7 +15,7 @@ from typing import Any
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.replica_part import part_of
+from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.membership import Place
@@ -31,15 +31,8 @@ _LOG = logging.getLogger(__name__)
 def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None:
     """Save the states after the last step, if the remaining ranks have all of them.
 
-    Collective over the remaining ranks, through the store.
-
-    Args:
-        config: configuration of the run.
-        place: the place of this process among the remaining ranks.
-        kept: what this process has in memory; None if it has no states.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be written.
+    Collective over the remaining ranks, through the store. `kept` is None if this process has no
+    states. Raises a CheckpointError if the checkpoint cannot be written.
     """
     size, world = place.former_size, place.world
     former = fitted_to(config, size)
@@ -82,14 +75,7 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
 
 
 def _decide(config: RunConfig, size: int, per_node: int, found: list[Report]) -> Decision:
-    """Decide what the remaining ranks save.
-
-    Args:
-        config: configuration of the run on all ranks.
-        size: number of all ranks.
-        per_node: ranks per node.
-        found: what each remaining process has.
-    """
+    """Decide what the remaining ranks save, given what each of them has."""
     if config.checkpoint.mode == "off":
         return Decision("checkpoint", "checkpoint.mode=off")
     reports = [Report(False)] * size

@@ -11,12 +11,7 @@ from frontier_llm.trainer.checkpoint_places import shared_folder
 
 
 def places_of_states(grid: Grid, factors: Factors) -> list[tuple[int, ...]]:
-    """Return a tuple per rank that is equal for ranks with the same optimizer states.
-
-    Args:
-        grid: all ranks.
-        factors: partition of the states between data-parallel ranks.
-    """
+    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
     places: list[tuple[int, ...]] = []
     for rank in range(grid.size):
         coordinates = grid.coordinates(rank)

@@ -159,7 +159,7 @@ class Restorer:
         now = config.model_dump(mode="json")
         differences = changes(meta["config"], now)
         refuse(differences, config)
-        if warning := check_corpus(differences, config, self._corpus, meta):
+        if warning := check_corpus(differences, config, self._corpus, meta, checkpoint.folder):
             self._warn(warning)
         check_model(checkpoint, self._shapes)
         is_only = self._is_only_reader(meta["config"], now, checkpoint.manifest.world)

@@ -10,8 +10,7 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
 from frontier_llm.engine.hooks import attach
 from frontier_llm.geometry.formats import Feedback, StateFormats
-from frontier_llm.model.build import Model
-from frontier_llm.model.unit_readers import unit_readers
+from frontier_llm.model.build import Model, unit_readers
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
@@ -27,14 +26,7 @@ def shard(
 ) -> ShardedStates:
     """Shard a rank's model states.
 
-    Collective over all ranks if process groups must be made.
-
-    Args:
-        config: configuration of the run.
-        model: the model chunks of this rank, whose parameters are sharded.
-        groups: process groups of this rank.
-        traffic: counts the bytes that are sent.
-        state_groups: groups over which states are sharded; None = this function makes them.
+    Collective over all ranks if no `state_groups` are given, which this function then makes.
     """
     device = next(model.chunks[0].parameters()).device
     states = ShardedStates(

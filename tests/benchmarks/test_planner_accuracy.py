@@ -15,9 +15,9 @@ from benchmarks.planner_accuracy import (
 )
 from benchmarks.published.tables import TABLES
 from docs.generate.planner_page import PAGE, validation
-from frontier_llm.calibration.products import Sample, fit_curve
-from frontier_llm.planner.constants import cluster_constants
-from frontier_llm.planner.tiles import tile_flops
+from frontier_llm.calibration.device import Sample, fitted
+from frontier_llm.planner.compute import tile_flops
+from frontier_llm.planner.measured import cluster_constants
 
 pytestmark = pytest.mark.slow
 
@@ -85,14 +85,15 @@ def test_the_curve_of_products_is_found_again():
         Sample(m, k, n, 2e-12 * (m * k * n + 40 * (m * k + k * n + m * n)) / 0.3)
         for m, k, n in shapes
     ]
-    assert fit_curve(samples) == pytest.approx((0.3, 40))
+    found = fitted("bf16", samples)
+    assert (found.tflops, found.half_size) == pytest.approx((0.3, 40))
 
 
 def test_the_speed_of_tiles_is_found_again():
     shapes = [(2048, 1024, 1024), (4096, 4096, 11008), (8192, 8192, 8192)]
     samples = [Sample(*s, 1e-12 * 108 * tile_flops(*s, 1, 108) / 240) for s in shapes]
-    tflops, half_size = fit_curve(samples, 108)
-    assert (tflops, half_size) == (pytest.approx(240), 0)
+    found = fitted("bf16", samples, 108)
+    assert (found.tflops, found.half_size) == (pytest.approx(240), 0)
     assert math.isclose(samples[2].tflops, 240, rel_tol=0.1)
 
 

@@ -4,12 +4,10 @@ import functools
 
 import pytest
 
-from frontier_llm.calibration.cluster_values import measured
-from frontier_llm.calibration.device import DeviceFigures, KernelFigures
+from frontier_llm.calibration.device import DeviceFigures, KernelFigures, ProductFigures, Sample
 from frontier_llm.calibration.host_times import CASES, host_times
 from frontier_llm.calibration.links import LinkFigures, Speed, fit_speed
-from frontier_llm.calibration.products import ProductFigures, Sample
-from frontier_llm.calibration.ranks import Figures, combine
+from frontier_llm.calibration.ranks import Figures, combine, measured
 from frontier_llm.cli.calibrate import cluster_file, main, small_config
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.cluster import ClusterConfig

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 
 from frontier_llm.checkpoint import manager as manager_module
 from frontier_llm.checkpoint import rank_file, save
+from frontier_llm.checkpoint.chunk_pool import SharedPool
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.shared_pool import SharedPool
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import PATIENCE, run_crew
 from tests.checkpoint.states import MODEL, States, restore, value

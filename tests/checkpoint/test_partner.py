@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from frontier_llm.checkpoint.cancellation import Cancellation
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.pacer import Pacer
+from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.states import States

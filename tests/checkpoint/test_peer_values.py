@@ -97,7 +97,7 @@ def test_a_server_reserves_no_memory_before_the_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved = []
-    monkeypatch.setattr(peer_files, "ChunkPool", lambda *size: reserved.append(size))
+    monkeypatch.setattr(peer_files, "host_buffer", lambda *size: reserved.append(size))
     server = PeerServer({}, "127.0.0.1", 4096)
     try:
         wrong = Peer("127.0.0.1", server.peer.port, bytes(16))
@@ -109,7 +109,7 @@ def test_a_server_reserves_no_memory_before_the_secret(
 
 def test_idle_connections_to_a_server_cost_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = []
-    monkeypatch.setattr(peer_files, "ChunkPool", lambda *size: reserved.append(size))
+    monkeypatch.setattr(peer_files, "host_buffer", lambda *size: reserved.append(size))
     server = PeerServer({}, "127.0.0.1", 4096)
     before, address = threading.active_count(), (server.peer.host, server.peer.port)
     idle = [socket.create_connection(address) for _ in range(40)]

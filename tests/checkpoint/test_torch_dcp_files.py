@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from frontier_llm.checkpoint.discovery import newest
-from frontier_llm.checkpoint.folder_commit import write_manifest
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.checkpoint.restore import record_of_box
+from frontier_llm.checkpoint.save import write_manifest
 from frontier_llm.checkpoint.torch_dcp import Reader, Writer
 from frontier_llm.checkpoint.write_plan import make_write_plan
 from frontier_llm.errors import CheckpointError, ConfigError

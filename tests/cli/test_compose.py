@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frontier_llm.cli.compose import compose
-from frontier_llm.cli.unused_keys import configured
+from frontier_llm.cli.compose import compose, configured
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 

@@ -131,3 +131,24 @@ def test_an_inherited_directory_that_does_not_exist_is_refused(monkeypatch):
     monkeypatch.setenv(CONF_DIR_VARIABLE, "/no/such")
     with pytest.raises(ConfigError, match=CONF_DIR_VARIABLE):
         take_conf_dir(["plan"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "trainer:\n  steps: 2\n", "trainer:\n  stepz: 2\n", "defaults: [override /model: llama]\n",
+        "defaults: [base]\nlaunch: {ranks: 2}\n",
+    ],
+)  # fmt: skip
+def test_an_experiment_whose_keys_would_have_no_effect_is_refused(conf_dir, content):
+    (conf_dir / "experiment" / "base.yaml").write_text("trainer: {steps: 3}\n")
+    (conf_dir / "experiment" / "lost.yaml").write_text(content)
+    with pytest.raises(ConfigError, match="@package _global_") as caught:
+        compose(["experiment=lost"])
+    assert caught.value.key == "experiment"
+
+
+def test_an_experiment_gives_its_place_to_the_files_that_it_extends(conf_dir):
+    (conf_dir / "experiment" / "base.yaml").write_text("trainer: {steps: 3}\n")
+    (conf_dir / "experiment" / "top.yaml").write_text("# @package _global_\ndefaults: [base]\n")
+    assert compose(["experiment=top"])["trainer"]["steps"] == 3

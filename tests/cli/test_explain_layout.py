@@ -13,8 +13,7 @@ from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.planner.layout_svg import draw
-from frontier_llm.planner.state_layout import StateLayout
+from frontier_llm.planner.state_layout import StateLayout, draw
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +111,7 @@ def test_the_drawing_has_a_line_a_rank_and_a_box_a_node():
     widest = next(r for r in root.iter(f"{SVG}rect") if r.get("fill") == "#e1f2e7")
     left, scale = float(widest.get("x")), float(widest.get("width")) / size
     for rank, box in enumerate(held):
-        interval = layout.factors.optimizer_interval(size, rank)
+        interval = layout.factors.interval(size, rank, layout.factors.optimizer)
         assert float(box.get("x")) == pytest.approx(left + interval.start * scale, abs=0.01)
         assert float(box.get("width")) == pytest.approx(interval.length * scale, abs=0.01)
 

@@ -11,7 +11,7 @@ import pytest
 from frontier_llm.cli import funnel
 from frontier_llm.cli.funnel import Stage, best_settings, main, report, run, settings_of
 from frontier_llm.cli.options import run_command
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,9 @@ import pytest
 from benchmarks.published.tables import FOLDER
 from frontier_llm.cli import plan
 from frontier_llm.cli.experiments import composed
-from frontier_llm.cli.measured_table import read_table
 from frontier_llm.cli.options import run_command
-from frontier_llm.planner.constants import changed_cluster, with_constants
-from frontier_llm.planner.measured import QUANTITIES, predict
+from frontier_llm.cli.plan_measured import read_table
+from frontier_llm.planner.measured import QUANTITIES, changed_cluster, predict, with_constants
 
 COLUMNS = {
     "cluster": "a100_80g",

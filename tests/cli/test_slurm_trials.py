@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster, missing
 from benchmarks.faults.slurm_lab.nodes import DEVICE
 from frontier_llm.cli.slurm_trials import NodesPerTrialLauncher
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial
 from tests.patience import patient
 
 ROOT = Path(__file__).parents[2]

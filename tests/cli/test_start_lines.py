@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from frontier_llm.cli.delayed_progress import LINE_SECONDS, DelayedProgress, tracked
+from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress, tracked
 
 ROOT = Path(__file__).parents[2]
 FIRST = """

@@ -12,7 +12,7 @@ from frontier_llm.cli import sweep as sweeps
 from frontier_llm.cli import trial_runner as runner
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.sweep import first_configuration, plugin_defaults
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import (
     derived_overrides,
     finished_trial,

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from frontier_llm.cli.sweep_convergence import best_so_far, convergence_table, spread
-from frontier_llm.cli.sweep_trials import read_in_order
-from frontier_llm.cli.trial import WORST_LOSS, Trial
+from frontier_llm.cli.sweep_report import best_so_far, convergence_table, spread
+from frontier_llm.cli.sweep_trials import WORST_LOSS, Trial, read_in_order
 
 FAILED = Trial(["a=1"], "failed", "", 1.0, 0.0, None, None, None)
 

@@ -9,8 +9,7 @@ from frontier_llm.cli import sweep as sweeps
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.main import main
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
-from frontier_llm.cli.sweep import first_configuration, plugin_defaults
-from frontier_llm.cli.sweep_file import file_settings
+from frontier_llm.cli.sweep import file_settings, first_configuration, plugin_defaults
 from frontier_llm.cli.sweep_trials import axes, read_in_order
 from frontier_llm.errors import ConfigError
 from tests.forked_train import run

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.cli.sweep_report import main, sensitivity_table
-from frontier_llm.cli.sweep_trials import axes, by_chance, pareto, read, sensitivity
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial, axes, by_chance, pareto, read, sensitivity
 from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.compose import compose, configured, groups
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.cli.sweep import first_configuration
 from frontier_llm.cli.train import configure
-from frontier_llm.cli.unused_keys import configured
 from frontier_llm.config import decode
 from frontier_llm.config.needed import NEEDS, Need, unused
 from frontier_llm.errors import ConfigError

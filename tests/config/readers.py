@@ -4,12 +4,12 @@ READERS = {
     "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon model.qkv_bias"
     " model.attention_dropout",
     "model/gpt.py": "model.rotary_base model.logit_softcap",
-    "model/rotary_frequencies.py": "model.rotary_scaling model.rotary_factor"
+    "model/rotary.py": "model.rotary_scaling model.rotary_factor"
     " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
     " model.rotary_attention_factor",
-    "model/layer_stack.py": "model.relative_distance",
+    "model/t5.py": "model.relative_distance",
     "model/layer_specs.py": "model.norm_placement model.residual model.attention_softcap",
-    "model/initialise.py": "model.init_std",
+    "model/build.py": "model.init_std",
     "config/model.py": "model.scaled_attention",
     "geometry/model_chunks.py": "model.encoder_layers",
     "geometry/resolved.py": "parallel.schedule collectives.pairwise launch.ranks_per_node",
@@ -67,22 +67,21 @@ READERS = {
     "cli/machine_defaults.py": "cluster.ranks_per_node",
     "trainer/throughput.py": "cluster.device.name_pattern",
     "planner/compute.py": "cluster.device.calibration.products cluster.device.calibration.kernels"
-    " planner.engine.follows_kernels planner.engine.recompute_stops_early",
-    "planner/host.py": "cluster.device.calibration.host planner.engine.host.layer_us"
+    " planner.engine.follows_kernels planner.engine.recompute_stops_early"
+    " cluster.device.calibration.host planner.engine.host.layer_us"
     " planner.engine.host.backward_share planner.engine.host.tensor_us"
     " planner.engine.host.tensor_rank_us planner.engine.host.micro_batch_us"
     " planner.engine.host.step_us",
     "planner/communication.py": "cluster.links",
     "planner/step_time.py": "cluster.storage",
-    "planner/run_cost.py": "cluster.operation",
+    "planner/estimate.py": "cluster.operation",
     "calibration/network.py": "cluster.environment_alternatives",
     "planner/candidate.py": "planner.nodes",
     "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
     " planner.micro_batch planner.recompute planner.params planner.grads planner.optimizer"
     " planner.survives",
-    "planner/search.py": "planner.objective planner.rows",
-    "planner/scaling.py": "planner.goal_tokens_per_second",
-    "cli/plan.py": "planner.collectives planner.tokens",
+    "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
+    "cli/plan.py": "planner.collectives planner.tokens planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",
     "planner/layout_time.py": "planner.engine.splits_backward",
@@ -94,5 +93,4 @@ READERS = {
     # names in the output
     "trainer/callbacks/announcements.py": "model.name sharding.name collectives.name data.name"
     " cluster.name cluster.device.name",
-    "cli/plan_tables.py": "planner.engine.name",
 }

@@ -6,7 +6,7 @@ import yaml
 from frontier_llm.cli import compose as composition
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import finished_trial
 from frontier_llm.config import decode
 from frontier_llm.config.decode import keys

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frontier_llm.cli.convert import from_theirs
-from frontier_llm.convert.families import family_of
+from frontier_llm.convert.families import check_surplus, family_of
 from frontier_llm.convert.ours import OurWeights
-from frontier_llm.convert.surplus import check_surplus
 from frontier_llm.convert.table import select
 from frontier_llm.convert.theirs import TheirWeights
 from frontier_llm.errors import FrontierError

@@ -20,10 +20,11 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.convert import compare_logits
+from frontier_llm.convert.decoders import Llama, Qwen3
 from frontier_llm.convert.families import FAMILIES, family_for
-from frontier_llm.convert.llama_like import Llama, Qwen3
 from frontier_llm.convert.ours import OurWeights, write_weights
-from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.convert.table import TRANSPOSED
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.trainer import run_directory
@@ -266,8 +267,8 @@ def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypat
     pytest.importorskip("transformers")
     ours = make_ours(tmp_path / "ours")
     monkeypatch.setattr(
-        "frontier_llm.convert.decoders.JoinedHeads.to_theirs",
-        lambda self, ours: (ours.t(),),  # heads left interleaved: the classic
+        "frontier_llm.convert.decoders.query_key_value",
+        lambda model, joined: TRANSPOSED,  # heads left interleaved: the classic
     )
     assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == FrontierError.exit_code
     assert "converted model differs: logits differ by at most" in capsys.readouterr().err

@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from transformers import AutoTokenizer
 
 from benchmarks.peers.tokenizer_families import train_family
 from frontier_llm.config import decode
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,
     open_tokenizer,
     tokens_before_text,
 )
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import DataError
 from tests.values import tiny_values
 
@@ -79,6 +80,46 @@ def test_transformers_reads_what_is_exported(tmp_path: Path, kind: str, chosen: 
     assert again.name == ("tokenizer.model" if kind == "sentencepiece" else "tokenizer.json")
     if kind != "sentencepiece":
         assert open_tokenizer(again).eod == tokenizer.eod
+
+
+MODELS = {
+    "as trained by default": {},
+    "unigram without normalisation": {"normalization_rule_name": "identity"},
+    "unigram with bytes": {"byte_fallback": True, "add_dummy_prefix": False},
+    "byte pairs": {"model_type": "bpe"},
+    "as Llama 2": {"model_type": "bpe", "byte_fallback": True,
+                   "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+    "with pieces of a user": {"model_type": "bpe", "byte_fallback": True,
+                              "user_defined_symbols": ["\n", "<code>"],
+                              "normalization_rule_name": "identity",
+                              "remove_extra_whitespaces": False},
+    "lower case, digits apart": {"model_type": "bpe", "byte_fallback": True, "split_digits": True,
+                                 "normalization_rule_name": "nfkc_cf"},
+}  # fmt: skip
+"""Options of sentencepiece's trainer."""
+PROSE = ["Ein schöner Tag, Überraschung!", "Привет, как дела?", "日本語のテキスト 42"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_sentencepiece_models_of_others(tmp_path: Path, name: str):
+    lines = [*(line for text in TEXTS for line in text.splitlines()), *PROSE * 20]
+    model = tmp_path / "own.model"
+    with model.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines * 5), model_writer=file, vocab_size=400,
+            minloglevel=2, hard_vocab_limit=False, **MODELS[name],
+        )  # fmt: skip
+    tokenizer = open_tokenizer(model)
+    export(model, tmp_path / "out", None, digest_tokenizer(model))
+    check_theirs(tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = [*TEXTS, *PROSE, " x", "x  ", "", "  ", "a  b\tc\n\nd", "ﬁn ½ ™", "x <code>\n y"]
+    for text in texts:
+        found = theirs.encode(text, add_special_tokens=False)
+        assert found == tokenizer.encode(text), text
+        decoded = theirs.decode(found).replace("<unk>", " ⁇ ")
+        assert decoded == tokenizer.decode(found), text
+    assert theirs.encode("x")[0] == tokenizer.eod
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])

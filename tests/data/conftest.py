@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.data.corpus_parts import SkippedTexts, plan_parts
-from frontier_llm.data.part_writer import PartReader
+from frontier_llm.data.corpus_parts import PartReader, SkippedTexts, plan_parts
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Corpus, open_corpus
 from frontier_llm.data.source import Document, Source, find_source

@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontier_llm.data import corpus_check
-from frontier_llm.data.corpus_check import DIGESTS_FILE, NOTE_FILE, find_damage, is_verified
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data import corpus_manifest
+from frontier_llm.data.corpus_manifest import (
+    DIGESTS_FILE,
+    MANIFEST_FILE,
+    NOTE_FILE,
+    Manifest,
+    find_damage,
+    is_verified,
+)
 from frontier_llm.data.loader import BatchLoader
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Samples, open_corpus
@@ -27,8 +33,8 @@ FILES = [
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Make blocks small; return their size."""
-    monkeypatch.setattr(corpus_check, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(corpus_check, "MIB", 16)
+    monkeypatch.setattr(corpus_manifest, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(corpus_manifest, "MIB", 16)
     return 64
 
 

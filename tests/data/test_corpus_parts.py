@@ -19,14 +19,10 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.data import (
     corpus_parts,
     file_formats,
-    json_lines,
-    part_merger,
-    part_writer,
-    text_files,
+    file_readers,
     worker_pool,
 )
-from frontier_llm.data.corpus_account import EMPTY, OTHER_FORMAT
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE
+from frontier_llm.data.corpus_manifest import EMPTY, MANIFEST_FILE, OTHER_FORMAT
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
 from frontier_llm.errors import ConfigError, DataError
@@ -38,9 +34,8 @@ from tests.patience import wait_until
 def small_parts(monkeypatch):
     """Make parts and cuts so small that a small corpus has many."""
     monkeypatch.setattr(corpus_parts, "PART_BYTES", 3000)
-    monkeypatch.setattr(json_lines, "CUT_BYTES", 1000)
-    monkeypatch.setattr(json_lines, "READ_BYTES", 700)
-    monkeypatch.setattr(text_files, "CUT_BYTES", 1000)
+    monkeypatch.setattr(file_readers, "CUT_BYTES", 1000)
+    monkeypatch.setattr(file_readers, "READ_BYTES", 700)
 
 
 def mixed_folder(root: Path, kind: str) -> Path:
@@ -88,8 +83,8 @@ def test_the_result_does_not_depend_on_the_parts(tmp_path: Path, monkeypatch, ki
     text = mixed_folder(tmp_path / "text", kind)
     whole = prepare(config(tmp_path / "one", text), workers=1)
     monkeypatch.setattr(corpus_parts, "PART_BYTES", 500)
-    monkeypatch.setattr(json_lines, "CUT_BYTES", 300)
-    monkeypatch.setattr(json_lines, "READ_BYTES", 200)
+    monkeypatch.setattr(file_readers, "CUT_BYTES", 300)
+    monkeypatch.setattr(file_readers, "READ_BYTES", 200)
     assert content(prepare(config(tmp_path / "two", text), workers=2)) == content(whole)
 
 
@@ -111,11 +106,11 @@ def test_killed_work_continues_from_the_finished_parts(
     text = write_jsonl(tmp_path / "text.jsonl", 400)
     model = str(folder / "tokenizer.model")
     settings = config(tmp_path / "c", text, tokenizer=model)
-    write = part_writer.PartWriter.write
+    write = corpus_parts.PartWriter.write
     parent = os.fork()
     if not parent:
         os.setsid()
-        part_writer.PartWriter.write = lambda *args: (write(*args), time.sleep(0.1))
+        corpus_parts.PartWriter.write = lambda *args: (write(*args), time.sleep(0.1))
         prepare(settings, workers=2)
         os._exit(0)
     notes = partial(tmp_path.glob, "c/.tiny-*.partial/*.json")
@@ -128,7 +123,7 @@ def test_killed_work_continues_from_the_finished_parts(
     before = {path: path.stat().st_mtime_ns for path in done}
     written = []
     monkeypatch.setattr(
-        part_writer.PartWriter, "write", lambda self, part: written.append(write(self, part))
+        corpus_parts.PartWriter, "write", lambda self, part: written.append(write(self, part))
     )
     found = prepare(settings, workers=1)
     assert 0 < len(written) <= len(documents_in_parts(settings)) - len(before)
@@ -156,15 +151,15 @@ def test_a_killed_worker_is_reported_and_finished_parts_are_kept(
 ):
     text = write_jsonl(tmp_path / "text.jsonl", 400)
     parent = os.getpid()
-    write_note = corpus_parts.PartFiles.write_note
+    note = corpus_parts.PartFiles.note
 
-    def die_once(self, number, skipped):
+    def die_once(self, number):
         if number == 6 and os.getpid() != parent and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        write_note(self, number, skipped)
+        return note(self, number)
 
-    monkeypatch.setattr(corpus_parts.PartFiles, "write_note", die_once)
+    monkeypatch.setattr(corpus_parts.PartFiles, "note", die_once)
     settings = config(tmp_path / "c", text)
     with pytest.raises(DataError, match=r"a worker process was killed.*out of memory\?\n  do: "):
         prepare(settings, workers=2)
@@ -185,7 +180,7 @@ def test_an_error_of_a_worker_is_raised_in_the_parent():
 
 
 def test_the_first_of_equal_documents_is_kept(tmp_path: Path, small_parts, monkeypatch):
-    monkeypatch.setattr(part_merger, "ROUND_DOCUMENTS", 50)
+    monkeypatch.setattr(corpus_parts, "ROUND_DOCUMENTS", 50)
     path = tmp_path / "text.jsonl"
     texts = [f"document {number % 70} of the river" for number in range(300)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

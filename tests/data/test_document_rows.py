@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from frontier_llm.config.data import DataConfig
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import Corpora, open_data
-from frontier_llm.data.document_rows import DocumentBatches, Row
+from frontier_llm.data.document_rows import Row, document_batch
 from frontier_llm.data.run_loader import describe_samples, make_loader, make_windows
 from tests.data.conftest import config, write_jsonl
 from tests.data.test_run_loader import blend, run_config
@@ -30,7 +31,7 @@ def row(lengths: Sequence[int], *, continues: bool, padding: int = 0) -> Row:
 
 def test_a_batch_of_separate_documents() -> None:
     rows = [row([2, 1, 3], continues=True), row([4], continues=False, padding=2)]
-    batch = DocumentBatches(separate=True).batch(rows, [0, 1])
+    batch = document_batch(rows, [0, 1], separate=True)
     assert batch.tokens.tolist() == [list(range(100, 106))] * 2
     assert batch.labels.tolist() == [list(range(101, 107))] * 2
     assert batch.positions.tolist() == [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 0, 1]]
@@ -43,7 +44,7 @@ def test_a_batch_of_separate_documents() -> None:
 
 def test_a_batch_of_joined_documents_masks_what_follows_the_last_one() -> None:
     rows = [row([2, 4], continues=False), row([4], continues=False, padding=2)]
-    batch = DocumentBatches(separate=False).batch(rows, [0, 1])
+    batch = document_batch(rows, [0, 1], separate=False)
     assert batch.cumulative_lengths is None
     assert batch.positions.tolist() == [list(range(6))] * 2
     assert batch.loss_mask is not None
@@ -52,7 +53,7 @@ def test_a_batch_of_joined_documents_masks_what_follows_the_last_one() -> None:
 
 def test_the_loss_is_the_mean_of_the_predicted_tokens() -> None:
     rows = [row([2, 1, 3], continues=True), row([4], continues=False, padding=2)]
-    batch = DocumentBatches(separate=True).batch(rows, [0, 1])
+    batch = document_batch(rows, [0, 1], separate=True)
     losses = torch.arange(12.0).view(2, 6)
     assert batch.mean_loss(losses).item() == pytest.approx(
         ((0 + 3 + 4 + 5) / 4 + (6 + 7 + 8) / 3) / 2
@@ -82,12 +83,12 @@ def test_an_epoch_predicts_each_token_once(lines: Path, documents: str, packing:
     data, corpora = opened(lines, documents, packing)
     settings, (corpus,) = run_config(data), corpora.corpora
     windows: Any = make_windows(settings, corpora, train=True)
-    builder = DocumentBatches(separate=documents == "separate")
+    make_batch = partial(document_batch, separate=documents == "separate")
     predicted: Counter[int] = Counter()
     borders = [*corpus.train.documents_within(0, len(corpus.train)).tolist(), len(corpus.train)]
     whole = corpus.train.read(0, len(corpus.train)).astype(np.int64)
     for index in range(len(windows)):
-        batch = builder.batch([windows[index]], [index])
+        batch = make_batch([windows[index]], [index])
         at = np.concatenate([np.arange(start, start + n) for start, n in windows.ranges(index)])
         inputs = at[: windows[index].lengths.sum()]
         assert np.array_equal(batch.tokens[0, : len(inputs)].numpy(), whole[inputs])

@@ -7,11 +7,13 @@ import sentencepiece
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frontier_llm.data import encoder as module
-from frontier_llm.data.encoder import Encoder
-from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, SentencePieceTokenizer
-from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.data import tokenizer as module
+from frontier_llm.data.sentencepiece_tokenizer import (
+    SPACE_MARK,
+    SentencePieceTokenizer,
+    train_tokenizer,
+)
+from frontier_llm.data.tokenizer import Encoder, Tokenizer
 from tests.properties import examples
 
 CODE = "def walk(tree, *args):\n    for leaf in tree[1:-1]:\n        yield leaf.x_1 + 10\n\n" * 20

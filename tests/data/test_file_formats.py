@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.data import file_formats, source_format, text_files
+from frontier_llm.data import file_formats, file_readers, source_format
 from frontier_llm.data.file_formats import detect
-from frontier_llm.data.json_lines import JsonValues
+from frontier_llm.data.file_readers import JsonValues
 from frontier_llm.errors import DataError
 from tests.data.conftest import config, documents
 from tests.properties import examples
@@ -112,9 +112,9 @@ def test_the_documents_of_a_text_do_not_depend_on_its_compression(
     """Around the sizes at which a text is divided, and sections have their full size."""
     folder = tmp_path_factory.mktemp("texts")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (file_formats, text_files):
+        for module in (file_formats, file_readers):
             patch.setattr(module, "LONG_FILE_BYTES", 64 * 50)
-        patch.setattr(text_files, "SECTION_BYTES", 50)
+        patch.setattr(file_readers, "SECTION_BYTES", 50)
         text = "".join("a" * draw.randrange(99) + "\n" for _ in range(sections)).encode()
         found = []
         for name, content in (("a.txt", text), ("a.txt.gz", gzip.compress(text))):
@@ -233,7 +233,7 @@ def test_a_json_array_is_read_as_a_stream(
     path.write_bytes(text.encode(errors="replace"))
     wanted = [record["text"] for record in json.loads(path.read_bytes())]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("frontier_llm.data.json_lines.READ_BYTES", read_bytes)
+        patch.setattr("frontier_llm.data.file_readers.READ_BYTES", read_bytes)
         reader = JsonValues(path, path.stat().st_size, "", "text")
         found = [entry for cut in reader.scan().cuts for entry in reader.entries(cut)]
     assert [entry.place for entry in found] == list(range(len(values)))
@@ -250,7 +250,7 @@ def test_a_line_without_an_end_is_refused_in_little_memory(
     tmp_path: Path, suffix: str, monkeypatch
 ):
     monkeypatch.setattr(source_format, "LONGEST_DOCUMENT_BYTES", 5000)
-    monkeypatch.setattr("frontier_llm.data.json_lines.READ_BYTES", 1000)
+    monkeypatch.setattr("frontier_llm.data.file_readers.READ_BYTES", 1000)
     long = b"a" * 100_000
     content = b'{"text": "%s"}\n' % long + LINES
     if suffix == "json":

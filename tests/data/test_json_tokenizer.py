@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers.tokenizer_families import FAMILIES, TokenizerFamily, train_family
-from frontier_llm.data import encoder as module
-from frontier_llm.data.encoder import Encoder
+from frontier_llm.data import tokenizer as module
 from frontier_llm.data.json_tokenizer import JsonTokenizer
+from frontier_llm.data.tokenizer import Encoder
 from frontier_llm.errors import ConfigError, DataError
 from tests.properties import examples
 

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.corpora import open_all
-from frontier_llm.data.corpus_account import TextCounts
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
-from frontier_llm.data.encoder import Encoder
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, TextCounts
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Samples
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from frontier_llm.data.tokenizer import Encoder
 from frontier_llm.errors import DataError
 from tests.data.conftest import config
 

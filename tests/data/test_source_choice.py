@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 
 from frontier_llm.data import file_formats
 from frontier_llm.data.corpora import open_all, prepare_all
-from frontier_llm.data.corpus_account import (
+from frontier_llm.data.corpus_manifest import (
     BESIDE,
     BROKEN,
     EMPTY,
     HIDDEN,
+    MANIFEST_FILE,
     OTHER_FORMAT,
     REPEATED,
     Account,
+    Manifest,
 )
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.prepare import prepare
 from frontier_llm.errors import DataError
 from tests.data.conftest import config, documents, write_jsonl

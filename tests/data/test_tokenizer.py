@@ -5,9 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.data.sentencepiece_tokenizer import SPACE_MARK, SentencePieceTokenizer
+from frontier_llm.data.sentencepiece_tokenizer import (
+    FIXED_PIECES,
+    SPACE_MARK,
+    SentencePieceTokenizer,
+    train_tokenizer,
+)
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.tokenizer_training import FIXED_PIECES, train_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from tests.properties import examples
 

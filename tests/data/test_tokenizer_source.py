@@ -16,6 +16,7 @@ from frontier_llm.data.corpora import open_data
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
 from frontier_llm.data.run_loader import prepare_for_model
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import Source
 from frontier_llm.data.source_format import sha256_of
 from frontier_llm.data.tokenizer_source import (
@@ -24,7 +25,6 @@ from frontier_llm.data.tokenizer_source import (
     open_tokenizer,
     tokenizer_files,
 )
-from frontier_llm.data.tokenizer_training import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
 from tests.values import tiny_values

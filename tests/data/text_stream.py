@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from frontier_llm.data import packed_samples
-from frontier_llm.data.document_rows import DocumentBatches, DocumentSamples
+from frontier_llm.data import packing as module
+from frontier_llm.data.document_rows import DocumentSamples, document_batch
 from frontier_llm.data.loader import causal_batch
-from frontier_llm.data.packed_samples import PackedSamples
-from frontier_llm.data.packing import pack
+from frontier_llm.data.packing import PackedSamples, pack
 from frontier_llm.data.prepared_corpus import Samples
 
 
@@ -51,7 +51,7 @@ def samples_of(
     separate = mode == "separate"
     if packing == "best_fit":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packed_samples, "open_packing", lambda _, sizes, n: pack(sizes, n))
+            patch.setattr(module, "open_packing", lambda _, sizes, n: pack(sizes, n))
             return PackedSamples(stream, length, 1, "x", shuffle=shuffle, separate=separate)
     kind = DocumentSamples if separate else Samples
     return kind(stream, length, 1, "x", shuffle=shuffle, separate=separate)
@@ -63,7 +63,7 @@ def predicted(samples: Any, indices: Sequence[int], mode: str) -> list[Counter[i
     for index in indices:
         row = samples[index]
         is_plain = isinstance(row, np.ndarray)
-        make = causal_batch if is_plain else DocumentBatches(separate=mode == "separate").batch
+        make = causal_batch if is_plain else partial(document_batch, separate=mode == "separate")
         batch = make([row], [index])
         mask = batch.loss_mask
         labels = batch.labels[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from docs.generate import models_and_clusters_page as tables
-from docs.generate.models_and_clusters_page import models, page, resolved
+from docs.generate.models_and_clusters_page import fullest_stage_bytes, models, page, resolved
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
@@ -59,4 +59,4 @@ def test_states_are_those_of_the_fullest_stage():
     layer = 12 * 8 * 8 + 13 * 8 + 24  # padded to a multiple of 64 elements
     first = 2 * layer + 128 * 8 + 16 * 8  # embedding, padded to 128 rows, and positions
     last = layer + 128 * 8 + 2 * 8 + 48  # the tied head's copy and the last norm, padded
-    assert resolved(config, 2).fullest_stage_bytes == 18 * max(first, last)
+    assert fullest_stage_bytes(resolved(config, 2)) == 18 * max(first, last)

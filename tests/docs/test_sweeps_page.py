@@ -10,10 +10,8 @@ import pytest
 from docs.generate import sweep_study
 from docs.generate.sweeps_page import EXAMPLES, STUDY, block
 from frontier_llm.cli.group_files import file_values
-from frontier_llm.cli.sweep import first_configuration
-from frontier_llm.cli.sweep_file import file_settings
-from frontier_llm.cli.sweep_trials import read_in_order
-from frontier_llm.cli.trial import Trial
+from frontier_llm.cli.sweep import file_settings, first_configuration
+from frontier_llm.cli.sweep_trials import Trial, read_in_order
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -5,8 +5,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.geometry.cut import Cut, whole_bounds
-from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.partition import Cut, Factors, whole_bounds
 
 matrices = st.lists(st.integers(1, 40), max_size=6)
 units = st.lists(st.tuples(matrices, st.integers(0, 9)), min_size=1, max_size=12)

@@ -11,7 +11,7 @@ from frontier_llm.geometry.inventory import (
     padded_vocabulary,
 )
 from frontier_llm.geometry.model_chunks import ModelChunk, make_model_chunks
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 from tests.geometry.models import any_models, make_model
 
 

@@ -5,8 +5,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.geometry.model_chunks import chunks_of_stage, make_model_chunks, split_layers
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.model_chunks import make_model_chunks, split_layers
+from frontier_llm.geometry.pipeline_schedule import Placement
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_virtual_stages_go_around_the_stages_or_forth_and_back(pipeline):
     ]
     assert [chunk.stage for chunk in chunks] == list(chain.from_iterable(rounds))
     for stage in stages:
-        own = chunks_of_stage(chunks, stage)
+        own = tuple(chunk for chunk in chunks if chunk.stage == stage)
         assert [chunk.virtual_stage for chunk in own] == list(range(placement.virtual_stages))
         assert own == tuple(chunks[placement.chunk(stage, c.virtual_stage)] for c in own)
         assert all(chunk.stage == stage for chunk in own)

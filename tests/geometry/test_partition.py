@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.grid import Coordinates, Grid
-from frontier_llm.geometry.grid_levels import data_ranks_per_node, level_borders
+from frontier_llm.geometry.grid import Coordinates, Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.partition import DIGITS, Digits, Factors, Interval
 from tests.geometry.factors import any_factors
 
-INTERVALS = (Factors.params_interval, Factors.grads_interval, Factors.optimizer_interval)
-HOLDERS = (Factors.params_holders, Factors.grads_holders, Factors.optimizer_holders)
-blocks = st.integers(1, 4)
 units = st.integers(1, 500)
+
+
+def intervals(factors, size, rank):
+    """The intervals of parameters, gradients and optimizer states."""
+    widths = (factors.params, factors.grads, factors.optimizer)
+    return tuple(factors.interval(size, rank, width) for width in widths)
 
 
 def make_sharding(params, grads, optimizer):
@@ -31,18 +33,15 @@ def make_sharding(params, grads, optimizer):
 def test_digits_and_data_ranks_are_one_to_one(factors):
     digits = [factors.digits(rank) for rank in range(factors.data)]
     assert len(set(digits)) == factors.data
-    assert [factors.data_rank(at) for at in digits] == list(range(factors.data))
     widths = Digits(*(factors.width(name) for name in DIGITS))
     assert all(0 <= digit < width for at in digits for digit, width in zip(at, widths, strict=True))
 
 
-@given(any_factors(), units, blocks)
-def test_the_ranks_of_a_replica_tile_the_buffer_with_each_state(factors, elements, block):
-    size = factors.padded(elements, block)
-    for interval, factor in zip(
-        INTERVALS, (factors.params, factors.grads, factors.optimizer), strict=True
-    ):
-        parts = sorted({interval(factors, size, rank) for rank in range(factors.data)})
+@given(any_factors(), units)
+def test_the_ranks_of_a_replica_tile_the_buffer_with_each_state(factors, elements):
+    size = factors.padded(elements)
+    for factor in (factors.params, factors.grads, factors.optimizer):
+        parts = sorted({factors.interval(size, rank, factor) for rank in range(factors.data)})
         assert len(parts) == factor
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
         assert parts[-1].stop == size
@@ -52,7 +51,7 @@ def test_the_ranks_of_a_replica_tile_the_buffer_with_each_state(factors, element
 def test_optimizer_lies_in_gradients_lie_in_parameters(factors, elements):
     size = factors.padded(elements)
     for rank in range(factors.data):
-        outer, middle, inner = (interval(factors, size, rank) for interval in INTERVALS)
+        outer, middle, inner = intervals(factors, size, rank)
         assert outer.start <= middle.start <= inner.start
         assert inner.stop <= middle.stop <= outer.stop
 
@@ -86,9 +85,8 @@ def test_the_hops_of_a_digit_end_at_borders_and_at_its_ends(factors):
 def test_ranks_along_the_last_digit_hold_the_same(factors, elements):
     size = factors.padded(elements)
     for rank in range(factors.data):
-        for interval in INTERVALS:
-            replicas = factors.whole("replica").group(rank)
-            assert len({interval(factors, size, member) for member in replicas}) == 1
+        replicas = factors.whole("replica").group(rank)
+        assert len({intervals(factors, size, member) for member in replicas}) == 1
 
 
 @given(any_factors())
@@ -100,33 +98,13 @@ def test_the_groups_of_a_hop_partition_the_ranks(factors):
             assert [hop.value(rank) for rank in group] == list(range(hop.width))
 
 
-@given(any_factors(), units, st.data())
-def test_the_holders_of_an_element_are_those_whose_interval_has_it(factors, elements, data):
+@given(any_factors(), units)
+def test_padding_is_the_least_that_aligns_intervals(factors, elements):
     size = factors.padded(elements)
-    element = data.draw(st.integers(0, size - 1))
-    for interval, holders in zip(INTERVALS, HOLDERS, strict=True):
-        spans = [interval(factors, size, rank) for rank in range(factors.data)]
-        wanted = [r for r, span in enumerate(spans) if span.start <= element < span.stop]
-        assert list(holders(factors, size, element)) == wanted
-
-
-@given(any_factors(), units, st.data())
-def test_one_rank_of_each_replica_updates_an_element(factors, elements, data):
-    size = factors.padded(elements)
-    holders = factors.optimizer_holders(size, data.draw(st.integers(0, size - 1)))
-    assert [factors.digits(rank).replica for rank in holders] == list(
-        range(factors.data // factors.optimizer)
-    )
-
-
-@given(any_factors(), units, blocks)
-def test_padding_is_the_least_that_makes_whole_blocks(factors, elements, block):
-    size = factors.padded(elements, block)
-    multiple = factors.multiple(block)
+    multiple = factors.multiple()
     assert size % multiple == 0
     assert (size // factors.optimizer) % 64 == 0, "not aligned for a GPU"
     assert elements <= size < elements + multiple
-    assert factors.optimizer_interval(size, 0).length % block == 0
 
 
 @given(any_factors(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 64), st.integers(1, 4))
@@ -146,9 +124,7 @@ def test_parameters_are_gathered_inside_a_node_if_a_copy_fits_there(
 def test_the_layout_of_two_four_eight_on_sixteen_ranks():
     factors = Factors(params=2, grads=4, optimizer=8, data=16)
     assert factors.digits(13) == Digits(params=1, grads=0, optimizer=1, replica=1)
-    assert factors.params_interval(32, 13) == Interval(16, 16)
-    assert factors.grads_interval(32, 13) == Interval(16, 8)
-    assert factors.optimizer_interval(32, 13) == Interval(20, 4)
+    assert intervals(factors, 32, 13) == (Interval(16, 16), Interval(16, 8), Interval(20, 4))
     groups = {digit: factors.whole(digit).group(13) for digit in DIGITS}
     assert groups == {
         "params": (12, 13),
@@ -156,9 +132,6 @@ def test_the_layout_of_two_four_eight_on_sixteen_ranks():
         "optimizer": (9, 13),
         "replica": (5, 13),
     }
-    assert factors.params_holders(32, 20) == (1, 3, 5, 7, 9, 11, 13, 15)
-    assert factors.grads_holders(32, 20) == (1, 5, 9, 13)
-    assert factors.optimizer_holders(32, 20) == (5, 13)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +158,8 @@ def test_a_digit_over_two_nodes_has_a_hop_inside_a_node_and_one_between_nodes():
     assert [hop.group(5) for hop in hops] == [(4, 5), (5, 7), (1, 5)]
     assert [grid.farthest_level(hop.group(5)) for hop in hops] == ["package", "node", "network"]
     # rank 5 = 1 of a package, 0 of the packages of a node, 1 of the nodes
-    assert factors.optimizer_interval(64, 5) == Interval(32 + 8, 8)
-    assert replace(factors, borders=()).optimizer_interval(64, 5) == Interval(40, 8)
+    assert factors.interval(64, 5, 8) == Interval(32 + 8, 8)
+    assert replace(factors, borders=()).interval(64, 5, 8) == Interval(40, 8)
 
 
 @pytest.mark.parametrize(

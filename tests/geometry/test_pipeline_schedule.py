@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.geometry.pipeline_actions import run_stages
 from frontier_llm.geometry.pipeline_schedule import (
     Action,
     Placement,
@@ -16,6 +15,7 @@ from frontier_llm.geometry.pipeline_schedule import (
     forward_actions,
     held,
     make_schedule,
+    run_stages,
 )
 from frontier_llm.geometry.stage_messages import Launch, programs
 from frontier_llm.planner.timeline import ActionSeconds, simulate

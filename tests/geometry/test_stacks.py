@@ -13,7 +13,7 @@ from frontier_llm.geometry.inventory import (
 )
 from frontier_llm.geometry.lengths import corrupted, sample_lengths, span_lengths
 from frontier_llm.geometry.model_chunks import chunk_stacks, make_model_chunks
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.pipeline_schedule import Placement
 from tests.geometry.models import any_t5_models, make_model, make_t5
 
 

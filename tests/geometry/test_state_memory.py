@@ -32,10 +32,10 @@ def test_each_state_is_cut_by_its_own_factor(factors, elements):
     size = factors.padded(elements)
     stored = state_bytes(size, factors, compute_bytes=2, master=True)
     assert stored == {
-        "parameters": 2 * factors.params_interval(size, 0).length,
-        "gradients": 4 * factors.grads_interval(size, 0).length,
-        "master": 4 * factors.optimizer_interval(size, 0).length,
-        "moments": 8 * factors.optimizer_interval(size, 0).length,
+        "parameters": 2 * size // factors.params,
+        "gradients": 4 * size // factors.grads,
+        "master": 4 * size // factors.optimizer,
+        "moments": 8 * size // factors.optimizer,
     }
 
 

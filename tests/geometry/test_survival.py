@@ -5,8 +5,7 @@ from itertools import product
 import pytest
 
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.survival import survives
+from frontier_llm.geometry.partition import Factors, survives
 
 
 def by_looking(grid: Grid, factors: Factors) -> str:

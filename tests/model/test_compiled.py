@@ -9,7 +9,7 @@ import torch
 
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
-from frontier_llm.model import build, chunk, linear
+from frontier_llm.model import build, linear
 from frontier_llm.model.transformer import transformer_config
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -46,7 +46,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_compiled_layout_equals_one_process(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs are captured and differentiated as always, but run by torch's own kernels."""
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    monkeypatch.setattr(build, "COMPILER", "aot_eager")
     ranks, overrides = LAYOUTS[layout]
     compare(ranks, [*overrides, "kernels=compiled"], MODELS["untied_gqa_swiglu"], 2)
 
@@ -130,5 +130,5 @@ def test_compiled_functions_of_an_encoder_decoder_equal_one_process() -> None:
 
 @pytest.mark.exhaustive
 def test_an_encoder_decoder_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    monkeypatch.setattr(build, "COMPILER", "aot_eager")
     compare(2, ["sharding=zero3", "kernels=compiled"], TINY_T5, 2)

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from frontier_llm.model import flex
 from frontier_llm.model.attention import SdpaAttention
 from frontier_llm.model.confined import QUERY_BLOCK, Documents, Scores, confined_attention
-from frontier_llm.model.confined_flex import FlexMasks
+from frontier_llm.model.flex import FlexMasks
 from tests.model.test_attention import LargestTensor, random_qkv
 
 TOKENS = 2 * QUERY_BLOCK + 9

@@ -16,8 +16,8 @@ from megatron.core.transformer.enums import AttnMaskType
 from frontier_llm.config import RunConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
-from frontier_llm.model import chunk, flex
-from frontier_llm.model.attention_kernels import attention_kernels
+from frontier_llm.model import build, flex
+from frontier_llm.model.attention import attention_kernels
 from tests.covering import covering
 from tests.model.test_attention import random_qkv
 from tests.model.test_relative import HEADS, REACH, dense, make_core
@@ -130,7 +130,7 @@ LAYOUT_CASES = {
 def test_a_layout_equals_one_process_without_it(
     case: str, on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    monkeypatch.setattr(build, "COMPILER", "aot_eager")
     ranks, overrides, more = LAYOUT_CASES[case]
     compare(ranks, [*overrides, more, "attention=flex"], MODEL, 2)
 

@@ -206,7 +206,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str]] = {
         "gpt", "bf16", "norm (decoder, input)",
     ),
     "wrong epsilon of heads": (
-        _patch("frontier_llm.model.query_key_norm.HeadNorms.__init__",
+        _patch("frontier_llm.model.rotary.HeadNorms.__init__",
                lambda original: lambda self, config, *rest: (
                    original(self, config, *rest), setattr(self, "epsilon", 1e-5))[0]),
         "qwen3", "bf16", "norms of queries and keys",

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from frontier_llm.geometry.pipeline_actions import Action, Placement
+from frontier_llm.geometry.pipeline_schedule import Action, Placement
 from frontier_llm.geometry.stage_messages import Launch, Message, Program
 from tests.parallel.device_model import Operation, Part
 

@@ -93,16 +93,14 @@ def test_one_rank_talks_to_nobody(frontier):
 
 def test_stages_talk_over_the_link_between_them(frontier):
     network = Network(frontier, 8)
-    assert GridGroups(network, Grid(4, 1, 16, 8)).to_next_stage(1e6).link == "node"
-    assert GridGroups(network, Grid(4, 2, 16, 8)).to_next_stage(1e6).link == "network"
+    assert GridGroups(network, Grid(4, 1, 16, 8)).send(1e6).link == "node"
+    assert GridGroups(network, Grid(4, 2, 16, 8)).send(1e6).link == "network"
 
 
 def test_the_ends_of_a_pipeline_may_lie_further_apart_than_its_stages(frontier):
     groups = GridGroups(Network(frontier, 8), Grid(1, 2, 8, 8))
-    assert groups.to_next_stage(1e6).link == "node"
-    assert groups.between_ends(1e6).link == "network"
-    two = GridGroups(Network(frontier, 8), Grid(1, 2, 2, 8))
-    assert two.between_ends(1e6) == two.to_next_stage(1e6)
+    assert groups.send(1e6).link == "node"
+    assert groups.send(1e6, stages=7).link == "network"
 
 
 def test_smaller_nodes_than_the_clusters_end_where_they_say(frontier):

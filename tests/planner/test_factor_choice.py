@@ -9,9 +9,8 @@ from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.choice import choose
+from frontier_llm.planner.choice import FREE_COST, FREE_SHARE, choose, choose_factors
 from frontier_llm.planner.estimate import budget_bytes, estimate
-from frontier_llm.planner.factor_choice import FREE_COST, FREE_SHARE, choose_factors
 from frontier_llm.planner.search import Goal, search
 from tests.covering import covering
 from tests.values import tiny_values

@@ -5,7 +5,7 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.engine import EngineConfig, HostTimes
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.host import Host, host_times, with_host
+from frontier_llm.planner.compute import Host, host_times, with_host
 from frontier_llm.planner.step_time import step_time
 
 

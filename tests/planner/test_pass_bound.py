@@ -1,11 +1,9 @@
-"""The lower bound on a pipeline's seconds is one, and close enough to exclude layouts."""
+"""The lower bound on a pipeline's seconds is one."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.planner.pass_bound import least_pass_seconds
-from frontier_llm.planner.timeline import ActionSeconds, Send, pass_seconds
+from frontier_llm.planner.timeline import ActionSeconds, Send, least_pass_seconds, pass_seconds
 from tests.planner.layouts import make
 
 SPLIT = {"1f1b": (1,), "interleaved": (2, 3), "zb_h1": (1,), "zb_v": (2,), "v_half": (2,)}
@@ -42,20 +40,4 @@ def test_no_simulation_is_faster_than_the_bound(data):
     seconds = [[data.draw(DURATIONS) for _ in range(chunks)] for _ in range(STAGES)]
     send = Send(*data.draw(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5))))
     simulated = pass_seconds(layout, seconds, send)
-    for stage in range(STAGES):
-        assert least_pass_seconds(layout, seconds, send, [stage]) <= simulated
-
-
-@pytest.mark.parametrize(
-    ("name", "chunks", "waiting"), [("1f1b", 1, 1), ("1f1b", 1, 4), ("interleaved", 2, 1)]
-)
-@pytest.mark.parametrize("slow", [0, 2, 3])
-def test_a_slow_stage_between_others_is_bounded_tightly(name, chunks, waiting, slow):
-    layout = _layout(name, chunks, waiting, 30)
-    seconds = [
-        [_actions(*[(1.5 if stage == slow else 1.0) / chunks] * 3, 0.96)] * chunks
-        for stage in range(STAGES)
-    ]
-    send = Send(0.02, 0.03)
-    bound = least_pass_seconds(layout, seconds, send, range(STAGES))
-    assert bound == pytest.approx(pass_seconds(layout, seconds, send), rel=0.01)
+    assert least_pass_seconds(layout, seconds) <= simulated

@@ -3,8 +3,7 @@
 import re
 
 from frontier_llm.config import decode
-from frontier_llm.planner.pictures import _add_label
-from frontier_llm.planner.plan_page import make_page
+from frontier_llm.planner.plan_page import _add_label, make_page
 from frontier_llm.planner.search import Goal, search
 from tests.values import tiny_values
 

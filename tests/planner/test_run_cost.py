@@ -2,8 +2,7 @@
 
 import pytest
 
-from frontier_llm.planner.estimate import estimate
-from frontier_llm.planner.run_cost import run_cost
+from frontier_llm.planner.estimate import estimate, run_cost
 from tests.planner.layouts import make
 
 OPERATION = (

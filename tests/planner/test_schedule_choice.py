@@ -4,11 +4,11 @@ import pytest
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
-from frontier_llm.planner import schedule_choice
+from frontier_llm.planner import choice
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.choice import LEAST_GAIN, choose_schedule
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.schedule_choice import LEAST_GAIN, choose_schedule
 from frontier_llm.planner.search import Goal, search
 from frontier_llm.planner.space import orders
 from frontier_llm.planner.step_time import step_time
@@ -59,7 +59,7 @@ def test_splitting_pays_with_one_chunk_and_not_with_many():
 
 
 def test_a_small_gain_is_not_worth_splitting(monkeypatch):
-    monkeypatch.setattr(schedule_choice, "LEAST_GAIN", 0.5)
+    monkeypatch.setattr(choice, "LEAST_GAIN", 0.5)
     assert _chosen(*LARGE, "parallel.chunks=1") == ("1f1b", 0)
 
 

@@ -5,12 +5,11 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.survival import survives
+from frontier_llm.geometry.partition import survives
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.scaling import fewest_nodes, scaling_curves
-from frontier_llm.planner.search import Goal, search
+from frontier_llm.planner.search import Goal, fewest_nodes, scaling_curves, search
 from frontier_llm.planner.space import cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 from tests.values import tiny_values

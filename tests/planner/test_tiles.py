@@ -4,8 +4,7 @@ import pytest
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.planner.block import Product
-from frontier_llm.planner.compute import Speed
-from frontier_llm.planner.tiles import SPLITS, TILES, tile_flops
+from frontier_llm.planner.compute import SPLITS, TILES, Speed, tile_flops
 
 A100 = 108
 

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.model_chunks import chunks_of_stage, make_model_chunks
-from frontier_llm.geometry.pipeline_actions import Placement
+from frontier_llm.geometry.model_chunks import make_model_chunks
+from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.jsonl import JsonlSink
 from frontier_llm.telemetry.metrics import StepMetrics
@@ -49,7 +49,7 @@ def ranks_of(layout: Layout, layers: int) -> list[RankSummary]:
     ranks = []
     for rank in range(grid.size):
         at = grid.coordinates(rank)
-        held = chunks_of_stage(chunks, at.pipeline)
+        held = [chunk for chunk in chunks if chunk.stage == at.pipeline]
         weights = int(sum(len(p.layers) + p.has_embedding + p.has_head for p in held) * 0.8 * MIB)
         ranks.append(
             RankSummary(

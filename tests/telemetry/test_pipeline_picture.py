@@ -1,7 +1,7 @@
 """The picture of a step has a box for each action, a legend and a row for each drawn stage."""
 
-from frontier_llm.geometry.pipeline_actions import Action
-from frontier_llm.telemetry.pipeline_picture import DRAWN_STAGES, Event, draw
+from frontier_llm.geometry.pipeline_schedule import Action, Event
+from frontier_llm.telemetry.pipeline_picture import DRAWN_STAGES, draw
 
 
 def test_every_kind_of_action_has_its_colour_in_the_legend():

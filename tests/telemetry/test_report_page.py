@@ -13,8 +13,8 @@ from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.figures import memory_figure, wire_figure
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.html_page import section
-from frontier_llm.telemetry.rank_map import layer_words
 from frontier_llm.telemetry.report_page import make_report, write_report
+from frontier_llm.telemetry.report_sections import layer_words
 from frontier_llm.telemetry.summary import Layout, PlanRow, RunSummary, TextSample
 from tests.telemetry.runs import make_run, step_metrics
 

@@ -122,7 +122,8 @@ def corpus_refusal(*overrides: str, stored: str | None = "t1", own: str = "t1") 
     corpus: Any = SimpleNamespace(digest="new", tokenizer_sha256=own)
     meta = {"corpus": "old"} | ({} if stored is None else {"tokenizer": stored})
     try:
-        return check_corpus(changes(saved, config.model_dump(mode="json")), config, corpus, meta)
+        found = changes(saved, config.model_dump(mode="json"))
+        return check_corpus(found, config, corpus, meta, Path("runs/a/checkpoints/step_00000001"))
     except ConfigError as error:
         return str(error)
 
@@ -138,7 +139,13 @@ def test_a_corpus_is_refused_by_the_name_of_what_differs() -> None:
     assert text is not None
     assert "error at data.tokenizer" in text
     assert "tokenizer t1" in text
-    assert "run.allow_changes=[data.tokenizer]" in text
+    assert "run.allow_changes=[data.path,data.tokenizer]" in text
+    # text alone does not explain other tokens, which spoil the model
+    for path in ("data.path", "data.corpora"):
+        text = corpus_refusal(f"run.allow_changes=[{path}]", own="t2")
+        assert "data.tokenizer=PATH, the tokenizer until now" in (text or "")
+    text = corpus_refusal("run.allow_changes=[data.tokenizer]", own="t2")
+    assert "changed their meaning" in (text or "")
 
 
 def test_an_allowed_change_of_the_preparation_explains_another_corpus() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.checkpoint.replica_part import part_of
+from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.protocols import StateShard
 
 

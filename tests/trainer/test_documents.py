@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from frontier_llm.data.document_rows import DocumentBatches, Row
+from frontier_llm.data.document_rows import Row, document_batch
 from frontier_llm.launch.world import World
-from frontier_llm.model import chunk
+from frontier_llm.model import build
 from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
@@ -57,7 +57,7 @@ def batch_of(rig: Rig, lengths: list[int], part: slice, multiple: int = 1) -> An
     text = torch.randint(rig.config.model.vocabulary, (sum(LENGTHS) + 1,), generator=draw)
     tokens = np.pad(text.numpy()[part], (0, -sum(lengths) % multiple))
     row = Row(tokens, np.array(lengths), continues=False)
-    return DocumentBatches(separate=True).batch([row], [0])
+    return document_batch([row], [0], separate=True)
 
 
 def loss(rig: Rig, lengths: list[int], part: slice = slice(None)) -> float:
@@ -118,7 +118,7 @@ PARITY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", covering(PARITY, ["compiled"]))
 def test_a_layout_equals_one_process(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    monkeypatch.setattr(build, "COMPILER", "aot_eager")
     ranks, layout = PARITY[case]
     compare(ranks, [*layout, *BATCH], MODELS["rotary_window_capped"], 2)
 

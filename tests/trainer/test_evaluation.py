@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.batch import LossSums
-from frontier_llm.data.document_rows import DocumentBatches, Row
+from frontier_llm.data.corpora import ValidationWindows
+from frontier_llm.data.document_rows import Row, document_batch
 from frontier_llm.data.loader import BatchLoader, causal_batch
-from frontier_llm.data.validation_windows import ValidationWindows
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.evaluate import TextLoss, Validation, bits_per_byte
 from tests.batches import _documents, _tokens
@@ -56,7 +57,7 @@ def evaluated(world: World, values: dict[str, Any], counts: Sequence[int]) -> Va
     wanted = rig.config.trainer.evaluate_batches * data.global_batch
     samples: Any = splits(rig, counts)
     windows = ValidationWindows(samples, [1 / len(counts)] * len(counts), wanted)
-    make = DocumentBatches(separate=True).batch if data.documents == "separate" else causal_batch
+    make = partial(document_batch, separate=True) if data.documents == "separate" else causal_batch
     loader = BatchLoader(
         windows, data.global_batch, data.micro_batch, at.data, rig.groups.grid.data, make,
         ends=True,
@@ -78,7 +79,7 @@ def by_hand(world: World, values: dict[str, Any], counts: Sequence[int]) -> Vali
         means, nats, tokens, text, number = [], 0.0, 0, 0.0, 0
         for index in range(len(split)):
             row = split[index]
-            make = DocumentBatches(separate=True).batch if isinstance(row, Row) else causal_batch
+            make = partial(document_batch, separate=True) if isinstance(row, Row) else causal_batch
             batch = make([row], [index])
             with torch.no_grad():
                 logits = module(**batch.inputs())[0, :, : rig.config.model.vocabulary].double()

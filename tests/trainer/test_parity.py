@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from frontier_llm.launch.world import World
-from frontier_llm.model import chunk
+from frontier_llm.model import build
 from tests.covering import covering
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import Rig, make_rig
@@ -204,7 +204,7 @@ def test_parallel_residual() -> None:
 @pytest.mark.parametrize("kernels", covering(["torch", "compiled"], ["compiled"]))
 def test_windows_and_capped_scores(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The middle of three layers has no window, which a stage must know of its own layers."""
-    monkeypatch.setattr(chunk, "COMPILER", "aot_eager")
+    monkeypatch.setattr(build, "COMPILER", "aot_eager")
     layout = ["parallel.tensor=2", "parallel.pipeline=2", *BATCH, f"kernels={kernels}"]
     model = ["model.layers=3", "model.window=4", "model.window_every=2"]
     model += ["model.attention_softcap=0.5", "model.kv_heads=2", "model.positions=rotary"]

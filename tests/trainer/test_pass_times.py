@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from frontier_llm.geometry.pipeline_actions import Action, Placement
+from frontier_llm.geometry.pipeline_schedule import Action, Placement
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.pass_times import PassTimes
 from frontier_llm.trainer.phase_timer import MEASURED_STEPS

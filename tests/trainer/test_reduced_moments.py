@@ -16,7 +16,7 @@ from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest import Manifest, Moments
 from frontier_llm.checkpoint.reduced_moments import BLOCK, ReducedWords, decode, encode, words
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.config.checkpoint_rules import check_checkpoint
+from frontier_llm.config.rules import check_checkpoint
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.state_memory import MOMENT_BLOCK_WORDS

@@ -1,6 +1,7 @@
 """A run that goes on is the run that never stopped; what cannot go on says why."""
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.run_loader import make_batch_maker, make_windows
-from frontier_llm.data.tokenizer_training import train_tokenizer
+from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.trainer import run_directory
@@ -289,7 +290,13 @@ def test_another_corpus_must_be_allowed(
     ended = train(*other)
     assert ended.code == 2
     assert "the corpus that the run has read so far" in ended.text
-    assert train(*other, "run.allow_changes=[data.path]").code == 0
+    ended = train(*other, "run.allow_changes=[data.path]")
+    assert ended.code == 2, "the tokens would have other meanings"
+    advice = re.search(r"same tokens: (\S+) (data\.tokenizer=\S+);", ended.text)
+    assert advice is not None
+    ended = train(*other, *advice.groups())
+    assert ended.code == 0, ended.text
+    assert "changed their meaning" not in ended.text
 
 
 def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -> None:

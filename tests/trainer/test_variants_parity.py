@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from frontier_llm.model import query_key_norm
+from frontier_llm.model import rotary
 from tests.ranks import run_ranks
 from tests.trainer.test_parity import check, reference, train_and_collect, trained
 from tests.values import tiny_values
@@ -87,8 +87,8 @@ def test_mean_squares_of_single_ranks_are_noticed(monkeypatch: pytest.MonkeyPatc
     """Negative control: without this, the comparisons above would prove less."""
     model = MODELS["olmo2_llama3"]
     own = SimpleNamespace(all_reduce=lambda means, group: None)
-    monkeypatch.setattr(query_key_norm, "dist", own)
-    monkeypatch.setattr(query_key_norm, "_width", lambda x, group: x.shape[-1])
+    monkeypatch.setattr(rotary, "dist", own)
+    monkeypatch.setattr(rotary, "_width", lambda x, group: x.shape[-1])
     values = tiny_values(*model, "parallel.tensor=2")
     losses = run_ranks(train_and_collect, 2, values, "fp32", STEPS)[0][0]
     assert not np.allclose(losses, reference(tuple(model), STEPS)[0], rtol=1e-5)

@@ -12,7 +12,7 @@ from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.geometry.survival import Survives, survives
+from frontier_llm.geometry.partition import Survives, survives
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind
 from frontier_llm.trainer.callbacks.run_report import RunReport

@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 
 from frontier_llm.data.corpora import BlendedSamples
-from frontier_llm.data.corpus_check import Damage, find_damage, is_verified
+from frontier_llm.data.corpus_manifest import Damage, find_damage, is_verified
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data import corpus_check
-from frontier_llm.data.corpus_check import NOTE_FILE
+from frontier_llm.data import corpus_manifest
+from frontier_llm.data.corpus_manifest import NOTE_FILE
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Samples, open_corpus
 from frontier_llm.data.run_loader import window_corpus
@@ -27,8 +27,8 @@ STEPS = 6
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(corpus_check, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(corpus_check, "MIB", 64)
+    monkeypatch.setattr(corpus_manifest, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(corpus_manifest, "MIB", 64)
     return prepare(config(tmp_path / "corpus", write_jsonl(tmp_path / "text.jsonl", 80)), workers=1)
 
 
