@@ -256,7 +256,6 @@ def test_a_spread_does_not_depend_on_how_values_are_cut() -> None:
 def test_exported_weights_are_plain_safetensors(dtype: str, tmp_path: Path) -> None:
     make(tmp_path / "run", (2, 2))
     file = tmp_path / "weights.safetensors"
-    file.write_text("an older one")
     assert main([str(tmp_path / "run"), "--export", str(file), "--dtype", dtype]) == 0
     weights = load_file(file)
     assert weights.keys() == MODEL.keys()
