@@ -103,7 +103,15 @@ def find(path: Path) -> Checkpoint:
     A CheckpointError is raised if there is none, or it is damaged.
     """
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    return newest(folder) or Checkpoint.open(path)
+    found = newest(folder)
+    if found is None and (path / "config.yaml").is_file():
+        raise CheckpointError(f"the run in {path} has saved no checkpoint yet")
+    if found is None and (path / "config.json").is_file():
+        raise CheckpointError(
+            f"{path} is a folder of Hugging Face, no checkpoint: convert it first with\n"
+            f"  frontier-llm convert --from hf {path} OUT"
+        )
+    return found or Checkpoint.open(path)
 
 
 def _folders(folder: Path) -> list[tuple[int, str, Path]]:

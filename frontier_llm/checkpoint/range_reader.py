@@ -166,8 +166,12 @@ class RangeReader:
         )
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}")
+class Unreadable(CheckpointError):
+    """The system does not read a file, which need not be damaged."""
+
+
+def _unreadable(path: Path, error: OSError) -> Unreadable:
+    return Unreadable(f"{path} cannot be read: {error.strerror or error}")
 
 
 class ReadAhead:

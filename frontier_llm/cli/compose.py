@@ -85,7 +85,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise _missing(parsed, str(error.full_key)) from None
     except OmegaConfBaseException as error:
-        raise _unresolved(error) from None
+        raise _unresolved(parsed, error) from None
     except (HydraException, ValueError) as error:
         raise _refused(parsed, error) from None
     assert isinstance(values, dict)
@@ -249,18 +249,22 @@ def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
     """Build the error for a key without a value, which other files may complete."""
     wanted = next((kind for name, kind, _ in keys() if name == key), "a value")
     group, _, name = key.partition(".")
-    todo = f"set {key}=VALUE"
+    todo, got = f"set {key}=VALUE", "nothing"
     for chosen in (override.value() for override in overrides if override.key_or_group == group):
         files = [file for file in groups().get(group, ()) if file.startswith(f"{chosen}_")]
+        paths = (folder / group / f"{chosen}.yaml" for folder in conf_folders())
+        got = next((f"nothing: {path} does not set it" for path in paths if path.exists()), got)
         complete = [file for file in files if file_values(group, file).get(name) != "???"]
         if complete:
             todo = f"choose {group}=" + " or ".join(complete) + f", or {todo}"
-    return ConfigError(key, "nothing", wanted, todo)
+    return ConfigError(key, got, wanted, todo)
 
 
-def _unresolved(error: OmegaConfBaseException) -> ConfigError:
+def _unresolved(overrides: Sequence[Override], error: OmegaConfBaseException) -> ConfigError:
     """Build the error for a reference `${...}` that cannot be resolved."""
     message = str(error).splitlines()[0]
+    for key in (name for name, _, _ in keys() if f"'{name}' not found" in message):
+        return _missing(overrides, key)
     wants = "a reference ${...} to a key that exists, or ${now:%Y%m%d}"
     todo = "correct the reference, or write the value itself"
     return ConfigError(str(error.full_key or "?"), message, wants, todo)

@@ -42,7 +42,7 @@ from omegaconf import DictConfig
 from frontier_llm.cli.compose import compose, configured, groups
 from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid, placed
 from frontier_llm.cli.launch import Job
-from frontier_llm.cli.options import MULTIRUN
+from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import (
@@ -68,6 +68,10 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     overrides = [placed(argument) for argument in arguments if argument not in MULTIRUN]
+    if {"--cfg", "--cfg=job"} & set(overrides):
+        wants = "no --cfg in a sweep, which has a configuration for each trial"
+        todo = "use frontier-llm train --cfg job with the settings of one trial"
+        raise ConfigError(THE_LINE, "--cfg", wants, todo)
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)
@@ -83,11 +87,18 @@ def main(arguments: Sequence[str]) -> int:
     _silence(settings)
     axes = {key_of(setting) for setting in settings if is_axis(setting)}
 
+    folders: list[Path] = []
+
     def task(config: DictConfig) -> float:
+        folders.append(Path(HydraConfig.get().runtime.output_dir).absolute())
         return hydra_task(config, axes)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
-    return 0
+    if not folders:
+        return 0  # the trials were Slurm jobs, each of which has printed its result
+    sweep = folders[0].parent
+    print(f"{sweep}: compare the trials with frontier-llm sweep-report {sweep}")
+    return 0 if any(Trial.read(folder).status != "refused" for folder in folders) else 2
 
 
 def _silence(settings: Sequence[str]) -> None:
@@ -183,10 +194,12 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     if is_first_task():
         trial.write(folder)
         total = getattr(of_hydra.sweeper, "n_trials", None)
-        number = f"{of_hydra.job.num + 1}/{total}" if total else f"{of_hydra.job.num + 1}"
+        number = f"{of_hydra.job.num} of {total}" if total else f"{of_hydra.job.num}"
         speed = f"{trial.speed_number:>10} {trial.speed_unit}"
         shown = [text for text in overrides if key_of(text) in axes] or overrides
         print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(shown)}")
+        if trial.status == "refused":
+            print(f"{'':<10}{trial.outcome}")
     return trial.value
 
 
@@ -230,6 +243,8 @@ def _check(config: RunConfig, settings: Sequence[str]) -> None:
         todo = "set launch.trial_value=speed or launch.trial_runner=train"
         raise ConfigError("launch.trial_value", "loss with launch.trial_runner=plan", wants, todo)
     for key, _, got in (setting.partition("=") for setting in settings):
+        if key_of(key) == "hydra.sweep.dir":
+            check_writable("hydra.sweep.dir", Path(got))
         if key_of(key) == "run.dir":
             wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
             todo = f"set the folder of the sweep instead: hydra.sweep.dir={got}"

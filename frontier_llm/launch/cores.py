@@ -19,6 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 _CPUS_OF_TASK = "SLURM_CPUS_PER_TASK"
 """Variable with the number of cores that srun gave to this task."""
+_MOST_RANKS_PER_CORE = 4
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """The variables from which torch reads the settings of its allocator; the first one is current."""
@@ -97,7 +98,7 @@ def crowding(
 ) -> str | None:
     """Return a warning when the ranks of a node run more threads than there are cores.
 
-    There is no warning with one thread per rank, since fewer cannot be set.
+    With one thread per rank, of which fewer cannot be set, it only warns of too many ranks.
 
     Args:
         threads: number of threads per rank.
@@ -112,6 +113,11 @@ def crowding(
         sharing = 1
         if environ.get(_CPUS_OF_TASK, "").isdigit():
             cores = min(cores, max(1, int(environ[_CPUS_OF_TASK])))
+    if sharing > _MOST_RANKS_PER_CORE * cores:
+        return (
+            f"warning: {sharing} ranks on {counted(cores, 'core')} make every step slow, and may "
+            "need more memory than there is"
+        )
     if threads == 1 or threads * sharing <= cores:
         return None
     recommended = max(1, cores // sharing)

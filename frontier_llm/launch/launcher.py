@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -99,7 +100,7 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
         finally:
             ranks.kill()
     if killed:
-        print_error("killed by the second Ctrl-C; no checkpoint was saved")
+        print_error("killed by the second Ctrl-C; the last steps are not saved")
         return Ended(INTERRUPTED)
     return _report_cause(ranks, options)
 
@@ -234,4 +235,8 @@ def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) ->
         return Ended(0)
     cause = failure.cause(failures.values())
     print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
+    if cause.kind == "stopped":  # then all are, and there is no failure to look at
+        with suppress(OSError):
+            failure.clear(options.failure_dir)
+            options.failure_dir.rmdir()
     return Ended(cause.exit_code, cause)

@@ -93,7 +93,7 @@ def _coordinate(
     """Poll until the job has ended; return how it ended."""
     while (ended := coordinator.poll()) is None:
         if signals.second_interrupt:
-            print_error("killed by the second Ctrl-C; no checkpoint was saved")
+            print_error("killed by the second Ctrl-C; the last steps are not saved")
             return Ended(INTERRUPTED)
         if signals.take_stop():
             print_error("stopping after the current step (Ctrl-C once more kills at once)")

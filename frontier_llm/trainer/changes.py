@@ -92,7 +92,7 @@ def refuse(found: Changes, config: RunConfig) -> None:
     ]
     if not refused:
         return
-    before, after = found[refused[0]]
+    before, after = ("null" if value is None else value for value in found[refused[0]])
     others = f" (and {len(refused) - 1} more differ)" if len(refused) > 1 else ""
     back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
     # the text at another path may be the same; if it is not, it has to be allowed as well

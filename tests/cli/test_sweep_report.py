@@ -103,7 +103,7 @@ def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
     assert "4 of 5 trials done" in said
     assert "| 210 * | 4.0000 | 4.00 | 2 | 2 | 10.0 s | done |" in said
     assert "Best: 210 tokens/s: `data.micro_batch=2 parallel.tensor=2`" in said
-    assert "refused: got: 80 GiB" in said
+    assert "refused: plan got: 80 GiB" in said
     assert (folder / "sweep.md").read_text().strip() in said
     assert "| 5 | 210 |" in said
     for picture in ("pareto.svg", "convergence.svg"):
