@@ -11,7 +11,8 @@ layout. The manifest begins with the digest of its own remaining bytes.
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 from operator import attrgetter
@@ -218,6 +219,42 @@ class Manifest(_Model):
         for problem in problems(manifest):
             raise _damaged(name, problem)
         return manifest
+
+
+@dataclass(frozen=True)
+class SplitManifest:
+    """A checked manifest as texts, of which each rank parses only what it reads.
+
+    The manifest of 3,072 ranks has 32 MB, and takes 200 MB as objects.
+    """
+
+    head: str
+    files: dict[str, str]
+    tensors: dict[str, str]
+    weights: frozenset[str]
+    """Names of the tensors of the model."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "SplitManifest":
+        """Split a manifest, on the rank that has checked it."""
+        return cls(
+            manifest.model_copy(update={"files": {}, "tensors": {}}).to_json(),
+            {name: file.to_json() for name, file in manifest.files.items()},
+            {name: tensor.to_json() for name, tensor in manifest.tensors.items()},
+            frozenset(manifest.weights),
+        )
+
+    def part(self, names: Iterable[str]) -> Manifest:
+        """Return a manifest of some tensors, as far as they exist, and of the files with them."""
+        tensors = {
+            name: Tensor.model_validate_json(self.tensors[name])
+            for name in dict.fromkeys(names)
+            if name in self.tensors
+        }
+        used = {stored.file for tensor in tensors.values() for stored in tensor.stored_ranges}
+        files = {name: File.model_validate_json(self.files[name]) for name in sorted(used)}
+        head = Manifest.model_validate_json(self.head)
+        return head.model_copy(update={"files": files, "tensors": tensors})
 
 
 def _damaged(name: str, problem: str) -> CheckpointError:

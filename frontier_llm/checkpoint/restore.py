@@ -9,10 +9,11 @@ layout saved the checkpoint, it also needs one byte per element of its largest s
 missing elements. Reduced moments are kept in their reduced form until all of them are read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 
@@ -79,13 +80,13 @@ def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
             pass  # planning the copies raises the error
 
 
-def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
+def check_model(folder: Path, weights: Collection[str], model: Mapping[str, Shape]) -> None:
     """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them."""
-    others: Sequence[str] = sorted(checkpoint.manifest.weights.keys() - model.keys())
+    others: Sequence[str] = sorted(set(weights) - model.keys())
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise CheckpointError(
-            f"{checkpoint.folder}: {others[0]}{more} is stored, the model has no such tensor; is "
+            f"{folder}: {others[0]}{more} is stored, the model has no such tensor; is "
             "it a checkpoint of another model?"
         )
 
