@@ -147,15 +147,7 @@ def check_corpus(
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
         todo = f"use the same text and tokenizer, or allow it: {_allowing(config, key)}"
         if other:
-            # imports torch, which the command line does not wait for
-            from frontier_llm.trainer.initial_tokenizer import tokenizer_of
-
-            path = tokenizer_of(checkpoint, meta, data.directory) or "PATH, the tokenizer until now"
-            allowing = _allowing(config, "data.path", "data.tokenizer")
-            todo = (
-                f"use the same text; or go on with other text and the same tokens: {allowing} "
-                f"data.tokenizer={path}; with {allowing} alone the model has to learn other tokens"
-            )
+            todo = _keep_tokens(config, meta, checkpoint)
         raise ConfigError(
             key,
             f"{place}, which gives a corpus with digest {corpus.digest}{own}",
@@ -167,6 +159,20 @@ def check_corpus(
     return (
         "the tokenizer is not the one of the checkpoint: ids of tokens have changed their meaning, "
         "and the model has to learn them anew"
+    )
+
+
+def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -> str:
+    """Say how a run goes on with other text and the tokenizer that its checkpoint names."""
+    # imports torch, which the command line does not wait for
+    from frontier_llm.trainer.initial_tokenizer import tokenizer_of
+
+    found = tokenizer_of(checkpoint, meta, config.data.directory)
+    allowing = _allowing(config, "data.path", "data.tokenizer")
+    return (
+        f"use the same text; or go on with other text and the same tokens: {allowing} "
+        f"data.tokenizer={found or 'PATH, the tokenizer until now'}; with {allowing} alone the "
+        "model has to learn other tokens"
     )
 
 
