@@ -31,7 +31,6 @@ class LastCollective:
     group: str
     """torch's name of the process group, followed by its ranks if torch has recorded them."""
     sequence: int
-    """Number of this collective among all collectives of its group."""
     is_waiting: bool
     """Whether the collective has not completed, so that this rank waits for other ranks."""
     has_started: bool = True
@@ -81,7 +80,6 @@ def unstarted_collective() -> LastCollective | None:
 
 
 def _read(entry: dict[str, Any], trace: dict[str, Any]) -> LastCollective:
-    """Convert an entry of the record; `trace` also describes the process groups."""
     name, description = (*entry.get("process_group", ("?", "")), "")[:2]
     ranks = trace.get("pg_config", {}).get(str(name), {}).get("ranks", "")
     operation = str(entry.get("profiling_name", "?")).partition(":")[2] or "?"

@@ -37,7 +37,7 @@ class Phase:
     step: int
     """The last step that the rank has started; 0 before the first."""
     started: float
-    """Start of the phase by the monotonic clock of the rank, in seconds."""
+    """Monotonic clock of the rank, in seconds."""
     limit_seconds: float
     """Time limit in seconds. A phase that takes longer is a stall."""
 
@@ -49,13 +49,10 @@ class RankState:
     rank: int
     host: str
     phase: str
-    """Name of the phase."""
     step: int
-    """The last step that the rank has started."""
     seconds: float
     """Seconds since the start of the phase."""
     collective: LastCollective | None
-    """The newest collective of the rank; None if torch has recorded none."""
     stack: tuple[str, ...]
     """Stack of the main thread, outermost frame first."""
 
@@ -63,12 +60,7 @@ class RankState:
     def now(cls, world: World, phase: Phase, lost: BaseException | None = None) -> "RankState":
         """Describe this process; may be called from any of its threads.
 
-        Args:
-            world: rank and host of this process.
-            phase: the phase of the main thread. After a loss of contact, the phase in which it
-                happened.
-            lost: the error by which this rank noticed that it lost contact with another rank; None
-                if it did not lose contact.
+        `lost` is the error by which this rank lost contact with another rank, in this phase.
         """
         return cls(
             rank=world.rank,
@@ -133,17 +125,12 @@ def late_ranks(
 
     The first of these kinds that occurs is returned:
 
-    1. ranks that did not report;
+    1. ranks that did not report, and are not in `closed`: those have left the work that is watched;
     2. ranks that compute while other ranks wait;
     3. ranks in an earlier step than others;
     4. ranks in an earlier collective than the other ranks of the same process group.
 
     The list is empty if none occurs, so that all ranks wait in the same place.
-
-    Args:
-        states: states of the ranks that reported.
-        size: number of ranks.
-        closed: ranks that do not report because they have left the work that is watched.
     """
     silent = [rank for rank in range(size) if rank not in states and rank not in closed]
     if silent:
@@ -165,12 +152,7 @@ def explain_stall(
 ) -> str:
     """Return a message of a few lines: what stalled, which ranks are late, what the others do.
 
-    Args:
-        states: states of the ranks that reported.
-        world: names of hosts, as any rank knows them.
-        alarm: the phase that took too long.
-        file: path of the file with all states, which the message names.
-        closed: as in `late_ranks`.
+    It names the file with all states; `alarm` is the phase that took too long.
     """
     late = late_ranks(states, world.size, closed)
     lines = [
@@ -191,14 +173,9 @@ def explain_loss(
     file: str,
     closed: Collection[int] = (),
 ) -> str:
-    """Return a message that names the ranks that are gone, after a rank lost contact.
+    """Return a message that names the ranks that are gone, after the rank of `world` lost contact.
 
-    Args:
-        states: states of the ranks that reported.
-        world: rank and host of the rank that lost contact.
-        error: network error on this rank.
-        file: path of the file with all states, which the message names.
-        closed: as in `late_ranks`.
+    It names the file with all states, and the network error of this rank.
     """
     gone = [rank for rank in range(world.size) if rank not in states and rank not in closed]
     if gone:
@@ -220,10 +197,7 @@ def explain_loss(
 def explain_lost_store(world: World, phase: Phase, error: str | None) -> str:
     """Return a message of one line, for a rank that gets no diagnosis from the store on rank 0.
 
-    Args:
-        world: the rank that writes the message, and the host of rank 0.
-        phase: the phase of its main thread.
-        error: the network error by which it lost contact with another rank; None if it did not.
+    `error` is the network error by which it lost contact with another rank, if it did.
     """
     place = f"{phase.name} of step {phase.step}"
     event = f"lost contact with another rank in {place} ({error})"
@@ -250,7 +224,6 @@ def format_states(states: Mapping[int, RankState], size: int) -> str:
 
 
 def _describe_late(rank: int, states: Mapping[int, RankState]) -> list[str]:
-    """Return lines on what a late rank does, with its innermost stack frames."""
     state = states.get(rank)
     if state is None:
         return [f"  rank {rank}: did not report: it is stopped, dead or cut off from the network"]
@@ -270,7 +243,6 @@ def _activities(states: Iterable[RankState]) -> list[str]:
 
 
 def _behind_in_group(states: Iterable[RankState]) -> list[int]:
-    """Return the ranks that are in an earlier collective than other ranks of the same group."""
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for state in states:
         if state.collective is not None and state.collective.has_started:
@@ -284,6 +256,5 @@ def _behind_in_group(states: Iterable[RankState]) -> list[int]:
 
 
 def _main_stack() -> tuple[str, ...]:
-    """Return the stack of the main thread, outermost frame first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return tuple(traceback.format_stack(frame)) if frame else ()

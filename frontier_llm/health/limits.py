@@ -43,10 +43,7 @@ class Limits(Protocol):
 def limit_of(name: str, limits: Limits, step_seconds: Collection[float]) -> float:
     """Return the time limit of a phase in seconds.
 
-    Args:
-        name: `step`, `checkpoint` or `evaluation`; any other phase has the limit of the start-up.
-        limits: the time limits of a run.
-        step_seconds: seconds of the last steps.
+    Phases other than `step`, `checkpoint` and `evaluation` have the limit of the start-up.
     """
     if name == "step":
         if len(step_seconds) < _MEASURED_STEPS:

@@ -18,7 +18,6 @@ from frontier_llm.units import format_bytes, format_seconds
 STATE_BYTES = 12
 """Bytes per parameter in a checkpoint: an fp32 master weight and two moments."""
 _NAMED_HOSTS = 4
-"""Hosts with wrong clocks that warnings name."""
 CLOCK_SKEW_SECONDS = 2.0
 """A larger difference between two hosts makes the order of two failures uncertain."""
 
@@ -28,7 +27,6 @@ class Findings:
     """The messages of failed checks."""
 
     errors: tuple[str, ...]
-    """Problems that end the run before it starts."""
     warnings: tuple[str, ...]
     """Conditions that may be intended. They are only logged."""
 
@@ -36,13 +34,9 @@ class Findings:
 def check_reports(
     config: RunConfig, nodes_per_copy: int, world: World, reports: Sequence[RankReport]
 ) -> Findings:
-    """Check the reports of all ranks.
+    """Check the reports of all ranks, which are in the order of the ranks.
 
-    Args:
-        config: configuration of the run.
-        nodes_per_copy: number of nodes that together hold one copy of the optimizer states.
-        world: launcher and number of ranks per node, as rank 0 knows them.
-        reports: reports of all ranks, in the order of the ranks.
+    `nodes_per_copy` nodes together hold one copy of the optimizer states.
     """
     nodes_are_simulated = config.launch.ranks_per_node is not None or world.launcher == "local"
     errors = [*_devices(config, reports), *_agreement(reports), *_interfaces(reports)]
@@ -119,7 +113,6 @@ def _moves(world: World, reports: Sequence[RankReport], saves_locally: bool) -> 
 
 
 def _agreement(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Check that all ranks have the same configuration and versions as rank 0."""
     first = reports[0]
     by_difference: dict[str, list[RankReport]] = defaultdict(list)
     for report in reports[1:]:
@@ -183,7 +176,6 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
 
 
 def _strangers(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Check that no other user can read or exchange the checkpoints on a node."""
     copies = config.recovery.partner_copies
     key = "recovery.copies_path" if copies else "checkpoint.tiers.local.path"
     for report in reports:
@@ -195,7 +187,6 @@ def _strangers(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str
 
 
 def _environment(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Compare environment variables with those of the cluster file."""
     on_one_node = len({report.host for report in reports}) == 1
     for name, wanted in config.cluster.environment.items():
         if name == "NCCL_NET" and on_one_node:  # a node without neighbours does not use a network
@@ -230,7 +221,6 @@ def _clocks(reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Check that devices are of the kind (cpu, cuda or hip) that the cluster file names."""
     wanted = config.cluster.device.kind
     wrong = [report for report in reports if report.kind != wanted]
     if wrong:
@@ -241,7 +231,6 @@ def _device_kinds(config: RunConfig, reports: Sequence[RankReport]) -> Iterator[
 
 
 def _cores(reports: Sequence[RankReport]) -> Iterator[str]:
-    """Check that no two ranks of a host run on the same CPU cores."""
     ranks_by_cores = defaultdict(list)
     for report in reports:
         ranks_by_cores[report.host, report.cores].append(report.rank)

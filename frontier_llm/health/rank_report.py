@@ -42,7 +42,6 @@ class RankReport:
     device: str
     """Identifier of the device, unique on its host; empty on a CPU."""
     device_name: str
-    """Name of the device as given by its driver."""
     kind: str
     """`cpu`, `cuda` or `hip`."""
     interfaces: tuple[str, ...]
@@ -52,7 +51,6 @@ class RankReport:
     digest: str
     """SHA-256 of the configuration."""
     versions: dict[str, str]
-    """Versions of Python and of libraries."""
     environment: dict[str, str]
     """Environment variables that control communication."""
     folders: dict[str, str]
@@ -73,15 +71,7 @@ class RankReport:
         accelerator: Accelerator,
         local: Path | None = None,
     ) -> "RankReport":
-        """Describe this rank.
-
-        Args:
-            config: configuration of the run.
-            world: rank and host of this process.
-            accelerator: the device of this rank.
-            local: folder of this run's checkpoints on this node, made if it does not exist; None
-                without node-local checkpoints.
-        """
+        """Describe this rank; `local`, the folder of checkpoints on this node, is made if missing."""
         folders, stranger = {}, ""
         if world.rank == 0:
             folders["shared"] = Path(config.run.dir).absolute()
@@ -111,23 +101,11 @@ class RankReport:
 def exchange(
     report: RankReport, world: World, store: "Store", timeout: timedelta
 ) -> list[RankReport]:
-    """Send the report of every rank to rank 0.
+    """Send the report of every rank to rank 0; return all there, in order, and else only the own.
 
     Collective over all ranks, through the store. A rank makes four store operations, and rank 0
-    makes two more.
-
-    Args:
-        report: the report of this rank.
-        world: rank of this process and number of ranks.
-        store: the store of all ranks.
-        timeout: how long rank 0 waits for the other ranks.
-
-    Returns:
-        On rank 0 all reports in the order of the ranks; on other ranks only their own report.
-
-    Raises:
-        LaunchError: some ranks did not report. Raised on rank 0; the message names these ranks and
-            their hosts.
+    makes two more. Raises LaunchError on rank 0 if some ranks did not report within the time limit;
+    the message names these ranks and their hosts.
     """
     store.set(f"{_KEY}/{report.rank}", json.dumps(asdict(report)))
     if store.add(_KEY, 1) == world.size:
@@ -149,7 +127,6 @@ def exchange(
 
 
 def _collect(size: int, store: "Store") -> list[RankReport]:
-    """Read the reports and clocks of all ranks from the store."""
     texts = read_all(store, [f"{_KEY}/{rank}" for rank in range(size)])
     clocks = read_all(store, [f"{_KEY}/clock/{rank}" for rank in range(size)])
     return [
@@ -159,11 +136,7 @@ def _collect(size: int, store: "Store") -> list[RankReport]:
 
 
 def host_of(rank: int, store: "Store") -> str:
-    """Return the host from which a rank reported.
-
-    Raises:
-        RankZeroLostError: the store does not answer.
-    """
+    """Return the host from which a rank reported."""
     try:
         return _read(store.get(f"{_KEY}/{rank}")).host
     except RuntimeError as error:

@@ -26,7 +26,6 @@ class Event:
     """The start or the end of a process."""
 
     number: int
-    """Number of the process among all processes of the job."""
     code: int | None = None
     """Exit code, or the negative number of the signal; None = the process was started."""
     seconds: float = 0.0
@@ -38,20 +37,16 @@ class Event:
 
 
 class AgentStore:
-    """The view of one agent, or of the coordinator; methods raise RuntimeError without a store."""
+    """The view of one agent, or of the coordinator; methods raise RuntimeError without a store.
+
+    Nothing else may wait on its connection.
+    """
 
     def __init__(self, store: "Store") -> None:
-        """Use a connection on which nothing else waits."""
         self._store = store
 
     def tell(self, task: int, index: int, event: Event) -> None:
-        """Write an event of a task.
-
-        Args:
-            task: number of the task.
-            index: number of the event among those of the task, from 0.
-            event: the event.
-        """
+        """Write event number `index`, from 0, of a task."""
         self._store.set(_key("event", task, index), json.dumps(asdict(event)))
         self._store.add(_key("events"), 1)
 
@@ -71,8 +66,7 @@ class AgentStore:
     def count_beats(self, tasks: Sequence[int]) -> list[int]:
         """Return the number of heartbeats of tasks in one request.
 
-        The request waits for the first heartbeat of each task. An agent sends it before its first
-        event.
+        It waits for the first heartbeat of each task, which an agent sends before its first event.
         """
         return [int(count) for count in self._store.multi_get([_key("beat", t) for t in tasks])]
 

@@ -51,20 +51,17 @@ class TaskJob:
     world: World
     """The task of this agent: `rank` is its number, `size` the number of tasks."""
     store: "Store"
-    """The store of all tasks, which the process of task 0 holds."""
+    """The store of all tasks."""
     target: MemberTarget
-    """The work of a process that may hold a rank."""
     options: LaunchOptions
-    """Number of ranks, without spares, and the folder for failures."""
+    """`ranks` is the number without spares."""
     replacing: Replacing
-    """How processes are replaced."""
 
 
 def run_agent(job: TaskJob) -> int:
     """Be the agent of a task, and in task 0 also the coordinator; return the exit code.
 
-    Raises:
-        LaunchError: the task that coordinates the job is lost.
+    Raises LaunchError if the task that coordinates the job is lost.
     """
     limit_silence(job.world.master_port, _STORE_SILENCE_SECONDS)
     agent = Agent(job)
@@ -87,7 +84,6 @@ def run_agent(job: TaskJob) -> int:
 
 
 def _coordinate(job: TaskJob, agent: "Agent") -> int:
-    """Poll members and coordinator until the job has ended; return the exit code."""
     failure.clear(job.options.failure_dir)
     agents = AgentStore(job.store)
     members = TaskMembers(agents, job.world.size)
@@ -120,8 +116,7 @@ class Agent:
     def step(self) -> int | None:
         """Do what is due; return the exit code of the job once it is over.
 
-        Raises:
-            RuntimeError: the store does not answer.
+        Raises RuntimeError if the store does not answer.
         """
         self.processes.poll()
         now = time.monotonic()
@@ -187,7 +182,6 @@ class Agent:
 
 
 def _world_of(job: TaskJob, rank: int) -> World:
-    """Return the `World` of a rank that a process of this task holds."""
     return replace(job.world, rank=rank, size=job.options.ranks, hosts=())
 
 

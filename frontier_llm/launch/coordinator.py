@@ -30,7 +30,6 @@ _STOPPED_SECONDS = 8.0
 """An absent member of which not even a thread has read the roster after this time is killed, since
 its process is stopped. A thread of a member that is only slow reads it at once."""
 _POLLS_PER_LOOK = 25
-"""Number of polls between two looks for the file `SWAP`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Replacing:
     """How members of a job are replaced."""
 
     run_dir: Path
-    """The run directory."""
     spares: int
     """Number of processes that wait for a rank."""
     tries: int
@@ -46,7 +44,6 @@ class Replacing:
     timeout_seconds: float
     """Time limit of a collective with gloo, in the first generation."""
     steps_done: Callable[[], int]
-    """Returns the number of steps of which the run has records."""
     save_seconds: float = 600.0
     """How long the remaining ranks may take to save what they have in memory."""
     arrival_seconds: float = 900.0
@@ -64,9 +61,7 @@ class LastSave:
     """A generation in which the remaining members save what they have in memory."""
 
     dead: dict[int, failure.Failure]
-    """Why members have died, by rank."""
     former: int
-    """Number of ranks before."""
     shrinks: bool
     """Whether the run then continues on fewer ranks; else it ends."""
 
@@ -82,15 +77,6 @@ class Coordinator:
         options: LaunchOptions,
         replacing: Replacing,
     ) -> None:
-        """Begin the first generation.
-
-        Args:
-            members: the processes.
-            store: the store in which rosters are published.
-            first: by rank, the process that holds it first.
-            options: options of the job.
-            replacing: how processes are replaced.
-        """
         self._members, self._store = members, store
         self._options, self._replacing = options, replacing
         self._roster = list(first)
@@ -155,7 +141,6 @@ class Coordinator:
         return self._store.count_done(self._generation) == len(self._roster)
 
     def _take_dead(self) -> dict[int, failure.Failure]:
-        """Return how members ended since the last call, by rank."""
         dead = {}
         is_forming = self._generation > 0 and not self._has_arrived
         is_suspicious = is_forming or self._store.is_suspicious(self._generation)
@@ -194,7 +179,6 @@ class Coordinator:
         return ended if ended.exit_code else Ended(1)
 
     def _replace(self, dead: dict[int, failure.Failure]) -> None:
-        """Give the ranks of dead members to other processes, and begin a generation."""
         missing = self._successors.assign(dead, self._roster)
         if missing:
             shrinks = self._replacing.fitting(len(self._roster) - len(missing)) is not None
@@ -211,13 +195,7 @@ class Coordinator:
     def _begin_last_save(
         self, missing: Collection[int], dead: dict[int, failure.Failure], *, shrinks: bool
     ) -> None:
-        """Let the remaining members save what they have in memory, before ranks are given up.
-
-        Args:
-            missing: ranks without a process.
-            dead: why members have died.
-            shrinks: whether the run then continues on fewer ranks.
-        """
+        """Let the remaining members save what they have in memory, before ranks are given up."""
         former, self._roster = len(self._roster), self._without(missing)
         self._last_save = LastSave(dead, former, shrinks)
         self._generation += 1
@@ -287,7 +265,6 @@ class Coordinator:
         self._members.kill(self._roster[rank] for rank in ranks)
 
     def _swap(self) -> None:
-        """Replace the member of the rank that the file `SWAP` names."""
         self._polls += 1
         if self._polls % _POLLS_PER_LOOK or (text := self._take_swap()) is None:
             return
@@ -301,7 +278,6 @@ class Coordinator:
         self._successors.swap(int(rank), self._roster)
 
     def _take_swap(self) -> str | None:
-        """Return the text of the file `SWAP`, and remove it; None if there is none."""
         path = self._replacing.run_dir / SWAP_FILE
         with self._tolerated("the file SWAP cannot be read or removed"):
             if path.exists():

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 2.0
 """How long the other ranks may run after one rank failed, before they get SIGTERM."""
 TERMINATION_SECONDS = 5.0
-"""Time between SIGTERM and SIGKILL."""
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C, as in shells."""
 
@@ -44,7 +43,6 @@ class LaunchOptions:
     """How many ranks to start on this machine, and how."""
 
     ranks: int
-    """Number of processes."""
     failure_dir: Path
     """Folder for the tracebacks of failing ranks; created when needed."""
     ranks_per_node: int | None = None
@@ -70,20 +68,12 @@ class Ended:
 
 
 def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> Ended:
-    """Run `target(world, store)` on forked ranks and wait for them.
+    """Run `target(world, store)` on forked ranks and wait; print the cause of a failure to stderr.
 
     The first SIGINT, SIGTERM or SIGUSR1 asks all ranks to save and stop; they receive SIGTERM. A
     second SIGINT kills them at once. No rank outlives this call or this process.
 
-    Args:
-        target: the work of a rank; an exception in it ends the job.
-        options: number of ranks, port, time limits and the folder for failures.
-
-    Returns:
-        How the job ended. The cause of a failure is printed to stderr.
-
-    Raises:
-        LaunchError: the port is in use, or a process cannot be started.
+    Raises LaunchError if the port is in use, or a process cannot be started.
     """
     failure.clear(options.failure_dir)
     server = listen("127.0.0.1", options.port or 0)
@@ -133,15 +123,9 @@ def _fork(
 
 
 def fork_rank(ranks: ForkedRanks, number: int, run: Callable[[], int]) -> None:
-    """Fork a process that handles stop signals as a rank does, and calls `run`.
+    """Fork a process that handles stop signals as a rank does, and exits with the code of `run`.
 
-    Args:
-        ranks: receives the process.
-        number: number of the process among `ranks`.
-        run: its work; returns its exit code.
-
-    Raises:
-        LaunchError: the process cannot be started.
+    Raises LaunchError if the process cannot be started.
     """
 
     def handle_signals_and_run() -> int:
@@ -212,7 +196,6 @@ def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
 
 
 def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> Ended:
-    """Print the cause as the last lines of the job; return how the job ended."""
     died = {
         rank: failure.died(rank, code, seconds)
         for rank, (code, seconds) in ranks.ended.items()
@@ -224,9 +207,7 @@ def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> Ended:
 def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) -> Ended:
     """Print the cause of a failure, and return how the job ended.
 
-    Args:
-        died: failures of ranks that ended without writing one.
-        options: options of the job, with the folder of the failures that were written.
+    `died` has the failures of ranks that ended without writing one.
     """
     written = {failed.rank: failed for failed in failure.read_all(options.failure_dir)}
     failures = {**died, **written}

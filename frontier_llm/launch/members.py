@@ -14,31 +14,21 @@ class Members(Protocol):
     def take_ended(self, *, is_suspicious: bool = False) -> Mapping[int, tuple[int, float, str]]:
         """Return the processes that have ended since the last call.
 
-        Args:
-            is_suspicious: whether a node that does not answer has probably failed, because a member
-                has lost contact with another one, or not all have come to a new generation.
-
-        Returns:
-            By number of the process: its exit code, the time in seconds since 1970, and why it is
-            taken for dead if its end was not seen; else an empty text.
+        By number of the process: its exit code, the time in seconds since 1970, and why it is taken
+        for dead if its end was not seen; else an empty text. `is_suspicious` says that a node that
+        does not answer has probably failed, because a member has lost contact with another one, or
+        not all have come to a new generation.
         """
 
     def waiting(self, held: Collection[int]) -> list[int]:
-        """Return the processes that run and hold no rank.
-
-        Args:
-            held: numbers of the processes that hold a rank.
-        """
+        """Return the processes that run and hold no rank, unlike those of `held`."""
 
     def successor(
         self, number: int, held: Collection[int], *, elsewhere: bool = False
     ) -> int | None:
         """Return a process that can take the rank of one that has ended; None if there is none.
 
-        Args:
-            number: number of the process that has ended.
-            held: numbers of the processes that hold a rank.
-            elsewhere: whether a process that waits is preferred to a new one on the same device.
+        With `elsewhere`, a process that waits is preferred to a new one on the same device.
         """
 
     def kill(self, numbers: Iterable[int]) -> None:

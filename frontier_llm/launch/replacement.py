@@ -47,15 +47,8 @@ MemberTarget = Callable[[Membership], None]
 def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Replacing) -> Ended:
     """Run `target` on forked processes until all ranks are done, and replace those that die.
 
-    Signals are handled as by `launch`. No process outlives this call or this process.
-
-    Args:
-        target: the work of a process; an exception in it ends the process.
-        options: number of ranks, port and the folder for failures.
-        replacing: how processes are replaced.
-
-    Returns:
-        How the job ended. The cause of a failure is printed to stderr.
+    Signals are handled, and the cause of a failure is printed, as by `launch`. No process outlives
+    this call or this process.
 
     Raises:
         LaunchError: the port is in use, a process cannot be started, the store may not open enough
@@ -90,7 +83,6 @@ def _coordinate(
     signals: ParentSignals,
     options: LaunchOptions,
 ) -> Ended:
-    """Poll until the job has ended; return how it ended."""
     while (ended := coordinator.poll()) is None:
         if signals.second_interrupt:
             print_error("killed by the second Ctrl-C; no checkpoint was saved")
@@ -107,11 +99,7 @@ def _coordinate(
 
 
 def _check_keeper(keeper: ForkedRanks, error: RuntimeError) -> None:
-    """Explain an error of the store by the end of the process that holds it.
-
-    Raises:
-        LaunchError: this process has ended.
-    """
+    """Raise LaunchError if the process that holds the store has ended."""
     deadline = time.monotonic() + _KEEPER_SECONDS  # the kernel may close its sockets first
     while not keeper.ended and time.monotonic() < deadline:
         keeper.poll()
@@ -196,7 +184,6 @@ class ForkedMembers:
             time.sleep(POLL_SECONDS)
 
     def _fork(self) -> int:
-        """Fork a process that waits for a rank; return its number."""
         number, self._forked = self._forked, self._forked + 1
         options, port = self._options, self._port
 
@@ -215,14 +202,9 @@ def run_member_process(
     world_of: Callable[[int], World],
     connect: "Callable[[], Store]",
 ) -> int:
-    """Do the work of a member in a process that was forked for it; return the exit code.
+    """Do the work of a member, in a process that was forked for it; return the exit code.
 
-    Args:
-        number: number of the process among all members.
-        target: the work.
-        options: options of the job.
-        world_of: returns the `World` of a rank in this process.
-        connect: opens a connection to the store of the rosters.
+    `world_of` returns the `World` of a rank in this process.
     """
     import torch
     from torch.distributed.distributed_c10d import PrefixStore

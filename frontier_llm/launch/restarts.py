@@ -30,14 +30,10 @@ def launch_with_restarts(
     """Run the work of the ranks, again after a failure, and return the exit code of the job.
 
     Args:
-        target: returns the work of the ranks for the start with this number, counted from 0. An
-            exception in it ends the job.
+        target: returns the work of the ranks for the start with this number, counted from 0.
         options: options of each start.
         restarts: how many times the ranks are started again without a new step in between.
         steps_done: returns the number of steps of which the run has records.
-
-    Raises:
-        LaunchError: as `launch`.
     """
     start, tries, most_steps = 0, 0, steps_done()
     while True:

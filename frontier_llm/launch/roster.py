@@ -15,7 +15,6 @@ class Roster:
     """The members of one generation."""
 
     generation: int
-    """Number of the generation, from 0."""
     members: tuple[int, ...] | None
     """The member of each rank; None = the job is over."""
     timeout_seconds: float = 0.0
@@ -45,7 +44,6 @@ class Roster:
 
 
 def _runs(members: Iterable[int]) -> list[list[int]]:
-    """Return (first member, number of members) of each run of consecutive members."""
     runs: list[list[int]] = []
     for number in members:
         if runs and number == sum(runs[-1]):

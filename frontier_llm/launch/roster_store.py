@@ -35,7 +35,6 @@ class LateRanks:
     ranks: Sequence[int]
     """Ranks that hang or are slow; empty if all ranks wait in the same place."""
     diagnosis: str
-    """What was found, for people."""
     elsewhere: bool = False
     """Whether the device is at fault, so that only a process that waits, usually on another node,
     may take the place."""
@@ -45,11 +44,10 @@ class RosterStore:
     """The view of the coordinator or of a member.
 
     A thread that waits blocks the connection for all others. Several threads may therefore use an
-    object only if none of them waits.
+    object only if none of them waits. Methods raise RuntimeError if the store is gone.
     """
 
     def __init__(self, store: "Store") -> None:
-        """Use a connection on which nothing else waits."""
         self._store = store
 
     def publish(self, roster: Roster) -> None:
@@ -57,20 +55,12 @@ class RosterStore:
         self._store.set(_key("roster", roster.generation), roster.to_json())
 
     def wait_for(self, generation: int) -> Roster:
-        """Wait until the roster of a generation is published, and return it.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """Wait until the roster of a generation is published, and return it."""
         self.wait_until_published(generation)
         return Roster.from_json(self._store.get(_key("roster", generation)))
 
     def wait_until_published(self, generation: int) -> None:
-        """Wait until the roster of a generation is published, without reading it.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """Wait until the roster of a generation is published, without reading it."""
         self._store.wait([_key("roster", generation)], _FOREVER)
 
     def report_seen(self, generation: int, number: int) -> None:
@@ -127,11 +117,7 @@ class RosterStore:
         """Return the ranks whose members have not come: those that run, and those that are stopped.
 
         A process is taken for stopped if not even its thread that waits for rosters has read this
-        one.
-
-        Args:
-            generation: number of the generation.
-            members: by rank, its member.
+        one. `members` has the member of each rank.
         """
         check = self._store.check
         slow: list[int] = []

@@ -6,7 +6,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 RANKS_FILE = "ranks.jsonl"
-"""Name of the file in the run directory."""
 
 
 class StartsFile:
@@ -19,15 +18,9 @@ class StartsFile:
     def record(
         self, generation: int, roster: Sequence[int], place: Callable[[int], tuple[str, int]]
     ) -> None:
-        """Append the processes that have no line yet.
+        """Append the processes of a generation, by rank, that have no line yet.
 
-        Args:
-            generation: number of the generation.
-            roster: by rank, the number of its process.
-            place: returns host and process id of a process.
-
-        Raises:
-            OSError: the file cannot be written. The next call tries again.
+        After an OSError, the next call tries again. `place` returns host and process id.
         """
         new = [(rank, number) for rank, number in enumerate(roster) if number not in self._recorded]
         with self._path.open("a") as file:

@@ -15,12 +15,7 @@ class Successors:
     """Gives ranks to processes. A roster has, by rank, the process that holds it."""
 
     def __init__(self, members: Members, together: int) -> None:
-        """Move nothing yet.
-
-        Args:
-            members: the processes.
-            together: number of neighbouring ranks that move together; 1: each rank alone.
-        """
+        """Move `together` neighbouring ranks together; 1: each rank alone."""
         self._members, self._together = members, together
         self._moving: set[int] = set()  # processes whose ranks go to another node
 
@@ -61,11 +56,7 @@ class Successors:
         return self._moving.isdisjoint({n for rank, n in enumerate(roster) if rank not in dead})
 
     def assign(self, dead: Mapping[int, failure.Failure], roster: list[int]) -> list[int]:
-        """Give the ranks of dead processes to others in the roster, and print which.
-
-        Returns:
-            The ranks for which there is no process.
-        """
+        """Give the ranks of dead processes to others, and print which; return ranks without one."""
         former, missing = {rank: roster[rank] for rank in dead}, []
         self._assign_blocks(dead, roster)
         for rank, failed in sorted(dead.items()):
@@ -108,7 +99,6 @@ class Successors:
         return ()
 
     def _blocks(self, ranks: Iterable[int], roster: Sequence[int]) -> list[Sequence[int]]:
-        """Return the blocks of ranks that move together, in order."""
         first_ranks = {self._block(rank, roster)[0] for rank in ranks}
         return [self._block(first, roster) for first in sorted(first_ranks)]
 

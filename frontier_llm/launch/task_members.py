@@ -23,7 +23,6 @@ _DOUBT_SECONDS = 1.1
 """An agent without a heartbeat for so long may be dead. Agents of a lost node become silent one
 after the other within a heartbeat, and are all reported at once."""
 _SUCCESSOR_SECONDS = 3.0
-"""How long the coordinator waits for the next process of an agent."""
 _MEETING_SECONDS = 60.0
 """How long the coordinator waits for the first process of the next agent. All agents begin at the
 same time, when task 0 has prepared the run."""
@@ -55,13 +54,9 @@ class TaskMembers:
         return min(_SUSPECT_SECONDS, time.monotonic() - min(beats)) + 2 * BEAT_SECONDS
 
     def wait_for_all(self, step: Callable[[], object]) -> None:
-        """Wait until every agent has forked its first process.
+        """Call `step` again and again until every agent has forked its first process.
 
-        Args:
-            step: called again and again.
-
-        Raises:
-            LaunchError: no agent has come for some time, and not all have.
+        Raises LaunchError if no agent has come for some time, and not all have.
         """
         count, since = 0, time.monotonic()
         while len(self._newest) < self._tasks:
@@ -130,12 +125,10 @@ class TaskMembers:
             present = {task for task in present if not self._store.has_left(task)}
 
     def _is_free(self, task: int, held: Collection[int]) -> bool:
-        """Return whether the newest process of a task runs and holds no rank."""
         newest = self._newest[task]
         return task not in self._gone and newest not in self._dead and newest not in held
 
     def _read(self) -> None:
-        """Read new events."""
         count = self._store.count_events()
         if count == self._read_events:
             return
@@ -180,10 +173,8 @@ class TaskMembers:
     def _count_beats(self, now: float, *, was_paused: bool) -> None:
         """Read how many heartbeats each agent has sent.
 
-        Args:
-            now: the time.
-            was_paused: whether this process did nothing for some time. The store, which is in the
-                same process, may not have received the heartbeats of this time yet.
+        If this process did nothing for some time, the store, which is in the same process, may not
+        have received the heartbeats of this time yet.
         """
         tasks = [task for task in range(self._tasks) if task not in self._gone]
         for task, count in zip(tasks, self._store.count_beats(tasks), strict=True):
