@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
-from frontier_llm.health.rank_checks import check_reports, name_some
-from frontier_llm.health.rank_report import RankReport, exchange, host_of
+from frontier_llm.health.rank_checks import RankReport, check_reports, exchange, host_of, name_some
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
 from frontier_llm.units import counted, format_seconds

@@ -8,8 +8,8 @@ lost, its agents no longer answer, and waiting agents take over its ranks.
 The coordinator (coordinator.py) runs in task 0, whose process also holds the store. If its node is
 lost, all agents end, and one of them puts the job into Slurm's queue again (requeue.py).
 
-agent_store.py has what agents and coordinator tell each other, task_members.py the coordinator's
-view of the processes.
+task_members.py has what agents and coordinator tell each other, and the coordinator's view of the
+processes.
 """
 
 import os
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import failure
-from frontier_llm.launch.agent_store import AgentStore, Event
 from frontier_llm.launch.connections import limit_silence
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
@@ -32,7 +31,7 @@ from frontier_llm.launch.replacement import MemberTarget, run_member_process
 from frontier_llm.launch.requeue import end_job_without_script
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import StopFlag
-from frontier_llm.launch.task_members import BEAT_SECONDS, TaskMembers
+from frontier_llm.launch.task_members import BEAT_SECONDS, AgentStore, Event, TaskMembers
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
@@ -145,10 +144,8 @@ class Agent:
 
     def end(self, code: int) -> int:
         """End the process, which may still close its files; return the exit code of the task."""
-        deadline = time.monotonic() + _EXIT_SECONDS
-        while code in (0, 3) and self.processes.running and time.monotonic() < deadline:
-            self.processes.poll()
-            time.sleep(POLL_SECONDS)
+        if code in (0, 3):
+            self.processes.wait(_EXIT_SECONDS)
         self.processes.kill()
         return code
 

@@ -135,17 +135,8 @@ def _is_tcp(copy: socket.socket, inode: int) -> bool:
 
 def _shut_down(inode: int, descriptor: int, port: int | None) -> None:
     """Shut a TCP connection to a port down, unless its descriptor has another use by now."""
-    try:
-        copy = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return
-    with copy:
-        if not _is_tcp(copy, inode):
-            return
-        try:
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:  # may be closed
+        is_listening = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if _is_tcp(copy, inode) and not is_listening:
             if port is None or copy.getpeername()[1] == port:
                 copy.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # not connected any more

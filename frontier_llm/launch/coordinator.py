@@ -1,6 +1,6 @@
 """Decides which processes hold the ranks of a job, and gives the ranks of dead ones to others.
 
-The coordinator publishes a roster for each generation (roster.py), in a store that the members read
+The coordinator publishes a roster for each generation, in a store that the members read
 (roster_store.py). It begins a new generation if a member has died, or has lost contact with another
 one. A member that a watchdog finds late is killed and thus replaced. The job ends if a message says
 what the user has to do, or if members fail again and again without a new step.
@@ -9,21 +9,22 @@ The processes may be children of the launcher on this machine (replacement.py), 
 Slurm job (agents.py).
 """
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.launcher import Ended, LaunchOptions, report_cause
-from frontier_llm.launch.members import Members
-from frontier_llm.launch.roster import Roster
-from frontier_llm.launch.roster_store import RosterStore
-from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
-from frontier_llm.launch.successors import Successors
+from frontier_llm.launch.roster_store import Roster, RosterStore
+from frontier_llm.launch.successors import Members, Successors
 
+RANKS_FILE = "ranks.jsonl"
+"""File in the run directory with a line for each process that gets a rank."""
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
 _STOPPED_SECONDS = 8.0
@@ -88,7 +89,7 @@ class Coordinator:
         self._polls = 0
         self._successors = Successors(members, replacing.together)
         self._ended: dict[int, failure.Failure] = {}  # by rank: not yet replaced
-        self._starts = StartsFile(replacing.run_dir / RANKS_FILE)
+        self._recorded: set[int] = set()  # processes with a line in the file of ranks
         self._told: set[str] = set()  # what has been printed of errors of the file system
         self._last_save: LastSave | None = None
         self._begin_generation()
@@ -126,16 +127,33 @@ class Coordinator:
         )
         self._begin_generation()
 
-    def _begin_generation(self) -> None:
+    def _begin_generation(self, former: int = 0) -> None:
         self._generation += 1
         self._has_arrived, self._lost_at = False, None
-        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds))
+        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds, former))
 
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
         with self._tolerated("the starts of ranks cannot be recorded"):
-            self._starts.record(roster.generation, self._roster, self._members.place)
+            self._record_starts(roster.generation)
         self._store.publish(roster)
+
+    def _record_starts(self, generation: int) -> None:
+        ranks = enumerate(self._roster)
+        new = [(rank, number) for rank, number in ranks if number not in self._recorded]
+        with (self._replacing.run_dir / RANKS_FILE).open("a") as file:
+            for rank, number in new:
+                host, pid = self._members.place(number)
+                line = {
+                    "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                    "generation": generation,
+                    "rank": rank,
+                    "process": number,
+                    "pid": pid,
+                    "host": host,
+                }
+                file.write(json.dumps(line) + "\n")
+        self._recorded.update(number for _, number in new)
 
     def _is_done(self) -> bool:
         return self._store.count_done(self._generation) == len(self._roster)
@@ -198,9 +216,7 @@ class Coordinator:
         """Let the remaining members save what they have in memory, before ranks are given up."""
         former, self._roster = len(self._roster), self._without(missing)
         self._last_save = LastSave(dead, former, shrinks)
-        self._generation += 1
-        self._has_arrived, self._lost_at = False, None
-        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds, former))
+        self._begin_generation(former)
 
     def _without(self, ranks: Collection[int]) -> list[int]:
         return [number for rank, number in enumerate(self._roster) if rank not in ranks]

@@ -138,6 +138,13 @@ class ForkedRanks:
         if number == signal.SIGKILL:
             self._killed_at.setdefault(pid, time.monotonic())
 
+    def wait(self, seconds: float) -> None:
+        """Wait until all ranks have ended by themselves, at most for some time."""
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(POLL_SECONDS)
+
     def kill(self) -> None:
         """Kill every rank that still runs, and wait until all have ended, or count as ended."""
         self.send(signal.SIGKILL)

@@ -26,8 +26,7 @@ from frontier_llm.errors import (
 )
 from frontier_llm.launch.connections import Connections
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
-from frontier_llm.launch.roster import Roster
-from frontier_llm.launch.roster_store import LateRanks, RosterStore
+from frontier_llm.launch.roster_store import LateRanks, Roster, RosterStore
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:

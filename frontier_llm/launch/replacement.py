@@ -94,16 +94,13 @@ def _coordinate(
     if ended.exit_code:
         return ended
     coordinator.end()
-    members.wait(_EXIT_SECONDS)
+    members.processes.wait(_EXIT_SECONDS)
     return report_cause({}, options)  # a request to stop has an exit code of its own
 
 
 def _check_keeper(keeper: ForkedRanks, error: RuntimeError) -> None:
     """Raise LaunchError if the process that holds the store has ended."""
-    deadline = time.monotonic() + _KEEPER_SECONDS  # the kernel may close its sockets first
-    while not keeper.ended and time.monotonic() < deadline:
-        keeper.poll()
-        time.sleep(POLL_SECONDS)
+    keeper.wait(_KEEPER_SECONDS)  # the kernel may close its sockets first
     for code, _ in keeper.ended.values():
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         raise LaunchError(
@@ -127,7 +124,7 @@ def keep_store(server: socket.socket) -> int:
 
 
 class ForkedMembers:
-    """Members that this process has forked; see members.py."""
+    """Members that this process has forked; see `Members`."""
 
     patience_seconds = 0.3
 
@@ -175,13 +172,6 @@ class ForkedMembers:
     def place(self, number: int) -> tuple[str, int]:
         """Return host and process id."""
         return platform.node(), self.processes.running.get(number, 0)
-
-    def wait(self, seconds: float) -> None:
-        """Wait until all processes have ended."""
-        deadline = time.monotonic() + seconds
-        while self.processes.running and time.monotonic() < deadline:
-            self.processes.poll()
-            time.sleep(POLL_SECONDS)
 
     def _fork(self) -> int:
         number, self._forked = self._forked, self._forked + 1

@@ -152,7 +152,7 @@ class Deadline:
     """The end of a Slurm job, and how long before it a run should stop."""
 
     def __init__(self, end_seconds: float, margin_seconds: float) -> None:
-        """Take the end of the job, since 1970, and the time for a checkpoint and the exit."""
+        """Take the end of the job since 1970, and the time for a checkpoint, in seconds."""
         self._end, self._margin = end_seconds, margin_seconds
         self._last_call: float | None = None
         self._longest_step = 0.0

@@ -11,8 +11,7 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.launch import membership as module
 from frontier_llm.launch.launcher import LaunchOptions, local_world
 from frontier_llm.launch.membership import Membership
-from frontier_llm.launch.roster import Roster
-from frontier_llm.launch.roster_store import RosterStore
+from frontier_llm.launch.roster_store import Roster, RosterStore
 from frontier_llm.launch.world import World
 from tests.patience import wait_until
 
