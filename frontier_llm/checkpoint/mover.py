@@ -87,9 +87,10 @@ class Mover:
             raise error
 
     def enqueue(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
-        """Copy a checkpoint as soon as it is committed on the nodes' disks, if it is not yet.
+        """Copy a checkpoint as soon as it is committed on the nodes' disks.
 
-        Collective over all ranks. `meta` is plain JSON for the manifest of the copy.
+        Collective over all ranks. `is_saved`: it is committed already. `meta` is plain JSON for
+        the manifest of the copy.
         """
         with self._changed:
             self.outcomes.pop(step, None)

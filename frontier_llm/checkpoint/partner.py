@@ -205,6 +205,7 @@ class ReceivedChunks:
         """Do nothing: the buffer belongs to the caller."""
 
     def _accept(self) -> socket.socket:
+        """Accept the connection for this step; those of earlier steps, which failed, are closed."""
         try:
             return self._listener.accept(
                 _greeting(self._listener.secret, self._step), self._seconds

@@ -173,6 +173,7 @@ def receive(connection: socket.socket, content: memoryview) -> None:
 
 
 def _notice_loss(connection: socket.socket) -> None:
+    """Let operations fail that wait for bytes of a node whose kernel does not answer."""
     if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
         # without TCP_USER_TIMEOUT, which also ends the connection to a node whose kernel answers
         # but whose disk is slow, so that the receiver's window stays closed (tcp(7))

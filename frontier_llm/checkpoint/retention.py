@@ -32,8 +32,8 @@ def prune(
 
     The newest `keep` stay, those of every `keep_every_steps` steps, that which was just committed,
     and `spared` ones, which another thread reads or writes. Damaged checkpoints are neither counted
-    nor deleted, so that they can be inspected. Unfinished folders of this and earlier steps, which a
-    crash has left, are deleted too. A failure to delete is only logged.
+    nor deleted, so that they can be inspected. Unfinished folders of this and earlier steps, which
+    a crash has left, are deleted too. A failure to delete is only logged.
     """
     try:
         with _pruning:

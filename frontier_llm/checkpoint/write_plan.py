@@ -164,6 +164,8 @@ def _stored(shard: StateShard, state: str, part: PlacedRange, moments: Moments |
 
 @dataclass(frozen=True)
 class _PartOfFile:
+    """Position of a rank's part in its file. `WritePlan` has fields with the same meaning."""
+
     head: torch.Tensor
     offset_bytes: int
     size: int

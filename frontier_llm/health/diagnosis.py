@@ -29,6 +29,10 @@ from torch._C import _distributed_c10d
 from frontier_llm.launch.world import World
 from frontier_llm.units import format_seconds
 
+_STACK_LINES = 3
+"""Number of innermost stack frames in a message. The stall file has the full stacks."""
+_WAITING_CODE = (".wait()", ".tolist()", "torch/distributed/", "batch_isend_irecv")
+"""Texts that occur in the innermost stack frame of a rank that waits for a message."""
 _DUMP_FUNCTIONS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """torch's functions that return the record of NCCL's and of gloo's collectives."""
 _COMPLETED = "completed"
@@ -102,12 +106,6 @@ def _read(entry: dict[str, Any], trace: dict[str, Any]) -> LastCollective:
         sequence=int(entry.get("collective_seq_id", 0) or entry.get("p2p_seq_id", 0)),
         is_waiting=entry.get("state") != _COMPLETED and not entry.get("retired", False),
     )
-
-
-_STACK_LINES = 3
-"""Number of innermost stack frames in a message. The stall file has the full stacks."""
-_WAITING_CODE = (".wait()", ".tolist()", "torch/distributed/", "batch_isend_irecv")
-"""Texts that occur in the innermost stack frame of a rank that waits for a message."""
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from frontier_llm.config.watchdog import WatchdogConfig
 from frontier_llm.health import alarm
 from frontier_llm.health.diagnosis import (
     Phase,
@@ -67,39 +69,20 @@ _MEASURED_STEPS = 3
 """Until this many steps have been measured, each step has the time limit of a first step."""
 
 
-class Limits(Protocol):
-    """Time limits of phases in seconds. The section `watchdog` of a configuration has them."""
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of phases, with the meaning that they have in the configuration of a run."""
 
-    @property
-    def enabled(self) -> bool:
-        """Whether the limits are enforced."""
-
-    @property
-    def startup_seconds(self) -> float:
-        """Limit from the start of a rank to its first step."""
-
-    @property
-    def first_step_seconds(self) -> float:
-        """Limit of each of the first three steps."""
-
-    @property
-    def step_seconds(self) -> float:
-        """Least limit of a later step."""
-
-    @property
-    def step_factor(self) -> float:
-        """Multiple of the median step time that a step may take."""
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        """Limit of the time during which training waits for a checkpoint."""
-
-    @property
-    def evaluation_seconds(self) -> float:
-        """Limit of an evaluation."""
+    startup_seconds: float
+    first_step_seconds: float
+    step_seconds: float
+    checkpoint_seconds: float
+    evaluation_seconds: float
+    step_factor: float = 10.0
+    enabled: bool = True
 
 
-def limit_of(name: str, limits: Limits, step_seconds: Collection[float]) -> float:
+def limit_of(name: str, limits: Limits | WatchdogConfig, step_seconds: Collection[float]) -> float:
     """Return the time limit of a phase in seconds.
 
     Phases other than `step`, `checkpoint` and `evaluation` have the limit of the start-up.
@@ -123,7 +106,7 @@ class Watchdog:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: Limits | WatchdogConfig,
         world: World,
         store: "Store",
         run_dir: Path,

@@ -27,6 +27,7 @@ from frontier_llm.launch.connections import limit_silence
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.launcher import LaunchOptions, fork_rank, report_cause
+from frontier_llm.launch.rendezvous import connect_again
 from frontier_llm.launch.replacement import MemberTarget, run_member_process
 from frontier_llm.launch.requeue import end_job_without_script
 from frontier_llm.launch.roster_store import RosterStore
@@ -183,14 +184,7 @@ def _world_of(job: TaskJob, rank: int) -> World:
 
 
 def _connect(world: World) -> "Store":
-    from torch.distributed import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
 
-    store = TCPStore(
-        world.master_address,
-        world.master_port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-    )
+    store = connect_again(world.master_address, world.master_port, timedelta(seconds=60))
     return PrefixStore(f"frontier_llm/{world.job}", store)

@@ -75,14 +75,13 @@ class Membership:
         number: int,
         world_of: Callable[[int], World],
         connect: "Callable[[], Store]",
-        wrap: "Callable[[str, Store], Store]",
         port: int,
     ) -> None:
-        """Connect to the store at a TCP port; `wrap` returns a store whose keys have a prefix."""
+        """Connect to the store at a TCP port."""
         self.number = number
         self.rank: int | None = None
         self.abort: Callable[[], None] = lambda: None
-        self._world_of, self._connect, self._wrap = world_of, connect, wrap
+        self._world_of, self._connect = world_of, connect
         self._control, self._reports = RosterStore(connect()), RosterStore(connect())
         self._news = RosterStore(connect())
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
@@ -148,6 +147,8 @@ class Membership:
         self._reports.report_late(self._generation, late)
 
     def _enter(self, roster: Roster) -> Place | None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
         assert roster.members is not None
         generation, self._size = roster.generation, len(roster.members)
         self._timeout_seconds = roster.timeout_seconds
@@ -158,7 +159,7 @@ class Membership:
         if self._announced > generation:
             self.leave()
             return None
-        store = self._wrap(f"generation/{generation}", self._connect())
+        store = PrefixStore(f"generation/{generation}", self._connect())
         size = len(roster.members)
         world = self._world_of(self.rank)
         world = replace(world, size=size, job=f"{generation}", generation=generation)

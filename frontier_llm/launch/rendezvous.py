@@ -84,6 +84,13 @@ def make_store(
     return store
 
 
+def connect_again(address: str, port: int, timeout: timedelta) -> "Store":
+    """Open one more connection to a store that another process holds."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
 def init_process_group(world: World, store: "Store", backend: str, timeout: timedelta) -> None:
     """Start torch's process group of all ranks, with a time limit per collective.
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from frontier_llm.launch.launcher import (
 )
 from frontier_llm.launch.membership import Membership
 from frontier_llm.launch.rank import run_rank
-from frontier_llm.launch.rendezvous import listen, raise_file_limit
+from frontier_llm.launch.rendezvous import connect_again, listen, raise_file_limit
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
@@ -59,7 +58,7 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
     server = listen("127.0.0.1", options.port or 0)
     port = server.getsockname()[1]
     keeper = ForkedRanks()
-    connect = partial(_connect, port, options.store_timeout)
+    connect = partial(connect_again, "127.0.0.1", port, options.store_timeout)
     with ParentSignals() as signals:
         members = ForkedMembers(target, options, connect, port, replacing.spares)
         try:
@@ -197,18 +196,11 @@ def run_member_process(
     `world_of` returns the `World` of a rank in this process.
     """
     import torch
-    from torch.distributed.distributed_c10d import PrefixStore
 
     torch.set_num_threads(options.threads)
-    membership = Membership(number, world_of, connect, PrefixStore, world_of(0).master_port)
+    membership = Membership(number, world_of, connect, world_of(0).master_port)
 
     def rank() -> int:  # a spare has none, and gets a number that no rank has
         return options.ranks + number if membership.rank is None else membership.rank
 
     return run_rank(lambda: target(membership), rank, options.failure_dir)
-
-
-def _connect(port: int, timeout: timedelta) -> "Store":
-    from torch.distributed import TCPStore
-
-    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
