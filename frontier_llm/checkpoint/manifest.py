@@ -37,7 +37,6 @@ _HEAD = re.compile(rb'\{"xxh3_128":"([0-9a-f]{32})",(?="format":(\d{1,9}),)')
 """The beginning of a manifest: its digest and its format."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{Cc}\p{Cf}/]+$", max_length=999)]
-"""A name without slashes and control characters."""
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
 Index = Annotated[tuple[Bytes, ...], Field(max_length=8)]
 """One number per dim."""
@@ -90,8 +89,7 @@ class File(_Model):
 
     size: Bytes
     chunks: tuple[Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")], ...]
-    """xxh3_128 digest of each chunk, `chunk_bytes` long, so that a reader can verify single
-    chunks."""
+    """xxh3_128 digest of each chunk, so that a reader can verify single chunks."""
 
 
 class FilePart(File):
@@ -105,7 +103,6 @@ class RankRecord(_Model):
 
     files: dict[FileName, FilePart]
     tensors: dict[Name, Tensor]
-    """Ranges of each tensor that the rank has written, by the tensor's name."""
 
 
 class Manifest(_Model):
@@ -196,9 +193,8 @@ class Manifest(_Model):
     def parse(cls, text: bytes, name: str) -> "Manifest":
         """Parse the output of `to_bytes`, and check every value in it.
 
-        Raises:
-            CheckpointError: the content is damaged or in another format, or its values contradict
-                each other.
+        A CheckpointError is raised if the content is damaged or in another format, or its values
+        contradict each other.
         """
         head = _HEAD.match(text)
         if head is None:
@@ -265,7 +261,6 @@ def _damaged(name: str, problem: str) -> CheckpointError:
 
 
 def _join_parts(name: str, parts: Sequence[FilePart]) -> File:
-    """Join the parts of a file; raise a CheckpointError if they leave a gap or overlap."""
     ordered = sorted(parts, key=attrgetter("offset_bytes"))
     end = 0
     for part in ordered:

@@ -22,7 +22,6 @@ _BUFFERS = 2
 _MOST_THREADS = 4
 """Most threads; more places than that share them."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
-"""Flag that bypasses the page cache; 0 on systems without it."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,6 @@ class ReadAhead:
             lane.free.put(buffer)
 
     def _read(self, lane: "_Lane") -> None:
-        """Fill buffers until all ranges are read or the context is left. Runs in a thread."""
         with lane.reader as reader:
             for range_ in lane.ranges:
                 buffer = lane.free.get()

@@ -34,14 +34,10 @@ def load(
 ) -> None:
     """Load this rank's states, also those that another rank saves.
 
-    Args:
-        is_only_reader: whether no other rank of this host reads the same chunks. Then reads bypass
-            the page cache, which is faster. Otherwise the first rank that reads a chunk leaves it
-            in the page cache for the other ranks.
-
-    Raises:
-        CheckpointError: a tensor is absent or has another shape, an element is not stored exactly
-            once, or a file is damaged; the message names it. Some states may be overwritten.
+    If this rank is the only reader of its chunks on this host, reads bypass the page cache, which
+    is faster. Otherwise the first rank that reads a chunk leaves it in the cache for the others.
+    Raises the errors of `plan_copies`, and a CheckpointError that names a damaged file. Some states
+    may then be overwritten.
     """
     copies = [copy for shard in shards for copy in _shard_copies(checkpoint, shard)]
     _run_copies(copies, checkpoint, verify, is_only_reader)

@@ -129,7 +129,7 @@ def describe(
     from frontier_llm.device import identity
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.device.kernels import resolve
-    from frontier_llm.health.rank_report import free_bytes
+    from frontier_llm.health.rank_checks import free_bytes
     from frontier_llm.model.transformer import DTYPES
     from frontier_llm.trainer.checkpoint_places import local_root
 

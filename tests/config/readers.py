@@ -49,8 +49,8 @@ READERS = {
     "cli/compose.py": "launch.elastic",
     "cli/replaceable.py": "recovery.spares recovery.tries recovery.timeout_seconds",
     "config/partner_copies.py": "recovery.copies_path recovery.partner_copies",
-    "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds",
-    "health/limits.py": "watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
+    "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds"
+    " watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
     " watchdog.checkpoint_seconds watchdog.evaluation_seconds",
     "trainer/callbacks/stragglers.py": "watchdog.stragglers_every_steps watchdog.straggler_ratio"
     " watchdog.replace_stragglers",

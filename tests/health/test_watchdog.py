@@ -17,9 +17,8 @@ from frontier_llm.config import decode
 from frontier_llm.health import watchdog as module
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch import launcher
-from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.launcher import LaunchOptions, launch, may_have_passed
 from frontier_llm.launch.rendezvous import init_process_group
-from frontier_llm.launch.restarts import may_have_passed
 from frontier_llm.launch.world import World
 from tests.patience import patient, wait_until
 from tests.values import tiny_values

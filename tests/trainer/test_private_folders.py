@@ -10,8 +10,7 @@ import pytest
 from frontier_llm.config import decode
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
-from frontier_llm.health.rank_checks import check_reports
-from frontier_llm.health.rank_report import RankReport
+from frontier_llm.health.rank_checks import RankReport, check_reports
 from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.checkpoint_places import local_root, newest_folder
