@@ -27,8 +27,7 @@ from benchmarks.bench_options import bench_parser
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.cli.console import wide_console
 from frontier_llm.launch.coordination import read_all
-from frontier_llm.launch.roster import Roster
-from frontier_llm.launch.roster_store import RosterStore
+from frontier_llm.launch.roster_store import Roster, RosterStore
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

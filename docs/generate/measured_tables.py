@@ -246,28 +246,6 @@ def preprocess() -> Iterator[str]:
     yield from _table(head, rows)
 
 
-def tokenizers() -> Iterator[str]:
-    """Yield the comparison of tokenizers of several kinds."""
-    rows = [
-        (row["tokenizer"], row["seconds"], row["mb_per_second"], row["cpu_seconds"],
-         row["library_mb_per_second"], f"{row['documents']:,}", row["differ"])
-        for row in load("tokenizers")["rows"]
-    ]  # fmt: skip
-    head = ("tokenizer", "seconds", "MB/s", "CPU seconds", "library MB/s", "documents", "differ")
-    yield from _table(head, rows)
-
-
-def documents() -> Iterator[str]:
-    """Yield the comparison of separate documents and windows with plain attention."""
-    rows = [
-        (row["contender"], f"{row['seconds']:.2f}", f"{row['seconds_over_joined']:.2f}",
-         row["peak_mib"], f"{row['peak_over_joined']:.2f}")
-        for row in load("documents")["rows"]
-    ]  # fmt: skip
-    head = ("attention", "seconds", "relative to joined", "peak MiB", "relative to joined")
-    yield from _table(head, rows)
-
-
 def kills() -> Iterator[str]:
     """Yield the numbers of kills by moment, and their consequences."""
     found = load("kills")
@@ -375,7 +353,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
         "kernels": kernels, "quantised step": quantised_step,
         "zeropp parts measured": zeropp_parts,
     },
-    "data.md": {"preprocess": preprocess, "tokenizers": tokenizers, "documents": documents},
+    "data.md": {"preprocess": preprocess},
     "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
     "gpu.md": {"measured": gpu},
     "optimizer.md": {"optimizers": optimizers},

@@ -109,7 +109,7 @@ META = {
 }
 
 
-def test_a_run_is_described_in_words_and_its_tensors_in_the_order_of_the_model(
+def test_a_run_is_described_in_words_and_in_model_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = _checkpoint(tmp_path, META)

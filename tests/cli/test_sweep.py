@@ -211,7 +211,7 @@ def test_a_repeated_setting_is_answered_from_the_earlier_trial(tmp_path):
     assert repeated_trial(["b=3", "a=1"], tmp_path / "2") is None
 
 
-def test_a_search_prints_the_axes_of_its_trials_and_nothing_of_its_libraries(tmp_path):
+def test_a_search_prints_its_axes_and_nothing_of_its_libraries(tmp_path):
     command = [
         sys.executable, "-m", "frontier_llm", "sweep", "sweep=frontier_175b",
         "launch.trial_runner=plan", "hydra.sweeper.n_trials=2", f"hydra.sweep.dir={tmp_path}",

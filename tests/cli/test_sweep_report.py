@@ -151,7 +151,7 @@ def test_a_sweep_over_nodes_is_compared_per_device(folder, capsys):
     assert "tokens/s per device" in said
 
 
-def test_a_search_for_the_lowest_loss_names_it_first_and_draws_the_losses(folder, capsys):
+def test_a_search_for_the_lowest_loss_draws_the_losses(folder, capsys):
     """The slowest trial has the lowest loss; the refused one has none."""
     for number, (trial, loss) in enumerate(zip(TRIALS, (2.5, 3.25, 3.5, 4.5, None), strict=True)):
         replace(trial, validation_loss=loss, goal="loss").write(folder / str(number))

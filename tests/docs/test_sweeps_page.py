@@ -74,7 +74,7 @@ def test_shares_of_the_variance_add_up_to_all_of_it(space):
     assert sum(sum(space.shares(size).values()) for size in sizes) == pytest.approx(1)
 
 
-def test_the_block_of_the_study_has_each_axis_with_its_place_in_the_paper(space):
+def test_the_study_has_each_axis_with_its_place_in_the_paper(space):
     searches = sweep_study.searches(space, 2, 12)
     text = "\n".join(sweep_study.block(space, searches))
     assert "The space has 16 settings" in text

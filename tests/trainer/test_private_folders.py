@@ -82,7 +82,7 @@ def config_of(disk, *more):
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_folder_of_a_stranger_is_refused_before_anything_is_read_or_written(disk, attack):
+def test_a_stranger_s_folder_is_refused_before_it_is_used(disk, attack):
     config = config_of(disk)
     root = local_root(config)
     attack(root)
