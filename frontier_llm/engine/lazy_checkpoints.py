@@ -1,11 +1,14 @@
 """Lazy checkpoints of sharded states, which any number of ranks can continue from."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
@@ -13,13 +16,24 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.rank_objects import opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.write_plan import part_of
-from frontier_llm.engine.buffers import PREFIX, persistent_buffers, shard_of, write_back
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import CheckpointError
+from frontier_llm.protocols import ParameterRecord, Placement, StateShard
+
+PREFIX = "buffer:"
+"""Begin of the names of persistent buffers in a checkpoint, such as means of batch norms."""
 
 
 class Checkpoints:
     """Writes checkpoints of all ranks to one folder while training continues, and reads them.
+
+    Args:
+        folder: on a file system that all ranks share.
+        sharded: the states to save.
+        every: steps between two checkpoints.
+        keep: number of newest checkpoints to keep.
+        mode: `lazy`: a thread writes; `blocking`: saving returns when everything is on disk.
+        timeout_seconds: how long a rank waits for the others after it has written its part.
 
     Attributes:
         meta: what `save` got as `meta` for the checkpoint that `restore` has read.
@@ -35,16 +49,6 @@ class Checkpoints:
         mode: Literal["lazy", "blocking"] = "lazy",
         timeout_seconds: float = 600.0,
     ) -> None:
-        """Initialise without reading or writing anything.
-
-        Args:
-            folder: folder of all checkpoints, on a file system that all ranks share.
-            sharded: the states to save.
-            every: steps between two checkpoints.
-            keep: number of newest checkpoints to keep.
-            mode: `lazy`: a thread writes; `blocking`: saving returns when everything is on disk.
-            timeout_seconds: how long a rank waits for the others after it has written its part.
-        """
         self._folder, self._sharded, self._every = Path(folder), sharded, every
         self.meta: dict[str, Any] = {}
         factors = sharded.states.factors
@@ -64,10 +68,7 @@ class Checkpoints:
     def restore(self) -> int:
         """Load the newest checkpoint, which any number of ranks may have written.
 
-        Collective over all ranks.
-
-        Returns:
-            The step that the checkpoint was saved after; 0 = there is none.
+        Return the step that it was saved after, or 0 if there is none. Collective over all ranks.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another module.
@@ -109,11 +110,8 @@ class Checkpoints:
     def save(self, step: int, meta: dict[str, Any] | None = None) -> None:
         """Begin to write the states of all ranks, and the persistent buffers of rank 0.
 
-        Collective over all ranks.
-
-        Args:
-            step: number of steps so far.
-            meta: plain JSON that is stored along, such as the position in the data.
+        Collective over all ranks. `step` is the number of steps so far, `meta` plain JSON that is
+        stored along, such as the position in the data.
 
         Raises:
             CheckpointError: the previous checkpoint failed.
@@ -142,3 +140,42 @@ class Checkpoints:
             CheckpointError: it was not.
         """
         self._manager.close()
+
+
+def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name of each buffer that is part of the state dict and is not empty, and itself."""
+    seen = set[int]()
+    for prefix, child in module.named_modules():
+        for name, buffer in child._buffers.items():
+            is_kept = buffer is not None and name not in child._non_persistent_buffers_set
+            if is_kept and buffer.numel() and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def shard_of(name: str, buffer: torch.Tensor) -> StateShard:
+    """Return a copy of a buffer's bytes as a state for a checkpoint.
+
+    Files hold fp32 numbers, so the bytes of a buffer of any dtype are stored as if they were such.
+    """
+    data = buffer.detach().reshape(-1).view(torch.uint8)
+    words = torch.zeros(-(-data.numel() // 4), dtype=torch.float32, device=buffer.device)
+    words.view(torch.uint8)[: data.numel()].copy_(data)
+    shape = tuple(words.shape)
+    record = ParameterRecord(
+        parameter=nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False),
+        unit="",
+        placements=(Placement(f"{PREFIX}{name}", shape, (0,), (0,), shape),),
+        group="norms",
+        counted=True,
+        tensor_partial=False,
+        tied=False,
+    )
+    return StateShard(record, 0, {"bytes": words})
+
+
+def write_back(shard: StateShard, buffer: torch.Tensor) -> None:
+    """Set a buffer to bytes that were read from a checkpoint."""
+    data = shard.tensors["bytes"].view(torch.uint8)[: buffer.nbytes]
+    with torch.no_grad():
+        buffer.copy_(data.view(buffer.dtype).view(buffer.shape))

@@ -16,15 +16,15 @@ class Formats:
     """
 
     params: Name = "fp32"
-    """Format of parameters that are gathered for a forward or backward pass."""
+    """Of parameters that are gathered for a forward or backward pass."""
     refresh: Name = "fp32"
-    """Format of updated parameters, which are sent once per step."""
+    """Of updated parameters, which are sent once per step."""
     grads: Name = "fp32"
-    """Format of gradients that are sent inside a node."""
+    """Of gradients that are sent inside a node."""
     grads_across: Name | None = None
-    """Format of gradients that are sent between nodes; None = `grads`."""
+    """Of gradients that are sent between nodes; None = `grads`."""
     sums: Name = "fp32"
-    """Format of gradients that are summed over replicas."""
+    """Of gradients that are summed over replicas."""
     block_elements: int = 256
     """Elements that share a scale."""
     keep_errors: bool = False

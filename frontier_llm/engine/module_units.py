@@ -14,7 +14,6 @@ REST = "rest"
 the backward pass."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of parameters."""
 
 
 def layers_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -120,7 +119,6 @@ def _records(
 
 
 def _units(module: nn.Module, layers: dict[str, nn.Module]) -> dict[int, str]:
-    """Return the unit of each parameter, by its id."""
     distinct = {id(layer): (name, layer) for name, layer in reversed(layers.items())}
     inside = {id(child) for _, layer in distinct.values() for child in layer.modules()}
     users: dict[int, set[str]] = {}

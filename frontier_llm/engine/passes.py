@@ -20,7 +20,6 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from frontier_llm.engine.hooks import Hook, differentiable
-from frontier_llm.engine.written_parameters import WrittenParameters
 from frontier_llm.errors import TrainingError
 from frontier_llm.sharding.guarded import in_backward
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -34,8 +33,47 @@ class _Saved(NamedTuple):
     tensor: torch.Tensor
 
 
+class WrittenParameters:
+    """Notices what a user writes to parameters, and makes it the new master weights.
+
+    torch counts the writes to each parameter. Writes of `sharding` are to the buffers, whose count
+    is another one. Writes through `parameter.data` are not counted.
+    """
+
+    def __init__(self, states: ShardedStates) -> None:
+        self._states = states
+        self._counts = {unit: _writes(unit) for unit in states.all_units}
+
+    def take(self) -> None:
+        """Take what was written since the last call; all ranks must have written the same.
+
+        Raises:
+            TrainingError: parameters were written to that are not in memory any more.
+        """
+        for unit, before in self._counts.items():
+            self._counts[unit] = after = _writes(unit)
+            pairs = enumerate(zip(before, after, strict=True))
+            written = {index for index, (old, new) in pairs if old != new}
+            if not written:
+                continue
+            if not unit.buffer.untyped_storage().nbytes():
+                raise TrainingError(
+                    f"parameters of {unit.name} were written to in a forward or backward pass, but "
+                    "they are sharded, so that the values are lost\n  do: write them in `with "
+                    "states.gathered():`, or call shard with params=1"
+                )
+            if unit.is_sharded:
+                unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
+            if unit.is_trainable:
+                self._states.take_parameters(unit, written)
+
+
+def _writes(unit: Unit) -> list[int]:
+    return [record.parameter._version for record in unit.records]
+
+
 class Passes:
-    """The passes of a step.
+    """The passes of a step, followed by hooks on the module and on the modules that read units.
 
     Attributes:
         step: number of the current step, or of the next one.
@@ -43,7 +81,6 @@ class Passes:
         count: backward passes of this step that have ended.
         expected: backward passes that the step has.
         in_step: whether a pass of the step has begun.
-        written: notices what a user writes to parameters.
     """
 
     def __init__(
@@ -53,7 +90,6 @@ class Passes:
         states: ShardedStates,
         micro_batches: int,
     ) -> None:
-        """Attach hooks to the module and to the modules that read units."""
         self._states, self.micro_batches, self._module = states, micro_batches, module
         self.written = WrittenParameters(states)
         self.step, self.count, self.expected = 1, 0, micro_batches
@@ -139,19 +175,16 @@ class Passes:
             context.__exit__()
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
-        """Return what autograd keeps of a tensor until the backward pass."""
         unit = self._unit_of_storage.get(tensor.untyped_storage()._cdata)
         return tensor if unit is None else _Saved(unit, tensor)
 
     def _saved(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
-        """Return a tensor that autograd has kept, with its values."""
         if isinstance(saved, _Saved):
             self._states.reads.make_readable(saved.unit)
             return saved.tensor
         return saved
 
     def _watch_output(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Begin the backward pass when a gradient of the output arrives."""
         for tensor in differentiable(output):
             tensor.register_hook(lambda _: self._begin_pass_of_backward())
 
@@ -186,11 +219,7 @@ class Passes:
         self._states.release(self._states.all_units)
 
     def _check_parameters(self) -> None:
-        """Check that the parameters are still those that were sharded.
-
-        Raises:
-            TrainingError: one has other storage, or a trainable one is not among them.
-        """
+        """Check that the parameters are still those that were sharded, in the same memory."""
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._trained:
                 raise TrainingError(

@@ -8,6 +8,7 @@ forward and its backward pass, and freed afterwards. All other parameters are on
 stays gathered during the passes.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -18,7 +19,6 @@ from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.engine.compute_precision import Precision
-from frontier_llm.engine.equal_start import check_equal_start
 from frontier_llm.engine.hooks import attach
 from frontier_llm.engine.message_formats import Formats
 from frontier_llm.engine.module_units import layers_of, readers_of, records_of
@@ -28,6 +28,7 @@ from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid, level_borders
 from frontier_llm.geometry.partition import Factors, Hop
+from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
 
@@ -77,7 +78,7 @@ def shard(
     factors = _factors(grid, params, grads or params, optimizer or size, formats)
     layers = layers_of(module)
     records = records_of(module, layers, update)
-    check_equal_start(records)
+    _check_equal_start(records)
     dtype = records[0].parameter.dtype
     values = precision.convert(module) if precision else {}
     traffic, readers = Traffic(grid, rank), readers_of(module, layers, records)
@@ -92,6 +93,35 @@ def shard(
     return Sharded(module, states, passes, traffic, update, dtype)
 
 
+def _check_equal_start(records: Sequence[ParameterRecord]) -> None:
+    """Compare the sum and the norm of each parameter over all ranks; collective over them."""
+    with torch.no_grad():
+        numbers = torch.stack(
+            [
+                torch.stack(
+                    [
+                        value.sum(dtype=torch.float64),
+                        torch.linalg.vector_norm(value, dtype=torch.float64),
+                    ]
+                )
+                for value in (record.parameter.detach() for record in records)
+            ]
+        ).nan_to_num(1.0, 2.0, 3.0)
+    extremes = torch.cat([numbers, -numbers])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    highest, lowest = extremes.chunk(2)
+    differs = (highest != -lowest).any(dim=1).tolist()
+    if any(differs):
+        name = records[differs.index(True)].name
+        raise ConfigError(
+            "module",
+            f"{sum(differs)} of {len(records)} parameters that differ between ranks, first {name}",
+            "equal parameters on all ranks",
+            "call torch.manual_seed with the same number on all ranks before the module is built, "
+            "or broadcast the parameters of rank 0",
+        )
+
+
 def _transport(formats: Formats, traffic: Traffic, parameter: nn.Parameter, rank: int) -> Transport:
     of_all_steps, device = formats.at_each_step(), parameter.device
     kernels = choose_kernels("auto", device)
@@ -101,7 +131,7 @@ def _transport(formats: Formats, traffic: Traffic, parameter: nn.Parameter, rank
 
 
 def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]) -> None:
-    """Set the master weights to values that the parameters had before they were converted."""
+    """Set the master weights to the values of parameters before they were converted."""
     if not values:
         return
     for part in states.shards(writable=True):
@@ -136,5 +166,4 @@ def _groups(factors: Factors, rank: int) -> dict[Hop, dist.ProcessGroup]:
 
 
 def _alone(rank: int, size: int) -> dist.ProcessGroup:
-    """Return the group of this rank alone."""
     return [dist.new_group([other]) for other in range(size)][rank]

@@ -12,8 +12,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
 from frontier_llm.engine.hooks import Hook
 from frontier_llm.engine.passes import Passes
-from frontier_llm.engine.update import Update
-from frontier_llm.engine.update_choice import choose_update
+from frontier_llm.engine.update import Update, choose_update
 from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.geometry.wire import Sent
@@ -55,11 +54,8 @@ class Sharded:
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of a micro-batch, as `loss.backward()` does.
 
-        If it raises an exception, the step is dropped (`drop_step`).
-
-        Args:
-            loss: [] the mean loss of this rank's samples. Gradients are averaged over ranks, and
-                over the `micro_batches` of `shard`.
+        The loss, [], is the mean over this rank's samples. Gradients are averaged over ranks, and
+        over the `micro_batches` of `shard`. If the pass raises an exception, the step is dropped.
         """
         try:
             loss.backward()
@@ -80,14 +76,10 @@ class Sharded:
     def step(self, learning_rate: float, *, saved: bool = False) -> float:
         """Clip the gradients and update the parameters; nothing changes if one is not finite.
 
-        Collective over all ranks. A parameter that has no gradient on any rank is left as it is.
-
-        Args:
-            saved: whether the states are saved after this step (`Checkpoints.is_due`), so that a
-                run that continues from them repeats this run to the last digit.
-
-        Returns:
-            The norm of the gradient before it was clipped.
+        Return the norm of the gradient before it was clipped. Collective over all ranks. A
+        parameter that has no gradient on any rank is left as it is. `saved` tells that the states
+        are saved after this step (`Checkpoints.is_due`), so that a run that continues from them
+        repeats this run to the last digit.
 
         Raises:
             TrainingError: a backward pass is missing, or the ranks have gathered different layers.
@@ -244,11 +236,8 @@ class Sharded:
     def _check_equal_uses(self, digests: Sequence[float]) -> None:
         """Check that ranks which share parameters have gathered the same units in the same order.
 
-        Args:
-            digests: per group of ranks, the sum of their digests and of the squares.
-
-        Raises:
-            TrainingError: they have not, so that some have computed with wrong parameters.
+        Otherwise some have computed with wrong parameters. `digests` has, per group of ranks, the
+        sum of their digests and of the squares.
         """
         shared = self.states.factors.params
         for total, squares in zip(digests[::2], digests[1::2], strict=True):

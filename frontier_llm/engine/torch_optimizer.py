@@ -18,18 +18,16 @@ class Optimizer(torch.optim.Optimizer):
     Each group of `param_groups` has the parameters of one factor of the learning rate
     (`AdamW.groups`, `AdamW.rate_factors`). `state_dict` has no states: `Checkpoints` saves them.
 
+    Args:
+        sharded: what `shard` has returned.
+        lr: learning rate of parameters whose factor is 1.
+        checkpoints: if given, `step` tells `Sharded.step` whether they save the step.
+
     Attributes:
         norm: norm of the last gradient before it was clipped; nan before the first step.
     """
 
     def __init__(self, sharded: Sharded, lr: float, checkpoints: Checkpoints | None = None) -> None:
-        """Make the groups.
-
-        Args:
-            sharded: what `shard` has returned.
-            lr: learning rate of parameters whose factor is 1.
-            checkpoints: if given, `step` tells `Sharded.step` whether they save the step.
-        """
         self._sharded, self._checkpoints, self.norm = sharded, checkpoints, math.nan
         groups: dict[float, list[nn.Parameter]] = {}
         for factor, parameter in sharded.rate_factors():

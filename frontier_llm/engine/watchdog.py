@@ -18,6 +18,15 @@ class Watchdog:
 
     If a step exceeds its limit on any rank, every rank writes where it is to FOLDER/stall.txt, and
     all ranks end. A step may also take 10 times the median of the last 20 steps.
+
+    Args:
+        folder: for the diagnosis. It is made if it is absent.
+        step_seconds: limit of a step.
+        first_step_seconds: limit of each of the first three steps.
+        other_seconds: limit of anything else between two steps.
+
+    Raises:
+        ConfigError: the ranks were not started by torchrun or srun.
     """
 
     def __init__(
@@ -28,17 +37,6 @@ class Watchdog:
         first_step_seconds: float = 600.0,
         other_seconds: float = 1800.0,
     ) -> None:
-        """Initialise; entering the context starts the threads.
-
-        Args:
-            folder: folder for the diagnosis. It is made if it is absent.
-            step_seconds: limit of a step.
-            first_step_seconds: limit of each of the first three steps.
-            other_seconds: limit of anything else between two steps.
-
-        Raises:
-            ConfigError: the ranks were not started by torchrun or srun.
-        """
         world = World.from_environment(os.environ)
         if world is None:
             raise ConfigError(

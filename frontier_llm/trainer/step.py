@@ -12,8 +12,7 @@ import torch
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch
-from frontier_llm.engine.update import Update
-from frontier_llm.engine.update_choice import UpdateChoice
+from frontier_llm.engine.update import Update, UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from frontier_llm.collectives.primitives import all_reduce
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
-from frontier_llm.engine.update_choice import UpdateChoice, choose_update
+from frontier_llm.engine.update import UpdateChoice, choose_update
 from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
 

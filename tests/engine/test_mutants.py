@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.engine import equal_start, module_units
-from frontier_llm.engine.buffers import write_back
+from frontier_llm.engine import module_units
 from frontier_llm.engine.hooks import Hook
+from frontier_llm.engine.lazy_checkpoints import write_back
 from frontier_llm.engine.passes import Passes
-from frontier_llm.engine.shard import _set_masters
+from frontier_llm.engine.shard import _check_equal_start, _set_masters
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.launch.world import World
 from frontier_llm.library import Checkpoints
@@ -95,7 +95,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "ranks may start apart": (
         test_refusals.CHECKS["modules"],
-        (equal_start.check_equal_start, "if any(differs)", "if False"),
+        (_check_equal_start, "if any(differs)", "if False"),
     ),
     "thawed parameters are not noticed": (
         test_refusals.CHECKS["change: trainable, params=1"],

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from frontier_llm.engine.update_choice import UpdateChoice
+from frontier_llm.engine.update import UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.adamw import AdamW
