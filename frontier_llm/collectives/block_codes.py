@@ -7,7 +7,6 @@ Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization (arXiv:211
 2.1 and 2.2).
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
@@ -48,7 +47,7 @@ def _nearest(device: torch.device, *, signed: bool) -> torch.Tensor:
 
 
 class BlockCodes:
-    """The values of one interval, in 8 bits per element.
+    """The values of one interval, in 8 bits per element; at first zeros.
 
     Attributes:
         codes: [blocks, 256] uint8, indices into the table.
@@ -56,7 +55,6 @@ class BlockCodes:
     """
 
     def __init__(self, elements: int, device: torch.device, *, signed: bool) -> None:
-        """Begin with zeros."""
         self._elements, self._signed = elements, signed
         self._staged: torch.Tensor | None = None
         blocks = -(-elements // BLOCK_ELEMENTS)
@@ -133,8 +131,3 @@ class EncodedPart:
     def decode(self) -> torch.Tensor:
         """Return [elements] fp32: the values."""
         return self._codes.decode(slice(self._start, self._stop))
-
-
-def total_bytes(moments: Iterable[BlockCodes]) -> int:
-    """Return the bytes of codes and scales."""
-    return sum(codes.nbytes for codes in moments)

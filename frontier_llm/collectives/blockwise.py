@@ -86,7 +86,6 @@ class BlockKernels(ABC):
 
         Args:
             parts: [parts, m] fp32, bf16 or fp16, contiguous, read only.
-            slots: [parts, bytes], overwritten.
             residual: rounding errors of [parts, m]. The residual of an element that is quantised is
                 added to it first, in fp32, then overwritten with the next one (residual.py).
             seed: 32-bit seed of stochastic rounding of the first part that is written. From each
@@ -101,22 +100,15 @@ class BlockKernels(ABC):
     def dequantise(self, slots: Slots, parts: torch.Tensor, *, add: bool = False) -> None:
         """Read each part of a buffer from its slot, as written by `quantise`.
 
-        Args:
-            slots: [parts, bytes].
-            parts: [parts, m] fp32, bf16 or fp16, contiguous, overwritten.
-            add: whether elements that are quantised are added to the old values of `parts`, in
-                fp32, and rounded once to the dtype of `parts`. The other elements are overwritten
-                in any case.
+        The parts, [parts, m] fp32, bf16 or fp16, contiguous, are overwritten. With `add`, elements
+        that are quantised are added to the old values, in fp32, and rounded once to their dtype.
         """
 
     @abstractmethod
     def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
-        """Add the parts in slots to a total, in the order of the slots.
+        """Add the parts in slots to a total, [m] fp32, in the order of the slots.
 
-        Args:
-            slots: [ranks, bytes]; every slot contains part 0 of the table, from another rank.
-            total: [m] fp32, added to.
-            skip: index of a slot that is not added.
+        Every slot contains part 0 of the table, from another rank; the slot `skip` is not added.
         """
 
 
@@ -179,16 +171,13 @@ class PartKernels(BlockKernels):
         seed: int,
         base: torch.Tensor | None,
     ) -> None:
-        """Quantise the first elements of a part.
+        """Quantise the first n elements of a part, n at least 1; see `quantise`.
 
         Args:
-            values: [n], n at least 1.
-            fmt: bits, block size and rounding.
+            values: [n], as `base`.
             scales: [blocks] fp32 or bf16, overwritten.
             packed: [bytes] uint8, overwritten.
-            residual: values [n] and scales [blocks]; see `quantise`.
-            seed: 32-bit seed of stochastic rounding.
-            base: [n]; see `quantise`.
+            residual: values [n] and scales [blocks].
         """
 
     @abstractmethod

@@ -40,13 +40,12 @@ It yields each handle and receives what the handle's `wait()` returned:
 
 
 class Chain:
-    """Runs a sequence of collectives (`Steps`), one at a time.
+    """Runs a sequence of collectives (`Steps`), one at a time; the first has started.
 
     Every rank must advance its chains in the same order, since each step is a collective.
     """
 
     def __init__(self, steps: Steps) -> None:
-        """Start the first step."""
         self._steps = steps
         self._handle: Handle | None = None
         self._resume(None)

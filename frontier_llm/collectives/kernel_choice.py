@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from frontier_llm.collectives import native_blockwise
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import Slots
@@ -22,17 +23,14 @@ _TESTED_FORMATS = (
 def choose_kernels(wanted: str, device: torch.device) -> BlockKernels:
     """Choose the kernels for a device.
 
-    All implementations produce the same bits, so ranks may choose differently.
-
-    Args:
-        wanted: the setting `kernels`. `torch` chooses the reference (blockwise.py). Other values
-            choose C on a CPU and Triton on a GPU, or the reference if these do not work.
-        device: where the kernels run and are verified.
+    All implementations produce the same bits, so ranks may choose differently. The setting
+    `torch` chooses the reference (blockwise.py). Other values choose C on a CPU and Triton on a
+    GPU, or the reference if these do not work.
     """
     if wanted == "torch":
         return TorchKernels()
     try:
-        kernels = _native() if device.type == "cpu" else _triton()
+        kernels = native_blockwise.load() if device.type == "cpu" else _triton()
         verify(kernels, device)
     except Exception as error:  # any failure of a compiler or driver: fall back
         return replace(TorchKernels(), reason=" ".join(str(error).split()) or repr(error))
@@ -72,12 +70,6 @@ def _all_results(kernels: BlockKernels, parts: torch.Tensor, fmt: Format) -> lis
     kernels.add_up(first, total, skip=1)
     assert residual.scales is not None
     return [data, residual.values, residual.scales, out, total]
-
-
-def _native() -> BlockKernels:
-    from frontier_llm.collectives import native_blockwise
-
-    return native_blockwise.load()
 
 
 def _triton() -> BlockKernels:

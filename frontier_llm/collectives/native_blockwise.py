@@ -155,7 +155,6 @@ def load() -> NativeKernels:
 
 
 def _readable(values: torch.Tensor) -> torch.Tensor:
-    """Return values in a dtype that blockwise.c reads."""
     return values if values.dtype in _DTYPE_CODES else values.float()
 
 

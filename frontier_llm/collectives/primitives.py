@@ -4,6 +4,8 @@ Gathers and scatters are either collectives of the backend, as on a GPU, or `pai
 point-to-point messages between all pairs of ranks. On a CPU, pairwise messages are several times as
 fast as gloo's collectives, whose buffers pass through its worker threads. Parts of different
 lengths are always sent as point-to-point messages.
+
+Traffic counts the bytes under the `name` of the collective.
 """
 
 from collections.abc import Sequence
@@ -29,23 +31,20 @@ def all_gather(
 ) -> Handle:
     """Fill a buffer, in place, from the parts that the ranks of a group hold.
 
-    Collective over `group`; returns at once. `buffer` must not be touched until `wait()`.
+    Collective over `group` (None: this rank alone); returns at once. `buffer` must not be touched
+    until `wait()`.
 
     Args:
         buffer: [n], n divisible by the number of ranks. Part i belongs to the group's i-th rank:
             this rank's part is read, the others are overwritten.
-        group: the ranks; None means this rank alone.
-        traffic: counts the bytes.
-        name: name of the collective under which the bytes are counted.
         unquantised_bytes: bytes this rank would send without quantisation; None if `buffer` is
             not quantised.
         bounds: first element of each part, and at last n; empty = parts of equal length.
-        pairwise: whether to send point-to-point messages; only on a CPU.
     """
     if group is None or buffer.numel() == 0:
         return DONE
     ranks = tuple(dist.get_process_group_ranks(group))
-    parts = split(buffer, len(ranks), bounds)
+    parts = _split(buffer, len(ranks), bounds)
     own_part = parts[group.rank()]
     if pairwise or bounds:
         traffic.pairs(name, ranks, own_part.nbytes * (len(ranks) - 1), unquantised_bytes)
@@ -60,15 +59,9 @@ def all_gather(
 def all_reduce(
     tensor: torch.Tensor, group: dist.ProcessGroup, traffic: Traffic, name: str
 ) -> Handle:
-    """Replace a tensor by its sum over a group.
+    """Replace a contiguous tensor by its sum over a group.
 
     Collective over `group`; returns at once. `tensor` must not be touched until `wait()`.
-
-    Args:
-        tensor: any shape, contiguous; overwritten with the sum.
-        group: the ranks.
-        traffic: counts the bytes.
-        name: name of the collective under which the bytes are counted.
     """
     ranks = tuple(dist.get_process_group_ranks(group))
     if len(ranks) == 1 or tensor.numel() == 0:
@@ -80,13 +73,36 @@ def all_reduce(
     return work
 
 
+def sum_together(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, traffic: Traffic, name: str
+) -> None:
+    """Replace tensors by their sums over a group, in one collective; blocks."""
+    if not tensors or group.size() == 1:
+        return
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    all_reduce(joined, group, traffic, name).wait()
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, summed in zip(tensors, joined.split(sizes), strict=True):
+        tensor.copy_(summed.view(tensor.shape))
+
+
 class ReduceScatter:
-    """A reduce-scatter under way. The sum is computed in fp32, whatever dtype is sent.
+    """A reduce-scatter that has started. The sum is computed in fp32, whatever dtype is sent.
+
+    Collective over `group`, whose i-th rank receives the sum of all ranks' part i.
 
     Each rank sends every other rank the part which that rank sums. This sends as many bytes as a
     ring, but rounds each element only once, before it is sent. (gloo's reduce_scatter_tensor sends
     as many bytes as an all-reduce.) For fp32 the backend's own reduce-scatter is used, unless
     messages are pairwise.
+
+    Args:
+        buffer: [n], n divisible by the number of ranks, fp32 or bf16. It must not be touched until
+            `wait()`. If it is fp32, this rank's part may be overwritten with the sum.
+        out: [elements of this rank's part] fp32, overwritten with the sum; it may be this rank's
+            part of `buffer`. None: an fp32 `buffer` receives the sum in this rank's part; otherwise
+            the sum is a new tensor.
+        bounds: first element of each part, and at last n; empty = parts of equal length.
     """
 
     def __init__(
@@ -100,23 +116,9 @@ class ReduceScatter:
         *,
         pairwise: bool,
     ) -> None:
-        """Start the reduce-scatter. Collective over `group`; returns at once.
-
-        Args:
-            buffer: [n], n divisible by the number of ranks, fp32 or bf16. It must not be touched
-                until `wait()`. If it is fp32, this rank's part may be overwritten with the sum.
-            group: the ranks; the i-th rank receives the sum of all ranks' part i.
-            traffic: counts the bytes.
-            name: name of the collective under which the bytes are counted.
-            out: [elements of this rank's part] fp32, overwritten with the sum; it may be this
-                rank's part of `buffer`. None: an fp32 `buffer` receives the sum in this rank's
-                part; otherwise the sum is a new tensor.
-            bounds: first element of each part, and at last n; empty = parts of equal length.
-            pairwise: whether to send point-to-point messages; only on a CPU.
-        """
         size, ranks = group.size(), tuple(dist.get_process_group_ranks(group))
         self._position, self._out = group.rank(), out
-        self._parts = split(buffer, size, bounds)  # kept alive until sent
+        self._parts = _split(buffer, size, bounds)  # kept alive until sent
         own = self._parts[self._position]
         self._uses_backend = not pairwise and not bounds and buffer.dtype == torch.float32
         if self._uses_backend:
@@ -160,11 +162,7 @@ def exchange(
 ) -> Handle:
     """Send row i to the i-th rank of a group and receive one row from each; returns at once.
 
-    Args:
-        sent: [ranks, elements].
-        received: [ranks, elements], overwritten; this rank's own row is undefined afterwards.
-        group: the ranks.
-        pairwise: whether to send point-to-point messages; only on a CPU.
+    Both are [ranks, elements]. This rank's own row of `received` is undefined afterwards.
     """
     if pairwise:
         return _send_to_all(sent.unbind(), received.unbind(), group)
@@ -173,14 +171,7 @@ def exchange(
     return work
 
 
-def split(buffer: torch.Tensor, count: int, bounds: Sequence[int]) -> Sequence[torch.Tensor]:
-    """Return the parts of a buffer.
-
-    Args:
-        buffer: [n].
-        count: number of parts.
-        bounds: first element of each part, and at last n; empty = parts of equal length.
-    """
+def _split(buffer: torch.Tensor, count: int, bounds: Sequence[int]) -> Sequence[torch.Tensor]:
     if not bounds:
         return buffer.view(count, -1).unbind()
     return [buffer[start:end] for start, end in pairwise(bounds)]

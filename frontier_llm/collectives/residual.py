@@ -47,16 +47,10 @@ class Residual:
         scale_dtype: torch.dtype = torch.float32,
         decay: float = 0.0,
     ) -> "Residual":
-        """Allocate a residual of zeros.
+        """Allocate a residual of zeros, for parts of so many elements.
 
-        Args:
-            parts: number of parts of the buffer.
-            elements: number of elements per part.
-            device: where the buffer is.
-            block_elements: number of elements per block of the messages, for a residual in int8;
-                None = a residual in bf16.
-            scale_dtype: fp32 or bf16, for a residual in int8.
-            decay: weight of the old residual in the new one.
+        It is in int8 with scales in `scale_dtype` (fp32 or bf16) if the number of elements per
+        block of the messages is given, else in bf16.
         """
         if block_elements is None:
             values = torch.zeros(parts, elements, dtype=RESIDUAL_DTYPE, device=device)

@@ -61,7 +61,6 @@ class Slots:
     data: torch.Tensor
     """[slots, bytes] uint8, each row contiguous."""
     fmt: Format
-    """Format of the quantised elements."""
     elements: int
     """Number of elements of each part."""
     border: int
@@ -71,7 +70,7 @@ class Slots:
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """Dtype of the scales: fp32 or bf16."""
+        """Dtype of the scales."""
         return torch.float32 if self.fmt.scale_bytes == 4 else torch.bfloat16
 
     def only(self, part: int) -> "Slots":
@@ -84,10 +83,8 @@ class Slots:
     ) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return views of the sections of a part's slot.
 
-        Args:
-            part: index of the part.
-            all_rows: whether every row of the table contains this part. Then the views have one
-                more dimension, for the rows.
+        If every row of the table contains this part, the views have one more dimension, for
+        `all_rows`.
 
         Returns:
             The number q of quantised elements of the part, which are its first; the scales; the

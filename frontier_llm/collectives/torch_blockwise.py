@@ -99,11 +99,7 @@ class TorchKernels(PartKernels):
 def _blocks_of(
     scales: torch.Tensor, packed: torch.Tensor, fmt: Format, elements: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Read tables of blocks of one part.
-
-    Yields:
-        The index of the first element, [rows, length] int8 integers, and [rows] fp32 scales.
-    """
+    """Yield a table of blocks: index of its first element, [rows, length] int8, [rows] scales."""
     start, byte = 0, 0
     for rows, length in _block_shapes(elements, fmt.block_elements):
         size = rows * min(length, fmt.block_elements * fmt.bits // 8)
@@ -114,11 +110,7 @@ def _blocks_of(
 
 
 def _block_shapes(elements: int, block: int) -> list[tuple[int, int]]:
-    """Divide elements into one table of full blocks and one of a shorter last block.
-
-    Returns:
-        (rows, row length) of each table, with one block per row; empty tables are left out.
-    """
+    """Divide elements into (rows, length) of full blocks and of a shorter last block, if any."""
     full, rest = divmod(elements, block)
     return [(rows, length) for rows, length in ((full, block), (1, rest)) if rows and length]
 
@@ -126,15 +118,7 @@ def _block_shapes(elements: int, block: int) -> list[tuple[int, int]]:
 def _read_residual(
     residual: Residual, start: int, first_block: int, rows: int, length: int
 ) -> torch.Tensor:
-    """Return the residual of a table of blocks, [rows, length] fp32.
-
-    Args:
-        residual: values and scales of a part.
-        start: index of the first element of the table.
-        first_block: index of the first block.
-        rows: number of blocks.
-        length: number of elements per block.
-    """
+    """Return the residual of a table of blocks, [rows, length] fp32, from element `start` on."""
     values = residual.values[start : start + rows * length].view(rows, length).float()
     if residual.scales is None:
         return values
@@ -144,14 +128,9 @@ def _read_residual(
 def _write_residual(
     residual: Residual, start: int, first_block: int, old: torch.Tensor, errors: torch.Tensor
 ) -> None:
-    """Overwrite the residual `old` of a table of blocks with that of the next message.
+    """Overwrite the residual of a table of blocks with that of the next message.
 
-    Args:
-        residual: values and scales of a part.
-        start: index of the first element of the table.
-        first_block: index of the first block.
-        old: [rows, length] fp32, the residual that was added.
-        errors: [rows, length] fp32, the rounding errors of this message.
+    The residual that was added, and the rounding errors of this message: [rows, length] fp32.
     """
     if residual.decay:
         old_weight, new_weight = map(_fp32, residual.weights)
@@ -167,14 +146,9 @@ def _write_residual(
 
 
 def _transform(rows: torch.Tensor, run: int) -> torch.Tensor:
-    """Multiply each full run of each row by the Walsh-Hadamard matrix.
+    """Multiply each full run of [rows, length] fp32 by the Walsh-Hadamard matrix.
 
-    Args:
-        rows: [rows, length] fp32.
-        run: number of values per run, a power of two.
-
-    Returns:
-        [rows, length // run * run] fp32.
+    Runs have a power of two of values. The result is [rows, length // run * run].
     """
     x = rows[:, : rows.shape[1] // run * run]
     stride = 1
@@ -222,17 +196,9 @@ def _write_scales(rows: torch.Tensor, fmt: Format, out: torch.Tensor) -> torch.T
 def _round(
     rows: torch.Tensor, scale: torch.Tensor, fmt: Format, first: int, seed: int
 ) -> torch.Tensor:
-    """Divide rows by their scales and round.
+    """Divide [rows, length] fp32 by the scales of rows, and round to integral values in fp32.
 
-    Args:
-        rows: [rows, length] fp32.
-        scale: [rows] fp32.
-        fmt: largest integer and rounding.
-        first: index of the first element among all values, for stochastic rounding.
-        seed: 32-bit seed of stochastic rounding.
-
-    Returns:
-        [rows, length] fp32 with integral values.
+    `first` is the index of the first element among all values, for stochastic rounding.
     """
     usable = (scale > 0) & scale.isfinite()
     inverse = torch.where(usable, 1 / scale, 0.0)

@@ -9,10 +9,7 @@ from frontier_llm.geometry.grid import Grid, Level
 from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent, unequal_sent
 
 SplitByLink = Callable[[Grid, int, tuple[int, ...], float], Sent]
-"""Splits the bytes that a rank sends to a group by the level of the links that they cross.
-
-Arguments: the grid, the rank, the group's ranks and the bytes.
-"""
+"""Splits the bytes that a rank sends to a group by the level of the links that they cross."""
 
 
 class Traffic:
@@ -33,13 +30,9 @@ class Traffic:
         sent_bytes: float,
         unquantised_bytes: float | None = None,
     ) -> None:
-        """Count bytes that this rank sends around a ring.
+        """Count bytes that this rank sends around a ring, in the order of the group.
 
-        Args:
-            collective: name of the collective.
-            group: the ranks, in the order of the ring.
-            sent_bytes: bytes sent.
-            unquantised_bytes: bytes that would be sent in the compute dtype; None if the same.
+        `unquantised_bytes` would be sent in the compute dtype; None if the same.
         """
         self._count(ring_sent, collective, group, sent_bytes, unquantised_bytes)
 
@@ -50,21 +43,11 @@ class Traffic:
         sent_bytes: float,
         unquantised_bytes: float | None = None,
     ) -> None:
-        """Count bytes that are sent in equal messages to all other ranks of a group.
-
-        The arguments are those of `ring`; the order of the group does not matter.
-        """
+        """Count bytes that are sent in equal messages to all other ranks of a group; see `ring`."""
         self._count(pairs_sent, collective, group, sent_bytes, unquantised_bytes)
 
     def unequal(self, collective: str, group: tuple[int, ...], sent_bytes: Sequence[float]) -> None:
-        """Count bytes that are sent in messages of different sizes to the ranks of a group.
-
-        Args:
-            collective: name of the collective.
-            group: the ranks.
-            sent_bytes: for each rank of the group, the bytes that are sent to it; the number of
-                this rank is ignored.
-        """
+        """Count the bytes that are sent to each rank of a group; that of this rank is ignored."""
         self.add(collective, unequal_sent(self._grid, self._rank, group, sent_bytes))
 
     def add(self, collective: str, sent: Sent) -> None:

@@ -30,29 +30,34 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from frontier_llm.collectives.blockwise import BlockKernels
+from frontier_llm.collectives.blockwise import PART_SEED_STRIDE, BlockKernels
 from frontier_llm.collectives.handles import Handle, Steps
-from frontier_llm.collectives.hops import gather_hops, narrow, part_of
-from frontier_llm.collectives.primitives import ReduceScatter, exchange
+from frontier_llm.collectives.primitives import ReduceScatter, all_gather, exchange
 from frontier_llm.collectives.residual import Residual
-from frontier_llm.collectives.rounding_seeds import RoundingSeeds
 from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, LevelFormats, StateFormats
+from frontier_llm.geometry.wire import gather_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_STEP_STRIDE, _RANK_STRIDE = 0x9E3779B1, 0x85EBCA77
+"""Odd numbers, so that the rounding seeds of neighbouring steps and ranks lie far apart."""
 
 
 class Transport:
-    """Sends and receives one rank's model states.
+    """Sends and receives one rank's model states, at first in the formats of step 1.
 
-    Attributes:
-        formats: formats of the current step.
-        traffic: counts the bytes.
-        kernels: implementation of block quantisation.
-        pool: buffers that messages lie in.
+    In all methods, only elements of `buffer` before the index `border` are quantised, and `name` is
+    the collective under which the bytes are counted. Groups are taken in the given order; without a
+    group, this rank is alone.
+
+    Args:
+        formats_at: returns the formats of a step, counted from 1.
         compute_dtype: dtype of the parameters.
-        pairwise: whether gathers and scatters are point-to-point messages.
+        device: where message buffers are allocated.
+        seed: seed of stochastic rounding; must differ between ranks.
+        pairwise: whether gathers and scatters on a CPU are point-to-point messages. On a GPU they
+            never are.
     """
 
     def __init__(
@@ -66,24 +71,12 @@ class Transport:
         *,
         pairwise: bool = True,
     ) -> None:
-        """Begin in the formats of step 1.
-
-        Args:
-            formats_at: returns the formats of a step, counted from 1.
-            traffic: counts the bytes.
-            kernels: implementation of block quantisation.
-            compute_dtype: dtype of the parameters.
-            device: where message buffers are allocated.
-            seed: seed of stochastic rounding; must differ between ranks.
-            pairwise: whether gathers and scatters on a CPU are point-to-point messages. On a GPU
-                they never are.
-        """
         self.traffic, self.kernels = traffic, kernels
         self.pool = BufferPool(device)
         self.compute_dtype = compute_dtype
         self.pairwise = pairwise and device.type == "cpu"
         self._formats_at, self._step = formats_at, 1
-        self._seeds = RoundingSeeds(seed)
+        self._seed, self._seeds_taken = seed, 0
         self.formats = formats_at(1)
 
     @property
@@ -100,7 +93,7 @@ class Transport:
         """Use the formats of a step from now on."""
         if step != self._step:
             self._step = step
-            self._seeds.begin_step(step)
+            self._seeds_taken = 0
             self.formats = self._formats_at(step)
 
     def begin_next_step(self) -> None:
@@ -112,13 +105,9 @@ class Transport:
         return self.formats.grads.at(self.traffic.level(group))
 
     def needs_feedback(self, group: dist.ProcessGroup, *, sums: bool = False) -> bool:
-        """Whether gradients that are sent over a group are quantised and cross nodes.
+        """Whether gradients are quantised and cross nodes: scattered ones, or `sums` over replicas.
 
         The formats of step 1 decide for all steps, since later steps quantise the same or less.
-
-        Args:
-            group: the ranks.
-            sums: whether the gradients are summed over replicas, and not scattered.
         """
         formats = self._formats_at(1)
         of_level = formats.sums if sums else formats.grads
@@ -140,14 +129,8 @@ class Transport:
         Collective over the groups, one after the other.
 
         Args:
-            buffer: [n], with as many parts as the product of the groups' sizes. This rank's part is
-                read, and every part may be overwritten. The parts of the first group's ranks lie
-                side by side, in the order of the group; together they are one part of the second
-                group, whose parts lie side by side in the same way; and so on.
-            groups: gathered over in this order; empty = this rank alone.
-            fmt: format on the wire.
-            border: only elements of `buffer` before this index are quantised.
-            name: the collective under which the bytes are counted.
+            buffer: [n], with as many parts as the product of the groups' sizes (`part_of` says in
+                which order). This rank's part is read, and every part may be overwritten.
             residual: [1, elements of this rank's part]: the rounding errors of the last gather,
                 which are added before encoding (see BlockKernels.quantise), or None.
             source: [elements of this rank's part] fp32, the new values of this rank's part; None =
@@ -170,7 +153,7 @@ class Transport:
         own, count = part_of(groups)
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
-        slots, seed = self._take_slots(fmt, elements, count, border), self._seeds.take(1)
+        slots, seed = self._take_slots(fmt, elements, count, border), self._take_seed(1)
         own_part, own_slot = parts[own : own + 1], slots.only(own)
         if source is None:
             self.kernels.quantise(own_part, own_slot, residual, seed)
@@ -203,18 +186,14 @@ class Transport:
         Args:
             buffer: [n], with as many parts as the product of the groups' sizes. It must not be
                 touched until the steps are done, and may be overwritten with sums.
-            hops: groups, reduced over in this order; empty = this rank alone. With each group
-                [ranks of the group, elements per rank]: the rounding errors of the last reduction
-                over this group (see BlockKernels.quantise), or None.
-            border: only elements of `buffer` before this index are quantised.
-            name: the collective under which the bytes are counted.
+            hops: the groups, and with each [ranks of the group, elements per rank]: the rounding
+                errors of the last reduction over this group (see BlockKernels.quantise), or None.
             out: [elements of this rank's part] fp32, receives this rank's part of the sum. It may
                 be a view of this part of `buffer`. It must not be touched until the steps are done.
             add: whether the sum is added to `out` instead of replacing it.
-            formats: formats on the wire, by the farthest level of links that a group crosses;
-                None = those of gradients.
-            bounds: first element of each part, and at last n; empty = parts of equal length. Parts
-                of different lengths are not quantised.
+            formats: by the farthest level of links that a group crosses; None = those of
+                gradients.
+            bounds: as in `gather`. Parts of different lengths are not quantised.
         """
         for group, residual in hops if buffer.numel() else ():
             sent_format = (formats or self.formats.grads).at(self.traffic.level(group))
@@ -257,9 +236,6 @@ class Transport:
         Args:
             buffer: [n] fp32, n divisible by the product of the groups' sizes. It must not be
                 touched until the steps are done.
-            groups: summed over in this order.
-            border: only elements of `buffer` before this index are quantised.
-            name: the collective under which the bytes are counted.
             residuals: per group, as in `reduce`, which does not use this rank's row. In that row
                 of the last group, the gather keeps the rounding errors of this rank's sums.
         """
@@ -283,15 +259,14 @@ class Transport:
     ) -> Generator[Handle, None, torch.Tensor]:
         """Send every other rank its part in a slot; give `buffer` back once it is encoded.
 
-        Returns:
-            [m] fp32: this rank's summand, which is not rounded, and the decoded summands of the
-            others, added in the order of the ranks. Borrowed from the pool.
+        Return [m] fp32, borrowed from the pool: this rank's summand, which is not rounded, and the
+        decoded summands of the others, added in the order of the ranks.
         """
         count, own = group.size(), group.rank()
         elements = buffer.numel() // count
         parts = buffer.view(count, elements)
         sent, received = (self._take_slots(fmt, elements, count, border) for _ in range(2))
-        self.kernels.quantise(parts, sent, residual, self._seeds.take(count - 1), skip=own)
+        self.kernels.quantise(parts, sent, residual, self._take_seed(count - 1), skip=own)
         total = self.pool.take(elements, torch.float32)
         total.copy_(parts[own])
         slot_bytes, unquantised = sent.data.shape[1], elements * self.compute_dtype.itemsize
@@ -308,9 +283,71 @@ class Transport:
         return total
 
     def _take_slots(self, fmt: Format, elements: int, count: int, border: int) -> Slots:
-        """Borrow one slot per part from the pool."""
         size = fmt.slot_bytes(elements, count, border)
         data = self.pool.take(count * size).view(count, size)
         is_fp16 = self.compute_dtype == torch.float16 and fmt.is_quantised
         unquantised_dtype = torch.float16 if is_fp16 else torch.bfloat16
         return Slots(data, fmt, elements, border, unquantised_dtype)
+
+    def _take_seed(self, parts: int) -> int:
+        """Return the rounding seed of the next encoded part; the others lie PART_SEED_STRIDE apart.
+
+        Each encoded part of each step and rank has another seed.
+        """
+        part = self._seeds_taken + 1
+        self._seeds_taken += parts
+        mixed = self._step * _STEP_STRIDE + self._seed * _RANK_STRIDE + part * PART_SEED_STRIDE
+        return mixed & 0xFFFFFFFF
+
+
+def part_of(groups: Sequence[dist.ProcessGroup]) -> tuple[int, int]:
+    """Return which part this rank holds before a gather over some groups, and how many there are.
+
+    The parts of the first group's ranks lie side by side, in the order of the group; together they
+    are one part of the second group, and so on.
+    """
+    own, count = 0, 1
+    for group in groups:
+        own, count = own + count * group.rank(), count * group.size()
+    return own, count
+
+
+def narrow(bounds: Sequence[int], group: dist.ProcessGroup) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the bounds of the ranks of a group, and the bounds inside the part of this rank.
+
+    The ranks of the group share the parts equally, in their order.
+    """
+    if not bounds:
+        return (), ()
+    step = (len(bounds) - 1) // group.size()
+    own = bounds[group.rank() * step : (group.rank() + 1) * step + 1]
+    return bounds[::step], [bound - own[0] for bound in own]
+
+
+def gather_hops(
+    buffer: torch.Tensor,
+    groups: Sequence[dist.ProcessGroup],
+    traffic: Traffic,
+    name: str,
+    unquantised_part_bytes: int | None = None,
+    bounds: Sequence[int] = (),
+    *,
+    pairwise: bool,
+) -> Steps:
+    """Gather in place, over one group after the other.
+
+    Before a hop over a group of k ranks this rank holds a run of neighbouring parts that contains
+    its own; after the hop it holds a run that is k times as long. `unquantised_part_bytes` is the
+    size of a part before encoding, None if it is not encoded; the rest is as in `Transport.gather`.
+    """
+    own, count = part_of(groups)
+    run, parts = 1, bounds or range(0, buffer.numel() + 1, buffer.numel() // count)
+    for group in groups:
+        step, run = run, run * group.size()
+        first = own // run * run
+        span = buffer[parts[first] : parts[first + run]]
+        unquantised = None
+        if unquantised_part_bytes is not None:
+            unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
+        of_span = [bound - parts[first] for bound in bounds[first : first + run + 1 : step]]
+        yield all_gather(span, group, traffic, name, unquantised, of_span, pairwise=pairwise)

@@ -154,10 +154,8 @@ def scale_and_rotate(
     """Multiply values by a factor, and full runs by the Walsh-Hadamard matrix and `run_factor`.
 
     Args:
-        low: [rows, half] fp32, the first halves of blocks.
-        high: [rows, half] fp32, the second halves.
-        first: [rows, half] indices of the elements of the first halves in their part.
-        second: [rows, half] indices of the elements of the second halves.
+        low: [rows, half] fp32, the first halves of blocks; `high`: the second halves.
+        first: [rows, half] indices of their elements in the part; `second` likewise.
         quantised: number of elements of the part that are quantised.
         run_factor: factor of the elements of full runs, a number or [rows, 1].
         factor: factor of the other elements.
@@ -187,15 +185,8 @@ def load_residual(
 ):  # fmt: skip
     """Return the residuals of the halves of blocks, [rows, half] fp32.
 
-    Args:
-        residual: the residual of a part, bf16 or int8.
-        scales: [rows] addresses of the scales, which exist `in_row`; not used for bf16.
-        in_row: [rows] whether blocks exist.
-        first: [rows, half] indices of the elements of the first halves in their part.
-        second: [rows, half] indices of the elements of the second halves.
-        in_low: [rows, half] whether elements of the first halves exist.
-        in_high: [rows, half] whether elements of the second halves exist.
-        bits: 16 for bf16, 8 for int8.
+    Elements at [rows, half] indices `first` and `second` of the part exist `in_low` and `in_high`.
+    For int8 (`bits` 8, else 16), blocks have scales at [rows] addresses, which exist `in_row`.
     """
     low = tl.load(residual + first, in_low, 0).to(tl.float32)
     high = tl.load(residual + second, in_high, 0).to(tl.float32)

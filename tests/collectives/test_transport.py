@@ -300,7 +300,7 @@ def test_every_part_of_every_message_has_a_rounding_seed_of_its_own() -> None:
         for step in (1, 2, 3):
             transport.begin_step(step)
             for parts in (3, 1, 3):
-                first = transport._seeds.take(parts)
+                first = transport._take_seed(parts)
                 seeds += [(first + part * PART_SEED_STRIDE) % 2**32 for part in range(parts)]
     assert len(set(seeds)) == len(seeds) == 4 * 3 * 7
 
