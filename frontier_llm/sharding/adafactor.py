@@ -1,7 +1,5 @@
 """Adafactor: factored second moments, clipped updates, steps in proportion to the weights.
 
-In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over which
-its optimizer states are divided.
 Sources: Shazeer and Stern, Adafactor (arXiv:1804.04235, algorithms 4 to 6); Zhai et al., Scaling
 Vision Transformers (arXiv:2106.04560, section 3.4), for the upper limit of the decay rate.
 """
@@ -11,10 +9,9 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-import torch.distributed as dist
+from typing_extensions import override
 
-from frontier_llm.collectives.primitives import all_reduce
-from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.collectives.primitives import sum_together
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.factored_moments import (
@@ -23,9 +20,9 @@ from frontier_llm.sharding.factored_moments import (
     factored_moments,
     moment_shards,
 )
-from frontier_llm.sharding.masters import Masters
-from frontier_llm.sharding.unit import StateGroups, Unit
-from frontier_llm.sharding.update_groups import Settings, UpdateRule
+from frontier_llm.sharding.optimizer import Optimizer, Setup
+from frontier_llm.sharding.unit import Unit
+from frontier_llm.sharding.update_groups import Settings
 
 CLIPPING = 1.0
 """Largest root mean square of the update of a matrix, before it is multiplied by the rate."""
@@ -71,41 +68,23 @@ class _Member:
             view *= factors[self.moment.matrix_of_row[box.rows], None]
 
 
-class Adafactor(Masters):
-    """The optimizer states of this rank: master weights and, for vectors, second moments.
+class Adafactor(Optimizer):
+    """Master weights and, for vectors, second moments.
 
-    The second moments of matrices and tables are factored (factored_moments.py). Momentum is kept
-    if beta1 is not 0.
+    The second moments of matrices and tables are factored (factored_moments.py), with `beta2` as
+    the largest decay rate. Momentum is kept if `beta1`, its factor, is not 0. The bytes of sums
+    over ranks count as `factored_moments`.
     """
 
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        gradients: Sequence[torch.Tensor],
-        rule: UpdateRule,
-        groups: StateGroups,
-        traffic: Traffic,
-        separate_masters: bool = False,
-    ) -> None:
-        """Initialise master weights from the parameters, and everything else with zeros.
-
-        Args:
-            units: the trainable units.
-            gradients: per unit, [n / o] fp32; `update` replaces them by the updates.
-            rule: constants of the update. `beta1` is the factor of the momentum, `beta2` the
-                largest decay rate of the second moments.
-            groups: the groups of ranks over which sums are added up.
-            traffic: counts the bytes, under the name `factored_moments`.
-            separate_masters: whether master weights are a copy even if the parameters are fp32.
-        """
-        super().__init__(units, separate=separate_masters)
-        self._gradients, self._rule, self._traffic = gradients, rule, traffic
-        self._owners = groups.along("params", "grads", "optimizer")
-        self._tensor = groups.tensor_group
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        units, rule, self._traffic = setup.units, setup.rule, setup.transport.traffic
+        self._owners = setup.groups.along("params", "grads", "optimizer")
+        self._tensor = setup.groups.tensor_group
         device = self.masters[0].device if units else torch.device("cpu")
         self._updates = torch.zeros((), device=device)
         self._moments = factored_moments(units, device)
-        self._members = list(self._make_members(units, rule, device))
+        self._members = list(self._make_members(device))
         first = self._tensor.rank() == 0
         self._shards = [
             shard
@@ -119,8 +98,8 @@ class Adafactor(Masters):
             for master, unit in zip(self.masters, units, strict=True)
         ]
 
+    @override
     def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
-        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
         part = self.part(index, interval)
         states = {"master": self.masters[index][part]}
         if self._momenta:
@@ -129,27 +108,22 @@ class Adafactor(Masters):
             states["exp_avg_sq"] = self._vector_moment(index, part)
         return states
 
+    @override
     def more_shards(self) -> Iterator[StateShard]:
         """Yield the factored moments of the parameters whose first element this rank holds."""
         yield from self._shards
 
     @property
+    @override
     def moment_bytes(self) -> int:
-        """Bytes of all states but the master weights."""
         factored = [sums for moment in self._moments for sums in (moment.rows, moment.columns)]
         return sum(t.nbytes for t in (*self._momenta, *self._vector_moments, *factored))
 
+    @override
     def update(
-        self,
-        learning_rate: float,
-        gradient_divisor: torch.Tensor,
-        skip: torch.Tensor | None = None,
+        self, learning_rate: float, gradient_divisor: torch.Tensor, skip: torch.Tensor
     ) -> None:
-        """Update all states; the arguments are those of `AdamW.update`.
-
-        Collective over the ranks that hold parts of the same matrices.
-        """
-        skip = torch.zeros_like(self._updates) if skip is None else skip
+        """Update all states; collective over the ranks that hold parts of the same matrices."""
         self._updates += 1 - skip
         decay = (1 - self._updates.clamp(min=1) ** -DECAY_POWER).clamp(max=self._rule.beta2)
         for gradient in self._gradients:
@@ -166,15 +140,9 @@ class Adafactor(Masters):
             member.scale(self._gradients[member.index], steps)
             self._move(member, 1 - rate * member.settings.weight_decay, skip)
 
+    @override
     def resume(self, updates: int) -> None:
-        """Continue from states that the caller has overwritten.
-
-        Collective over the ranks that hold parts of the same matrices: they get the moments from
-        the rank that holds the first element.
-
-        Args:
-            updates: number of updates in these states.
-        """
+        """Continue; ranks get the moments of a matrix from the one that has its first element."""
         self._updates.fill_(updates)
         for moment in self._moments:
             if not moment.is_first:
@@ -225,33 +193,21 @@ class Adafactor(Masters):
         master.copy_(torch.where(skip > 0, master, kept * master - step))
 
     def _vector_moment(self, index: int, part: slice) -> torch.Tensor:
-        """Return the second moments of a part of the optimizer interval of unit `index`."""
         first = _matrix_elements(self._units[index])
         return self._vector_moments[index][part.start - first : part.stop - first]
 
     def _add_over_owners(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sum tensors over the ranks that hold parts of the same matrices, in place."""
+        """Sum over the ranks that hold parts of the same matrices, in place."""
         for group in self._owners:
-            self._add_up(tensors, group)
+            sum_together(tensors, group, self._traffic, "factored_moments")
 
     def _add_over_tensor_ranks(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sum tensors over the ranks that split the same matrices, in place."""
-        self._add_up(tensors, self._tensor)
+        """Sum over the ranks that split the same matrices, in place."""
+        sum_together(tensors, self._tensor, self._traffic, "factored_moments")
 
-    def _add_up(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-        if not tensors or group.size() == 1:
-            return
-        joined = torch.cat([tensor.flatten() for tensor in tensors])
-        all_reduce(joined, group, self._traffic, "factored_moments").wait()
-        sizes = [tensor.numel() for tensor in tensors]
-        for tensor, summed in zip(tensors, joined.split(sizes), strict=True):
-            tensor.copy_(summed.view(tensor.shape))
-
-    def _make_members(
-        self, units: Sequence[Unit], rule: UpdateRule, device: torch.device
-    ) -> Iterator[_Member]:
+    def _make_members(self, device: torch.device) -> Iterator[_Member]:
         moments = {moment.record: moment for moment in self._moments}
-        for number, unit in enumerate(units):
+        for number, unit in enumerate(self._units):
             held = {index: interval for index, interval, _ in unit.held_parameters()}
             for index, record in enumerate(unit.records):
                 own = held.get(index, Interval(unit.optimizer_interval.start, 0))
@@ -260,7 +216,7 @@ class Adafactor(Masters):
                 yield _Member(
                     number,
                     self.part(number, own),
-                    Settings.of(record, rule),
+                    Settings.of(record, self._rule),
                     count if moment is None else moment.counts,
                     divided or self._tensor.rank() == 0,
                     moment,

@@ -1,59 +1,38 @@
 """AdamW on fp32 intervals: master weights and moments, updated by torch's fused kernel.
 
-In shapes, n is the number of elements of a unit's flat buffer, and o the number of ranks over which
-its optimizer states are divided.
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv:1711.05101).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
+from typing_extensions import override
 
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.protocols import ParameterRecord
-from frontier_llm.sharding.masters import Masters
+from frontier_llm.sharding.optimizer import Optimizer, Setup
 from frontier_llm.sharding.unit import Unit
-from frontier_llm.sharding.update_groups import (
-    UpdateGroup,
-    UpdateRule,
-    update_groups,
-    update_ranges,
-)
+from frontier_llm.sharding.update_groups import UpdateGroup, update_groups, update_ranges
 
 
-class AdamW(Masters):
-    """The optimizer states of this rank: one interval of n/o elements of each unit.
+class AdamW(Optimizer):
+    """Master weights and two moments in fp32.
 
     Attributes:
         exp_avgs: per unit, [n / o] fp32, first moments.
         exp_avg_sqs: per unit, [n / o] fp32, second moments.
     """
 
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        gradients: Sequence[torch.Tensor],
-        rule: UpdateRule,
-        separate_masters: bool = False,
-    ) -> None:
-        """Initialise master weights from the parameters and moments with zeros.
-
-        Args:
-            units: the trainable units.
-            gradients: per unit, [n / o] fp32; `update` reads them and divides them in place.
-            rule: constants of the update rule.
-            separate_masters: whether master weights are a copy even if the parameters are fp32.
-        """
-        super().__init__(units, separate=separate_masters)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         self._is_by_parameter = False
         self._updated: list[UpdateGroup] | None = None
-        self._gradients, self._rule = gradients, rule
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
-        self.exp_avg_sqs = [self._zero_second_moments(unit) for unit in units]
-        self._groups = update_groups(units, rule, self.masters[0].device) if units else []
+        self.exp_avg_sqs = [self._zero_second_moments(unit) for unit in setup.units]
+        self._groups = update_groups(setup.units, setup.rule)
 
+    @override
     def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
-        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
         part = self.part(index, interval)
         return {
             "master": self.masters[index][part],
@@ -62,24 +41,14 @@ class AdamW(Masters):
         }
 
     @property
+    @override
     def moment_bytes(self) -> int:
-        """Bytes of all states but the master weights."""
         return sum(moment.nbytes for moment in (*self.exp_avgs, *self.exp_avg_sqs))
 
+    @override
     def update(
-        self,
-        learning_rate: float,
-        gradient_divisor: torch.Tensor,
-        skip: torch.Tensor | None = None,
+        self, learning_rate: float, gradient_divisor: torch.Tensor, skip: torch.Tensor
     ) -> None:
-        """Update masters and moments. `write_parameters` must follow, unless the update is skipped.
-
-        Args:
-            learning_rate: learning rate of this step, which groups of parameters multiply by their
-                factors.
-            gradient_divisor: [] fp32 on the device; gradients are divided by it first.
-            skip: [] fp32 on the device; if 1, nothing changes. None: 0.
-        """
         groups, self._updated = self._updated or self._groups, None
         for group in groups:
             update_ranges(
@@ -101,13 +70,9 @@ class AdamW(Masters):
         self._divide_by_parameter()
         self._updated = [group.without(self._units, parameters) for group in self._groups]
 
+    @override
     def resume(self, updates: int, missed: Mapping[str, int] | None = None) -> None:
-        """Continue from masters and moments that the caller has overwritten.
-
-        Args:
-            updates: number of updates in these states, for the moments' bias correction.
-            missed: number of updates that left a parameter out, by its name.
-        """
+        """Continue; `missed` is the number of updates that left a parameter out, by its name."""
         if missed:
             self._divide_by_parameter()
         for group in self._groups:
@@ -126,5 +91,4 @@ class AdamW(Masters):
         return self.masters[0].new_zeros(unit.optimizer_interval.length)
 
     def _second_moments(self, index: int, part: slice) -> torch.Tensor:
-        """Return the second moments of a part of the optimizer interval of unit `index`."""
         return self.exp_avg_sqs[index][part]

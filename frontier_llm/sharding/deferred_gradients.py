@@ -1,4 +1,4 @@
-"""Weight gradients that a backward pass leaves out, and that are computed later.
+"""Gradients on their way to the buffers that add them up, some of them computed later.
 
 A pipeline stage can send the gradient of its inputs earlier if it computes the gradients of its
 weights later, for example when it would otherwise wait for other stages. The gradient of a weight
@@ -14,14 +14,54 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
-from frontier_llm.sharding.contribution import Contribution, Gather
+from frontier_llm.collectives.handles import Handle
 from frontier_llm.sharding.unit_gradients import UnitGradients
 
 Key = tuple[int, int]
 """A backward pass of a step: index of the model chunk on this rank, number of the micro-batch."""
+Gather = Callable[[torch.Tensor], tuple[torch.Tensor, Handle]]
+"""Starts to gather a tensor whose parts are on several ranks; returns the whole tensor, and what to
+wait for."""
+
+
+@dataclass(eq=False)
+class Contribution:
+    """What one backward pass adds to the gradient of one parameter."""
+
+    unit: UnitGradients
+    index: int
+    """Index of the parameter in the unit."""
+    operands: tuple[torch.Tensor, ...]
+    """The gradient in the shape of the parameter; or the two factors of the gradient of a weight
+    [out, in]: the gradient of the outputs [tokens, out] and the inputs [tokens, in]."""
+    gather: Gather | None = None
+    """Gathers the inputs from the tensor-parallel ranks, of which each has some of the tokens."""
+    gathered: tuple[torch.Tensor, Handle] | None = None
+    """What `gather` has returned."""
+
+    def detached(self) -> "Contribution":
+        """Return a copy that does not keep the graph of the forward pass in memory."""
+        return replace(self, operands=tuple(operand.detach() for operand in self.operands))
+
+    def start_gather(self) -> None:
+        """Start to gather the inputs, if they must be gathered."""
+        if self.gather is not None:
+            self.gathered = self.gather(self.operands[-1])
+
+    def add(self) -> None:
+        """Compute the gradient and add it to the buffer."""
+        if len(self.operands) == 1:
+            self.unit.add(self.index, self.operands[0])
+            return
+        grad_outputs, inputs = self.operands
+        if self.gathered is not None:
+            inputs, handle = self.gathered
+            handle.wait()
+        self.unit.add_product(self.index, grad_outputs, inputs)
 
 
 class DeferredGradients:
@@ -82,11 +122,8 @@ class DeferredGradients:
     def run(self, key: Key) -> Iterator[Contribution]:
         """Add the deferred gradients of a backward pass, in the order in which they were put.
 
-        The operands of each are freed before the next one is computed. Each gather overlaps with
-        the previous product.
-
-        Yields:
-            Each gradient, after it was added.
+        Yield each of them afterwards. Its operands are freed before the next one is computed. Each
+        gather overlaps with the previous product.
         """
         queue = self._queues[key]
         with torch.no_grad():

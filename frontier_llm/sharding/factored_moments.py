@@ -66,13 +66,7 @@ class FactoredMoment:
     def add_squares(
         self, gradients: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
     ) -> None:
-        """Add the squares of this rank's gradients to sums over rows [r] and columns [m, c].
-
-        Args:
-            gradients: the gradients of the unit's optimizer interval.
-            rows: added to.
-            columns: added to.
-        """
+        """Add the squares of this rank's gradients to sums `rows` [r] and `columns` [m, c]."""
         for box in self.boxes:
             squares = box.view(gradients).square()
             rows[box.rows] += squares.sum(dim=1)
@@ -148,12 +142,8 @@ def moment_shards(moment: FactoredMoment, *, first_tensor_rank: bool) -> tuple[S
     """Return the moments as shards of two tensors of the model, for checkpoints.
 
     The tensors are `NAME.second_moment_rows` [rows] and `NAME.second_moment_columns` [matrices,
-    columns], for each global tensor NAME in the parameter.
-
-    Args:
-        moment: the moments.
-        first_tensor_rank: whether this is the first of the tensor ranks. The sums along a dim that
-            is divided are the same on all of them, and only the first saves them.
+    columns], for each global tensor NAME in the parameter. The sums along a dim that is divided are
+    the same on all tensor ranks, and only the first saves them.
     """
     record, shards, divided = moment.record, [], moment.record.tensor_dim
     fused_tensors = len(record.placements)
@@ -216,11 +206,8 @@ def _counts(record: ParameterRecord, matrices: int) -> list[float]:
 def _boxes(first: int, start: int, length: int, columns: int) -> Iterator[Box]:
     """Divide a range of a matrix into a part of a row, whole rows, and a part of a row.
 
-    Args:
-        first: position of the range in this rank's optimizer interval.
-        start: first element of the range in the flattened matrix.
-        length: number of elements of the range.
-        columns: number of columns of the matrix.
+    The range begins at `first` in this rank's optimizer interval, at `start` in the flattened
+    matrix.
     """
     end = start + length
     while start < end:

@@ -23,8 +23,7 @@ from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.protocols import ParameterRecord, set_product_sink
-from frontier_llm.sharding.contribution import Contribution
-from frontier_llm.sharding.deferred_gradients import DeferredGradients, Key, Sink
+from frontier_llm.sharding.deferred_gradients import Contribution, DeferredGradients, Key, Sink
 from frontier_llm.sharding.unit import StateGroups, Unit
 from frontier_llm.sharding.unit_gradients import UnitGradients
 
@@ -36,6 +35,16 @@ class Gradients:
     together must add gradients of the same parameters, in the same order, unless each backward pass
     lies between `begin_pass` and `end_pass`: reductions then start in the order of the units, and
     sum zeros for a parameter without a gradient.
+
+    Args:
+        units: the trainable units.
+        groups: process groups to reduce over.
+        transport: sends the gradients in its formats; sums are fp32.
+        units_in_flight: if a reduction starts and more than so many are under way, the oldest is
+            waited for.
+        release: called with a unit when a backward pass does not read its parameters any more.
+        feedback: how rounding errors are kept (sharding/unit_gradients.py); None = not at all.
+        fuse: whether parameters get a sink, so that layers give gradients as two operands.
 
     Attributes:
         deferred: the gradients that are left out of the backward passes and computed later.
@@ -53,18 +62,6 @@ class Gradients:
         feedback: Feedback | None = None,
         fuse: bool = True,
     ) -> None:
-        """Register a hook on each parameter's gradient.
-
-        Args:
-            units: the trainable units.
-            groups: process groups to reduce over.
-            transport: sends the gradients in its formats; sums are fp32.
-            units_in_flight: if a reduction starts and more than so many are under way, the oldest
-                is waited for.
-            release: called with a unit when a backward pass does not read its parameters any more.
-            feedback: how rounding errors are kept (sharding/unit_gradients.py); None = not at all.
-            fuse: whether parameters get a sink, so that layers give gradients as two operands.
-        """
         self.deferred = DeferredGradients()
         self._release, self._fuse = release, fuse
         # by unit: indices of parameters that the current backward pass does not read any more
@@ -109,11 +106,7 @@ class Gradients:
         self._waiting, self._complete = deque(reversed(self._units)), set()
 
     def end_pass(self, left: int) -> None:
-        """End a backward pass: start its remaining reductions.
-
-        Args:
-            left: number of passes that follow in this step.
-        """
+        """Start the remaining reductions of a backward pass, which so many passes follow."""
         waiting, self._waiting = self._waiting, None
         for gradients in waiting or ():
             while gradients.reductions_left > (left if gradients.is_sharded else min(left, 1)):

@@ -1,6 +1,5 @@
 """Muon on whole matrices, and AdamW on all other parameters.
 
-In shapes, n is the number of elements of a unit's flat buffer.
 Sources: Jordan et al., Muon (https://kellerjordan.github.io/posts/muon), for the momentum and the
 iteration; Liu et al., Muon is Scalable for LLM Training (arXiv:2502.16982, section 2.2), for weight
 decay and the scale of the update.
@@ -12,10 +11,12 @@ from dataclasses import dataclass
 from math import sqrt
 
 import torch
+from typing_extensions import override
 
+from frontier_llm.collectives.primitives import all_gather
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.adamw import AdamW
-from frontier_llm.sharding.matrix_gather import MatrixGather
+from frontier_llm.sharding.optimizer import Setup
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import Settings, UpdateRule
 
@@ -31,15 +32,10 @@ NORM_EPSILON = 1e-7
 
 
 def orthogonalise(matrix: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return a matrix with the same singular vectors, and singular values near 1.
+    """Return a matrix in fp32 with the same singular vectors, and singular values near 1.
 
-    Args:
-        matrix: [rows, columns] fp32.
-        dtype: dtype of the products. Jordan et al. compute them in bf16.
-
-    Returns:
-        [rows, columns] fp32. The singular values lie between about 0.7 and 1.2, except those that
-        are very small in relation to the norm of the matrix.
+    The singular values lie between about 0.7 and 1.2, except those that are very small in relation
+    to the norm of the matrix. Products have the given dtype; Jordan et al. compute them in bf16.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -80,7 +76,7 @@ class _Matrix:
 
 
 class Muon(AdamW):
-    """The optimizer states of this rank. It holds all elements of a matrix of a layer, or none.
+    """The states of a rank that holds all elements of a matrix of a layer, or none.
 
     If tensor parallelism divides a matrix, each tensor rank holds the states of its part. The
     update, before it is orthogonalised, is gathered from them.
@@ -89,46 +85,26 @@ class Muon(AdamW):
     `exp_avg_sqs` holds the second moments of the other parameters, which follow the matrices.
     """
 
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        gradients: Sequence[torch.Tensor],
-        rule: UpdateRule,
-        gather: MatrixGather,
-        separate_masters: bool = False,
-    ) -> None:
-        """Initialise master weights from the parameters, and momentum and moments with zeros.
-
-        Args:
-            units: the trainable units.
-            gradients: per unit, [n / o] fp32.
-            rule: constants of AdamW's update; weight decay and rates also hold for Muon.
-            gather: gathers the parts of a matrix from the tensor ranks.
-            separate_masters: whether master weights are a copy even if the parameters are fp32.
-        """
-        super().__init__(units, gradients, rule, separate_masters)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        rule, self._transport = setup.rule, setup.transport
+        self._tensor_group = setup.groups.tensor_group
         self._momentum = MOMENTUM if rule.momentum is None else rule.momentum
-        self._gather = gather
         self._groups = [group for group in self._groups if not group.settings.is_orthogonal]
-        self._matrices = list(_matrices(units, rule))
+        self._matrices = list(_matrices(setup.units, rule))
 
+    @override
     def update(
-        self,
-        learning_rate: float,
-        gradient_divisor: torch.Tensor,
-        skip: torch.Tensor | None = None,
+        self, learning_rate: float, gradient_divisor: torch.Tensor, skip: torch.Tensor
     ) -> None:
-        """Update all states; the arguments are those of `AdamW.update`.
-
-        Collective over the tensor ranks.
-        """
+        """Update all states; collective over the tensor ranks."""
         waiting: deque[tuple[_Matrix, torch.Tensor, Callable[[], torch.Tensor]]] = deque()
         for matrix in self._matrices:
             momentum = self.exp_avgs[matrix.index][matrix.part]
             gradient = self._gradients[matrix.index][matrix.part].div_(gradient_divisor)
             new_momentum = self._momentum * momentum + gradient
             update = (gradient + self._momentum * new_momentum).view(matrix.shape)
-            waiting.append((matrix, new_momentum, self._gather.start(update, matrix.cut)))
+            waiting.append((matrix, new_momentum, self._start_gather(update, matrix.cut)))
             if len(waiting) > 1:  # one matrix is gathered while another one is orthogonalised
                 self._move(*waiting.popleft(), learning_rate, skip)
         while waiting:
@@ -141,32 +117,56 @@ class Muon(AdamW):
         new_momentum: torch.Tensor,
         gathered: Callable[[], torch.Tensor],
         learning_rate: float,
-        skip: torch.Tensor | None,
+        skip: torch.Tensor,
     ) -> None:
         """Update the master weights and the momentum of one matrix."""
         rate = learning_rate * matrix.settings.rate_factor
         master = self.masters[matrix.index][matrix.part]
         momentum = self.exp_avgs[matrix.index][matrix.part]
-        direction = self._gather.own_part(matrix.direction(gathered()), matrix.cut).flatten()
+        direction = matrix.direction(gathered())
+        if matrix.cut is not None:
+            group = self._tensor_group
+            direction = direction.chunk(group.size(), matrix.cut)[group.rank()]
+        direction = direction.flatten()
         new = master * (1 - rate * matrix.settings.weight_decay) - rate * direction
-        if skip is not None:  # its value is not known to the host
-            new = torch.where(skip > 0, master, new)
-            new_momentum = torch.where(skip > 0, momentum, new_momentum)
-        master.copy_(new)
-        momentum.copy_(new_momentum)
+        # the host does not know the value of `skip`
+        master.copy_(torch.where(skip > 0, master, new))
+        momentum.copy_(torch.where(skip > 0, momentum, new_momentum))
 
+    def _start_gather(self, part: torch.Tensor, dim: int | None) -> Callable[[], torch.Tensor]:
+        """Begin to gather a matrix that tensor ranks divide along a dim; collective over them.
+
+        Return a function that waits, and returns the whole matrix. This rank's part must not be
+        touched until then.
+        """
+        group, traffic = self._tensor_group, self._transport.traffic
+        if dim is None or group.size() == 1:
+            return lambda: part
+        buffer = part.new_empty(group.size(), part.numel())
+        buffer[group.rank()] = part.flatten()
+        pairwise = self._transport.pairwise
+        work = all_gather(buffer.view(-1), group, traffic, "whole_matrices", pairwise=pairwise)
+
+        def result() -> torch.Tensor:
+            work.wait()
+            return torch.cat([row.view(part.shape) for row in buffer], dim=dim)
+
+        return result
+
+    @override
     def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
-        """Return the states of an interval of unit `index`, by name; see `Optimizer`."""
         part = self.part(index, interval)
         states = {"master": self.masters[index][part], "exp_avg": self.exp_avgs[index][part]}
         if interval.start < self._units[index].layout.whole:
             return states
         return {**states, "exp_avg_sq": self._second_moments(index, part)}
 
+    @override
     def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
         own = unit.optimizer_interval
         return self.masters[0].new_zeros(own.length - _whole_elements(unit))
 
+    @override
     def _second_moments(self, index: int, part: slice) -> torch.Tensor:
         first = _whole_elements(self._units[index])
         return self.exp_avg_sqs[index][part.start - first : part.stop - first]

@@ -51,7 +51,14 @@ class Use(NamedTuple):
 class Parameters:
     """The parameters of all units of a rank.
 
-    Every rank must acquire and release in the same order: each acquire may be a collective.
+    Every rank must acquire and release in the same order: each acquire may be a collective. At
+    first all units are sharded and up to date.
+
+    Args:
+        units: all units of this rank, in the order of the forward pass.
+        groups: process groups over which parameters are refreshed and gathered.
+        transport: sends the parameters in its formats.
+        units_in_flight: number of large units in the prefetch window.
 
     Attributes:
         peak_gathered_bytes: the most memory that gathered parameters held at once.
@@ -67,14 +74,6 @@ class Parameters:
         transport: Transport,
         units_in_flight: int,
     ) -> None:
-        """Start with all units sharded and up to date.
-
-        Args:
-            units: all units of this rank, in the order of the forward pass.
-            groups: process groups over which parameters are refreshed and gathered.
-            transport: sends the parameters in its formats.
-            units_in_flight: number of large units in the prefetch window.
-        """
         self._units, self._transport = units, transport
         self._params_groups = groups.along("params")[::-1]
         self._refresh_groups = groups.along("grads", "optimizer")[::-1]
@@ -100,13 +99,10 @@ class Parameters:
                 unit.guard()
 
     def set_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
-        """Take the master weights, from which the trainable parameters are refreshed.
+        """Take the master weights, [n / o] fp32, from which trainable units are refreshed.
 
         torch counts the writes to a tensor. The count is stored here and at every refresh, so that
         `acquire` notices masters that were written to without a refresh.
-
-        Args:
-            masters: per trainable unit, [n / o] fp32.
         """
         self._masters = dict(masters)
         self._store_master_versions()
@@ -129,10 +125,6 @@ class Parameters:
         """Gather a unit's up-to-date parameters, and prefetch the units expected next.
 
         Collective over the ranks that hold its parts; blocks.
-
-        Args:
-            unit: the unit.
-            backward: whether a backward pass reads the parameters.
 
         Raises:
             TrainingError: the master weights were written to after the parameters.
@@ -203,10 +195,8 @@ class Parameters:
         format the refreshes of all units start now. Other formats need message buffers, so at most
         2 * `units_in_flight` refreshes are under way at once.
 
-        Args:
-            differences: whether the shards still hold the parameters that were last sent, so that
-                each rank sends the difference of its master weights from them. All ranks add the
-                differences to their shards.
+        With `differences`, the shards still hold the parameters that were last sent: each rank
+        sends the difference of its master weights from them, which all ranks add to their shards.
         """
         formats = self._transport.formats
         self._refresh_differences = differences
@@ -238,10 +228,8 @@ class Parameters:
     def gather_exact(self, unit: Unit, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Gather a unit's master weights (its shards if it is frozen) without quantisation.
 
-        Collective over the ranks that hold its parts; blocks. The unit's own buffer is not touched.
-
-        Returns:
-            [n] of a dtype, by default the compute dtype; a new tensor.
+        Collective over the ranks that hold its parts; blocks. The unit's own buffer is not touched:
+        the result is a new tensor [n], by default of the compute dtype.
         """
         device = self._transport.pool.device
         buffer = torch.empty(unit.layout.size, dtype=dtype or unit.buffer.dtype, device=device)

@@ -8,17 +8,28 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from frontier_llm.collectives.primitives import all_reduce, sum_together
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
+from frontier_llm.sharding.adafactor import Adafactor
 from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.adamw_8bit import AdamW8bit
 from frontier_llm.sharding.gradients import Gradients
-from frontier_llm.sharding.optimizer_choice import allocated_bytes, keeps_whole, make_optimizer
+from frontier_llm.sharding.muon import Muon
+from frontier_llm.sharding.optimizer import Optimizer, Setup
 from frontier_llm.sharding.parameters import Parameters
-from frontier_llm.sharding.shared_gradients import SharedGradients
-from frontier_llm.sharding.unit import StateGroups, Unit, make_units
+from frontier_llm.sharding.unit import StateGroups, Unit, group_records
 from frontier_llm.sharding.update_groups import UpdateRule
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "adamw": AdamW,
+    "adamw_8bit": AdamW8bit,
+    "muon": Muon,
+    "adafactor": Adafactor,
+}
+"""By the name in the update rule."""
 
 
 class ShardedStates:
@@ -30,6 +41,17 @@ class ShardedStates:
 
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
+
+    Args:
+        records: this rank's parameters, initialised, in the order of the forward pass. Their
+            storage is replaced.
+        groups: the process groups over which states are sharded.
+        transport: sends parts of states, in the formats of each step.
+        optimizer: constants of the update rule.
+        units_in_flight: number of large units in the prefetch window, and of gradient reductions
+            that continue while the next unit computes.
+        feedback: how rounding errors of gradients are kept; None = they are not.
+        fuse_gradients: whether linear layers give gradients as two operands (`ProductSink`).
 
     Attributes:
         all_units: all units of this rank, in the order of the forward pass.
@@ -49,25 +71,13 @@ class ShardedStates:
         feedback: Feedback | None = None,
         fuse_gradients: bool = True,
     ) -> None:
-        """Take over the storage of the parameters.
-
-        Args:
-            records: this rank's parameters, initialised, in the order of the forward pass. Their
-                storage is replaced.
-            groups: the process groups over which states are sharded.
-            transport: sends parts of states, in the formats of each step.
-            optimizer: constants of the update rule.
-            units_in_flight: number of large units in the prefetch window, and of gradient
-                reductions that continue while the next unit computes.
-            feedback: how rounding errors of gradients are kept; None = they are not.
-            fuse_gradients: whether linear layers give gradients as two operands (`ProductSink`).
-        """
         self._groups, self._transport, self._feedback = groups, transport, feedback
         self.kernels = transport.kernels
-        whole = keeps_whole(optimizer)
-        self.all_units = self._units = make_units(
-            records, groups.factors, groups.data_rank, keeps_whole=whole
-        )
+        whole = optimizer.name == "muon"
+        self.all_units = self._units = [
+            Unit(*unit, groups.factors, groups.data_rank)
+            for unit in group_records(records, groups.factors, keeps_whole=whole)
+        ]
         trainable = [unit for unit in self._units if unit.is_trainable]
         self.reads = self._parameters = Parameters(self._units, groups, transport, units_in_flight)
         self.passes = self._gradients = Gradients(
@@ -85,16 +95,22 @@ class ShardedStates:
         self._has_refresh = groups.factors.optimizer > groups.factors.params
         # fp32 parameters cannot serve as master weights if the refresh rounds them
         separate = self._has_refresh and transport.rounds_refresh
-        self._optimizer = make_optimizer(
-            trainable, gradient_shards, optimizer, groups, transport, separate_masters=separate
-        )
+        setup = Setup(trainable, gradient_shards, optimizer, groups, transport, separate)
+        self._optimizer = OPTIMIZERS[optimizer.name](setup)
         self._parameters.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
             for unit, gradient in self._trainable
             for interval in unit.counted_intervals()
         ]
-        self._shared = SharedGradients(self.gradients(), groups, transport.traffic)
+        # gradients of parameters of which other ranks of a replica hold copies
+        self._partial: list[torch.Tensor] = []
+        self._tied: dict[str, list[torch.Tensor]] = {}
+        for record, _, gradient in self.gradients():
+            if record.tensor_partial:
+                self._partial.append(gradient)
+            if record.tied:
+                self._tied.setdefault(record.name, []).append(gradient)
 
     @property
     def factors(self) -> Factors:
@@ -106,12 +122,10 @@ class ShardedStates:
         return tuple(unit for unit in self._units if unit.name in names)
 
     def begin_step(self, step: int, micro_batches: int) -> None:
-        """Start a step with empty gradients, in the formats of this step.
+        """Start a step, counted from 1, with empty gradients, in the formats of this step.
 
-        Args:
-            step: number of the step, counted from 1.
-            micro_batches: number of micro-batches in the step. Every parameter is expected to get
-                `ParameterRecord.passes` gradients from each: one per model chunk that reads it.
+        Every parameter is expected to get `ParameterRecord.passes` gradients from each micro-batch:
+        one per model chunk that reads it.
         """
         self._transport.begin_step(step)
         self._parameters.begin_step()
@@ -122,12 +136,8 @@ class ShardedStates:
     def acquire(self, units: Iterable[Unit], *, backward: bool = False) -> None:
         """Gather units' up-to-date parameters, and prefetch those expected next in this step.
 
-        Collective over the ranks that hold their parts; blocks.
-
-        Args:
-            units: units of this rank (`units`).
-            backward: whether a backward pass reads the parameters; gathers in forward and backward
-                passes may have different formats.
+        Collective over the ranks that hold their parts; blocks. `backward` tells that a backward
+        pass reads the parameters, whose gathers may have another format.
 
         Raises:
             TrainingError: master weights were written to without `adopt`.
@@ -149,7 +159,30 @@ class ShardedStates:
         """
         self._gradients.finish()
         self._parameters.end_step()
-        self._shared.add()
+        self._add_partial()
+        self._add_tied()
+
+    def _add_partial(self) -> None:
+        """Sum gradients of norms and biases over tensor ranks; each rank has those of its tokens.
+
+        The tensor ranks of one data rank hold the same intervals, so an all-reduce of these
+        intervals is enough.
+        """
+        group, traffic = self._groups.tensor_group, self._transport.traffic
+        sum_together(self._partial, group, traffic, "sequence_norms")
+
+    def _add_tied(self) -> None:
+        """Sum the gradients of all copies of a parameter, on this rank and on other stages.
+
+        All copies lie in units of the same layout, so their ranks hold the same intervals.
+        """
+        for name, copies in self._tied.items():
+            total = copies[0] if len(copies) == 1 else torch.stack(copies).sum(dim=0)
+            group = self._groups.tied_groups[name]
+            if group is not None:
+                all_reduce(total, group, self._transport.traffic, "tied_copies").wait()
+            for gradient in copies:
+                gradient.copy_(total)
 
     def squared_norm(self) -> torch.Tensor:
         """Return [] fp64: this rank's share of the gradient's squared norm.
@@ -172,7 +205,7 @@ class ShardedStates:
         """Update this rank's master weights and moments; `refresh` or `skip` must follow.
 
         Args:
-            learning_rate: learning rate of this step.
+            learning_rate: of this step.
             gradient_divisor: [] fp32; the gradients are divided by it.
             skip: [] fp32, on the device. If it is 1, the update changes nothing, and the method
                 `skip` must follow instead of `refresh`. None: 0.
@@ -181,18 +214,17 @@ class ShardedStates:
         if left_out:
             assert type(self._optimizer) is AdamW
             self._optimizer.leave_out(left_out)
+        if skip is None:
+            skip = torch.zeros((), device=self._transport.pool.device)
         self._optimizer.update(learning_rate, gradient_divisor, skip)
 
     def refresh(self, *, saved: bool = False) -> None:
         """Write this rank's updated parameters, and start to refresh those of all ranks.
 
         Collective over the ranks that hold parts of the same parameters. `acquire` waits for the
-        refresh, unit by unit.
-
-        Args:
-            saved: whether the states are saved now. Parameters are then sent in full, and rounding
-                errors are discarded, as `adopt` does. A run that continues from the saved states
-                therefore repeats this run.
+        refresh, unit by unit. If the states are `saved` now, parameters are sent in full, and
+        rounding errors are discarded, as `adopt` does. A run that continues from the saved states
+        therefore repeats this run.
         """
         formats = self._transport.formats
         # differences are taken to the parameters that were last sent, so these must stay
@@ -212,10 +244,9 @@ class ShardedStates:
             self._parameters.note_masters(unit)
 
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
-        """Yield this rank's part of each parameter's gradient.
+        """Yield this rank's part of each parameter's gradient, read only.
 
-        Yields:
-            (record, first element in the flattened parameter, [elements] fp32). Read only.
+        With the record: the first element in the flattened parameter, and [elements] fp32.
         """
         for unit, gradient in self._trainable:
             for index, interval, start in unit.held_parameters():
@@ -225,8 +256,7 @@ class ShardedStates:
     def shards(self, *, writable: bool = False) -> Iterator[StateShard]:
         """Yield this rank's part of each parameter's optimizer states.
 
-        Args:
-            writable: whether the caller overwrites them; `adopt` must follow.
+        If they are `writable`, the caller may overwrite them, and `adopt` must follow.
         """
         optimizer = self._optimizer
         states_of = optimizer.writable_states_of if writable else optimizer.states_of
@@ -271,8 +301,7 @@ class ShardedStates:
 
         Args:
             updates: number of updates in the new states.
-            step: number of the step that the states were saved after; larger than `updates` if
-                updates were skipped.
+            step: the step that they were saved after; larger if updates were skipped.
             missed: number of updates that left a parameter out, by its name; only for AdamW.
         """
         if missed:
@@ -317,7 +346,7 @@ class ShardedStates:
         categories = {
             "parameters": parameters,
             "gradients": self._gradients.memory_bytes(),
-            **allocated_bytes(self._optimizer),
+            **self._optimizer.allocated_bytes(),
             "gathered": self._parameters.peak_gathered_bytes,
         }
         if self._transport.encodes:

@@ -60,7 +60,6 @@ class Unit:
     pass, and these views must stay valid.
 
     Attributes:
-        name: name of the unit (ParameterRecord.unit).
         records: the records of its parameters; all are trainable or all are frozen.
         layout: where each parameter lies in the buffer of n elements.
         buffer: [n] compute dtype, the parameters.
@@ -116,11 +115,7 @@ class Unit:
         return self.buffer.numel() * self.buffer.element_size()
 
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the part of a tensor of n elements that belongs to parameter number `index`.
-
-        Returns:
-            A view in the shape of the parameter.
-        """
+        """Return a view of the part of a tensor [n] that belongs to a parameter, in its shape."""
         start = self.layout.starts[index]
         parameter = self.records[index].parameter
         return flat[start : start + parameter.numel()].view(parameter.shape)
@@ -129,12 +124,9 @@ class Unit:
     def part(
         flat: torch.Tensor, interval: Interval, within: Interval | None = None
     ) -> torch.Tensor:
-        """Return a view of one interval of the buffer.
+        """Return a view of an interval of the buffer.
 
-        Args:
-            flat: a tensor as long as the buffer, or as long as `within`.
-            interval: the interval to return, in elements of the buffer.
-            within: the interval of the buffer that `flat` holds; None = the whole buffer.
+        `flat` is a tensor as long as the buffer, or holds its interval `within`.
         """
         start = interval.start - (within.start if within else 0)
         return flat[start : start + interval.length]
@@ -154,8 +146,7 @@ class Unit:
     def materialise(self) -> torch.Tensor:
         """Allocate the buffer's memory and copy this rank's shard into it.
 
-        Returns:
-            [n], undefined outside `params_interval` until the other shards are gathered.
+        The rest of the buffer is undefined until the other shards are gathered.
         """
         self.buffer.untyped_storage().resize_(self.buffer_bytes)
         self.part(self.buffer, self.params_interval).copy_(self.shard)
@@ -193,9 +184,8 @@ class Unit:
     def held_parameters(self) -> Iterator[tuple[int, Interval, int]]:
         """Yield each record that overlaps with the optimizer interval of this rank.
 
-        Yields:
-            (index of the record, the overlap as an interval of the buffer, index of the overlap's
-            first element in the flattened parameter).
+        These are the index of the record, the overlap as an interval of the buffer, and the index
+        of its first element in the flattened parameter.
         """
         own = self.optimizer_interval
         for index, start in enumerate(self.layout.starts):
@@ -236,17 +226,13 @@ class UnitRecords(NamedTuple):
 
 
 def group_records(
-    records: Sequence[ParameterRecord], factors: Factors, *, keeps_whole: bool = False
+    records: Sequence[ParameterRecord], factors: Factors, *, keeps_whole: bool
 ) -> list[UnitRecords]:
     """Group records into units, in the order of the forward pass.
 
     If a unit has both trainable and frozen parameters, it becomes two units of the same name.
-
-    Args:
-        records: the records of this rank.
-        factors: the sharding factors.
-        keeps_whole: whether the optimizer updates the matrices of layers as a whole, so that no
-            interval may end inside of one.
+    `keeps_whole` tells that the optimizer updates the matrices of layers as a whole, so that no
+    interval may end inside of one.
     """
     members: dict[tuple[str, bool], list[ParameterRecord]] = {}
     for record in records:
@@ -267,25 +253,4 @@ def group_records(
     return [
         UnitRecords(name, group, layout)
         for ((name, _), group), layout in zip(members.items(), divided, strict=True)
-    ]
-
-
-def make_units(
-    records: Sequence[ParameterRecord],
-    factors: Factors,
-    data_rank: int,
-    *,
-    keeps_whole: bool = False,
-) -> list[Unit]:
-    """Make the units of a rank; see `group_records`.
-
-    Args:
-        records: the records of this rank.
-        factors: the sharding factors.
-        data_rank: this rank's position on the data axis.
-        keeps_whole: whether the optimizer updates the matrices of layers as a whole.
-    """
-    return [
-        Unit(unit.name, unit.records, unit.layout, factors, data_rank)
-        for unit in group_records(records, factors, keeps_whole=keeps_whole)
     ]

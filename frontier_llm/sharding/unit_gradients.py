@@ -35,7 +35,6 @@ class UnitGradients:
     """The gradients of one unit.
 
     Attributes:
-        unit: the unit.
         accumulated: [n / g] fp32, the sum over micro-batches.
         shard: [n / o] fp32, the part of `accumulated` for the parameters that this rank updates.
         residuals: by hop (geometry/partition.py): the rounding errors of the gradients that are
@@ -124,11 +123,7 @@ class UnitGradients:
         accumulate_product(target, grad_outputs.t(), inputs, add=not is_first)
 
     def reduction(self) -> Steps:
-        """Reduce the gradients over the params and grads groups; in the last reduction over all.
-
-        Yields:
-            The collectives, in order, for a Chain.
-        """
+        """Reduce the gradients over the params and grads groups; in the last reduction over all."""
         self.reductions_left -= 1
         is_last = self.reductions_left == 0
         groups, transport, unit = self._groups, self._transport, self.unit
@@ -194,11 +189,10 @@ class UnitGradients:
         return self._packed
 
     def _new_packed(self) -> torch.Tensor:
-        """Return an undefined buffer for the gradients of a micro-batch.
+        """Return an undefined buffer [n] in the dtype in which gradients are sent.
 
-        Returns:
-            [n], in the dtype in which gradients are sent. If they are sent quantised, the buffer
-            has the compute dtype, and is borrowed from the transport's pool until it is encoded.
+        If they are sent quantised, the buffer has the compute dtype, and is borrowed from the
+        transport's pool until it is encoded.
         """
         size, transport = self.unit.layout.size, self._transport
         fmt = transport.scatter_format(self._groups.along("params", "grads")[0])

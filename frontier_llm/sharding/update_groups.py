@@ -57,9 +57,7 @@ class Settings:
     """The settings of an element."""
 
     weight_decay: float
-    """Coefficient of weight decay."""
     rate_factor: float
-    """Factor of the learning rate."""
     is_orthogonal: bool = False
     """Whether Muon updates the element."""
 
@@ -124,16 +122,8 @@ class UpdateGroup:
         return [tensors[index][part] for index, part in self.ranges]
 
 
-def update_groups(
-    units: Sequence[Unit], rule: UpdateRule, device: torch.device
-) -> list[UpdateGroup]:
-    """Return the groups of this rank.
-
-    Args:
-        units: the trainable units.
-        rule: constants of the update rule.
-        device: device of the optimizer states.
-    """
+def update_groups(units: Sequence[Unit], rule: UpdateRule) -> list[UpdateGroup]:
+    """Return the groups of this rank, of trainable units."""
     found: dict[Settings, list[tuple[int, slice]]] = {}
     for index, unit in enumerate(units):
         own = unit.optimizer_interval
@@ -141,6 +131,7 @@ def update_groups(
             first, end = max(start, own.start) - own.start, min(stop, own.stop) - own.start
             if first < end:
                 found.setdefault(settings, []).append((index, slice(first, end)))
+    device = units[0].buffer.device if units else None
     return [
         UpdateGroup(settings, ranges, [torch.zeros((), device=device) for _ in ranges])
         for settings, ranges in found.items()
@@ -154,18 +145,12 @@ def update_ranges(
     *,
     learning_rate: float,
     gradient_divisor: torch.Tensor,
-    skip: torch.Tensor | None,
+    skip: torch.Tensor,
 ) -> None:
-    """Update the ranges of a group by one call of torch's fused kernel.
+    """Update the ranges of a group by one call of torch's fused kernel; see `Optimizer.update`.
 
-    Args:
-        rule: constants of the update rule.
-        group: the settings of the ranges, and their counters of updates.
-        tensors: four lists with a tensor per range: master weights, gradients (which are divided in
-            place), first moments and second moments.
-        learning_rate: as in `AdamW.update`, also the following arguments.
-        gradient_divisor: see there.
-        skip: see there.
+    The tensors are four lists with a tensor per range: master weights, gradients (which are divided
+    in place), first moments and second moments.
     """
     masters, gradients, exp_avgs, exp_avg_sqs = tensors
     if not masters:

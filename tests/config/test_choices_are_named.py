@@ -46,7 +46,7 @@ CHOOSERS = {
     "recompute": "model/transformer.py",
     "kernels": "device/kernels.py torch compiled elementwise",
     "attention": "model/flex.py",
-    "optimizer.name": "sharding/optimizer_choice.py",
+    "optimizer.name": "sharding/sharded_states.py",
     "optimizer.schedule": "trainer/learning_rate.py constant inverse_sqrt",
     "optimizer.cooldown_shape": "trainer/learning_rate.py",
     "data.corpora.kind": "data/source.py",

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from frontier_llm.collectives.handles import Chain
-from frontier_llm.collectives.primitives import ReduceScatter
+from frontier_llm.collectives.primitives import ReduceScatter, sum_together
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.launch.world import World
 from frontier_llm.model.linear import _Linear
 from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
-from frontier_llm.sharding.shared_gradients import SharedGradients
+from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.totals import Totals
 from tests.covering import covering
 from tests.ranks import RanksFailedError, in_turn, run_ranks
@@ -120,11 +120,11 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     ),
     "sums over tensor ranks are over before they are read": (
         "three dimensions",
-        (SharedGradients._add_partial, '"sequence_norms").wait()', '"sequence_norms")'),
+        (sum_together, "name).wait()", "name)"),
     ),
     "sums over tied copies are over before they are read": (
         "three dimensions",
-        (SharedGradients._add_tied, '"tied_copies").wait()', '"tied_copies")'),
+        (ShardedStates._add_tied, '"tied_copies").wait()', '"tied_copies")'),
     ),
     "a stage waits for what it reads": (
         "three dimensions",

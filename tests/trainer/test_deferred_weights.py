@@ -12,8 +12,7 @@ from megatron.core import parallel_state
 
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
-from frontier_llm.sharding.contribution import Contribution
-from frontier_llm.sharding.deferred_gradients import DeferredGradients
+from frontier_llm.sharding.deferred_gradients import Contribution, DeferredGradients
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit_gradients import UnitGradients

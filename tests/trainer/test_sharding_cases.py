@@ -11,7 +11,7 @@ from frontier_llm.collectives.primitives import ReduceScatter
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
-from frontier_llm.sharding.shared_gradients import SharedGradients
+from frontier_llm.sharding.sharded_states import ShardedStates
 from tests.covering import covering
 from tests.ranks import RanksFailedError, run_ranks
 from tests.trainer.evaluation import EvaluationLoader, evaluation
@@ -173,7 +173,7 @@ def broken(name: str) -> Callable[[World, dict[str, Any]], Any]:
     damage: dict[str, Callable[[], None]] = {
         "reduction": lambda: setattr(ReduceScatter, "wait", own_part),
         "refresh": lambda: setattr(Parameters, "refresh", nothing),
-        "sequence_norms": lambda: setattr(SharedGradients, "_add_partial", nothing),
+        "sequence_norms": lambda: setattr(ShardedStates, "_add_partial", nothing),
         "fresh_start": lambda: setattr(Gradients, "begin_step", keep_sums),
     }
 

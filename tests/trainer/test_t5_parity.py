@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frontier_llm.launch.world import World
-from frontier_llm.sharding.shared_gradients import SharedGradients
+from frontier_llm.sharding.sharded_states import ShardedStates
 from tests.ranks import run_ranks
 from tests.trainer.test_parity import (
     assemble,
@@ -97,7 +97,7 @@ def test_recomputation_draws_the_same_dropout(layout: list[str]) -> None:
 
 
 def without_sums_of_copies(world: World, values: dict[str, Any]) -> Any:
-    SharedGradients._add_tied = lambda _: None  # type: ignore[method-assign]
+    ShardedStates._add_tied = lambda _: None  # type: ignore[method-assign]
     return train_and_collect(world, values, "fp32", STEPS)
 
 
