@@ -16,7 +16,13 @@ import torch.distributed as dist
 
 from frontier_llm.collectives.handles import DONE, Handle, HandleGroup
 from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
+from frontier_llm.geometry.wire import (
+    all_reduce_bytes,
+    gather_bytes,
+    pairs_sent,
+    ring_sent,
+    unequal_sent,
+)
 
 
 def all_gather(
@@ -47,10 +53,11 @@ def all_gather(
     parts = _split(buffer, len(ranks), bounds)
     own_part = parts[group.rank()]
     if pairwise or bounds:
-        traffic.pairs(name, ranks, own_part.nbytes * (len(ranks) - 1), unquantised_bytes)
+        sent_bytes = own_part.nbytes * (len(ranks) - 1)
+        traffic.count(pairs_sent, name, ranks, sent_bytes, unquantised_bytes)
         return _send_to_all([own_part] * len(ranks), parts, group)
-    sent_bytes = gather_bytes(buffer.numel() * buffer.element_size(), len(ranks))
-    traffic.ring(name, ranks, sent_bytes, unquantised_bytes)
+    ring_bytes = gather_bytes(buffer.nbytes, len(ranks))
+    traffic.count(ring_sent, name, ranks, ring_bytes, unquantised_bytes)
     work = dist.all_gather_into_tensor(buffer, own_part, group=group, async_op=True)
     assert work is not None
     return work
@@ -66,8 +73,7 @@ def all_reduce(
     ranks = tuple(dist.get_process_group_ranks(group))
     if len(ranks) == 1 or tensor.numel() == 0:
         return DONE
-    total_bytes = tensor.numel() * tensor.element_size()
-    traffic.ring(name, ranks, all_reduce_bytes(total_bytes, len(ranks)))
+    traffic.count(ring_sent, name, ranks, all_reduce_bytes(tensor.nbytes, len(ranks)))
     work = dist.all_reduce(tensor, group=group, async_op=True)
     assert work is not None
     return work
@@ -122,7 +128,7 @@ class ReduceScatter:
         own = self._parts[self._position]
         self._uses_backend = not pairwise and not bounds and buffer.dtype == torch.float32
         if self._uses_backend:
-            traffic.ring(name, ranks, gather_bytes(buffer.nbytes, size))
+            traffic.count(ring_sent, name, ranks, gather_bytes(buffer.nbytes, size))
             self._sum = torch.empty_like(own) if out is None else out
             work = dist.reduce_scatter_tensor(self._sum, buffer, group=group, async_op=True)
             assert work is not None
@@ -132,10 +138,10 @@ class ReduceScatter:
         self._received = received.unbind()
         if bounds:
             sent_bytes = [part.nbytes for part in self._parts]
-            traffic.unequal(name, ranks, sent_bytes)
+            traffic.count(unequal_sent, name, ranks, sent_bytes)
             self._work = _send_to_all(self._parts, self._received, group)
         else:
-            traffic.pairs(name, ranks, gather_bytes(buffer.nbytes, size))
+            traffic.count(pairs_sent, name, ranks, gather_bytes(buffer.nbytes, size))
             self._work = exchange(buffer.view(size, -1), received, group, pairwise=pairwise)
 
     def wait(self) -> torch.Tensor:

@@ -1,14 +1,15 @@
 """Counts the bytes that this rank sends. Every collective of this package calls it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
 from frontier_llm.geometry.grid import Grid, Level
-from frontier_llm.geometry.wire import Sent, pairs_sent, ring_sent, unequal_sent
+from frontier_llm.geometry.wire import Sent
 
-SplitByLink = Callable[[Grid, int, tuple[int, ...], float], Sent]
+SplitByLink = Callable[[Grid, int, tuple[int, ...], Any], Sent]
 """Splits the bytes that a rank sends to a group by the level of the links that they cross."""
 
 
@@ -23,32 +24,25 @@ class Traffic:
         self._sent: defaultdict[str, Sent] = defaultdict(Sent)
         self._unquantised: defaultdict[str, Sent] = defaultdict(Sent)
 
-    def ring(
+    def count(
         self,
+        split: SplitByLink,
         collective: str,
         group: tuple[int, ...],
-        sent_bytes: float,
-        unquantised_bytes: float | None = None,
+        sent_bytes: Any,
+        unquantised_bytes: Any = None,
     ) -> None:
-        """Count bytes that this rank sends around a ring, in the order of the group.
+        """Count bytes that this rank sends to a group.
 
-        `unquantised_bytes` would be sent in the compute dtype; None if the same.
+        Args:
+            split: `ring_sent`, `pairs_sent` or `unequal_sent` of geometry/wire.py, which says how
+                the bytes are sent, and what `sent_bytes` are.
+            unquantised_bytes: what would be sent in the compute dtype; None if the same.
         """
-        self._count(ring_sent, collective, group, sent_bytes, unquantised_bytes)
-
-    def pairs(
-        self,
-        collective: str,
-        group: tuple[int, ...],
-        sent_bytes: float,
-        unquantised_bytes: float | None = None,
-    ) -> None:
-        """Count bytes that are sent in equal messages to all other ranks of a group; see `ring`."""
-        self._count(pairs_sent, collective, group, sent_bytes, unquantised_bytes)
-
-    def unequal(self, collective: str, group: tuple[int, ...], sent_bytes: Sequence[float]) -> None:
-        """Count the bytes that are sent to each rank of a group; that of this rank is ignored."""
-        self.add(collective, unequal_sent(self._grid, self._rank, group, sent_bytes))
+        if unquantised_bytes is None:
+            unquantised_bytes = sent_bytes
+        self._sent[collective] += split(self._grid, self._rank, group, sent_bytes)
+        self._unquantised[collective] += split(self._grid, self._rank, group, unquantised_bytes)
 
     def add(self, collective: str, sent: Sent) -> None:
         """Count bytes by the level of the links that they crossed."""
@@ -68,16 +62,3 @@ class Traffic:
     def level(self, group: dist.ProcessGroup) -> Level:
         """Return the farthest level of the links between the ranks of a group."""
         return self._grid.farthest_level(dist.get_process_group_ranks(group))
-
-    def _count(
-        self,
-        split: SplitByLink,
-        collective: str,
-        group: tuple[int, ...],
-        sent_bytes: float,
-        unquantised_bytes: float | None,
-    ) -> None:
-        if unquantised_bytes is None:
-            unquantised_bytes = sent_bytes
-        self._sent[collective] += split(self._grid, self._rank, group, sent_bytes)
-        self._unquantised[collective] += split(self._grid, self._rank, group, unquantised_bytes)

@@ -37,7 +37,7 @@ from frontier_llm.collectives.residual import Residual
 from frontier_llm.collectives.slots import BufferPool, Slots
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.formats import Format, LevelFormats, StateFormats
-from frontier_llm.geometry.wire import gather_bytes
+from frontier_llm.geometry.wire import gather_bytes, pairs_sent
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _STEP_STRIDE, _RANK_STRIDE = 0x9E3779B1, 0x85EBCA77
@@ -271,7 +271,7 @@ class Transport:
         total.copy_(parts[own])
         slot_bytes, unquantised = sent.data.shape[1], elements * self.compute_dtype.itemsize
         ranks, others = tuple(dist.get_process_group_ranks(group)), count - 1
-        self.traffic.pairs(name, ranks, others * slot_bytes, others * unquantised)
+        self.traffic.count(pairs_sent, name, ranks, others * slot_bytes, others * unquantised)
         work = exchange(sent.data, received.data, group, pairwise=self.pairwise)
         self.pool.give_back(buffer)
         yield work

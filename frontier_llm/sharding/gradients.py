@@ -38,12 +38,9 @@ class Gradients:
 
     Args:
         units: the trainable units.
-        groups: process groups to reduce over.
-        transport: sends the gradients in its formats; sums are fp32.
         units_in_flight: if a reduction starts and more than so many are under way, the oldest is
             waited for.
         release: called with a unit when a backward pass does not read its parameters any more.
-        feedback: how rounding errors are kept (sharding/unit_gradients.py); None = not at all.
         fuse: whether parameters get a sink, so that layers give gradients as two operands.
 
     Attributes:

@@ -54,12 +54,6 @@ class Parameters:
     Every rank must acquire and release in the same order: each acquire may be a collective. At
     first all units are sharded and up to date.
 
-    Args:
-        units: all units of this rank, in the order of the forward pass.
-        groups: process groups over which parameters are refreshed and gathered.
-        transport: sends the parameters in its formats.
-        units_in_flight: number of large units in the prefetch window.
-
     Attributes:
         peak_gathered_bytes: the most memory that gathered parameters held at once.
         uses: the acquires of sharded units in this step so far.
@@ -124,7 +118,8 @@ class Parameters:
     def acquire(self, unit: Unit, *, backward: bool = False) -> None:
         """Gather a unit's up-to-date parameters, and prefetch the units expected next.
 
-        Collective over the ranks that hold its parts; blocks.
+        Collective over the ranks that hold its parts; blocks. `backward` tells that a backward pass
+        reads the parameters, whose gathers may have another format.
 
         Raises:
             TrainingError: the master weights were written to after the parameters.
@@ -220,7 +215,10 @@ class Parameters:
             self._finish_refresh(unit)
 
     def drain(self) -> None:
-        """Wait for all refreshes and gathers under way; gathered parameters stay allocated."""
+        """Wait for all refreshes and gathers under way; gathered parameters stay allocated.
+
+        Collective over the ranks that hold parts of the same parameters.
+        """
         self.settle()
         for gather in self._gathers.values():
             gather.wait()

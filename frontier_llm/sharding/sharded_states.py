@@ -45,9 +45,6 @@ class ShardedStates:
     Args:
         records: this rank's parameters, initialised, in the order of the forward pass. Their
             storage is replaced.
-        groups: the process groups over which states are sharded.
-        transport: sends parts of states, in the formats of each step.
-        optimizer: constants of the update rule.
         units_in_flight: number of large units in the prefetch window, and of gradient reductions
             that continue while the next unit computes.
         feedback: how rounding errors of gradients are kept; None = they are not.
@@ -74,22 +71,22 @@ class ShardedStates:
         self._groups, self._transport, self._feedback = groups, transport, feedback
         self.kernels = transport.kernels
         whole = optimizer.name == "muon"
-        self.all_units = self._units = [
+        self.all_units = [
             Unit(*unit, groups.factors, groups.data_rank)
             for unit in group_records(records, groups.factors, keeps_whole=whole)
         ]
-        trainable = [unit for unit in self._units if unit.is_trainable]
-        self.reads = self._parameters = Parameters(self._units, groups, transport, units_in_flight)
-        self.passes = self._gradients = Gradients(
+        trainable = [unit for unit in self.all_units if unit.is_trainable]
+        self.reads = Parameters(self.all_units, groups, transport, units_in_flight)
+        self.passes = Gradients(
             trainable,
             groups,
             transport,
             units_in_flight,
-            release=self._parameters.release,
+            release=self.reads.release,
             feedback=feedback,
             fuse=fuse_gradients,
         )
-        gradient_shards = self._gradients.shards()
+        gradient_shards = self.passes.shards()
         self._trainable = list(zip(trainable, gradient_shards, strict=True))
         # whether this rank stores parameters that other ranks update
         self._has_refresh = groups.factors.optimizer > groups.factors.params
@@ -97,7 +94,7 @@ class ShardedStates:
         separate = self._has_refresh and transport.rounds_refresh
         setup = Setup(trainable, gradient_shards, optimizer, groups, transport, separate)
         self._optimizer = OPTIMIZERS[optimizer.name](setup)
-        self._parameters.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
+        self.reads.set_masters(dict(zip(trainable, self._optimizer.masters, strict=True)))
         self._counted_in_norm = [
             unit.part(gradient, interval, unit.optimizer_interval)
             for unit, gradient in self._trainable
@@ -119,7 +116,7 @@ class ShardedStates:
 
     def units(self, names: Collection[str]) -> tuple[Unit, ...]:
         """Return the trainable and frozen units with one of these names."""
-        return tuple(unit for unit in self._units if unit.name in names)
+        return tuple(unit for unit in self.all_units if unit.name in names)
 
     def begin_step(self, step: int, micro_batches: int) -> None:
         """Start a step, counted from 1, with empty gradients, in the formats of this step.
@@ -128,37 +125,30 @@ class ShardedStates:
         one per model chunk that reads it.
         """
         self._transport.begin_step(step)
-        self._parameters.begin_step()
+        self.reads.begin_step()
         if self._feedback and self._feedback.is_reset_at(step):
-            self._gradients.reset_feedback()
-        self._gradients.begin_step(micro_batches)
+            self.passes.reset_feedback()
+        self.passes.begin_step(micro_batches)
 
     def acquire(self, units: Iterable[Unit], *, backward: bool = False) -> None:
-        """Gather units' up-to-date parameters, and prefetch those expected next in this step.
-
-        Collective over the ranks that hold their parts; blocks. `backward` tells that a backward
-        pass reads the parameters, whose gathers may have another format.
-
-        Raises:
-            TrainingError: master weights were written to without `adopt`.
-        """
+        """Gather units' up-to-date parameters; see `Parameters.acquire`."""
         for unit in units:
-            self._parameters.acquire(unit, backward=backward)
+            self.reads.acquire(unit, backward=backward)
             if backward:
-                self._gradients.begin_backward(unit)
+                self.passes.begin_backward(unit)
 
     def release(self, units: Iterable[Unit]) -> None:
         """Free units' gathered parameters, unless they are expected again soon."""
         for unit in units:
-            self._parameters.release(unit)
+            self.reads.release(unit)
 
     def finish_backward(self) -> None:
         """Complete all gradients: sum them over replicas, tensor ranks and tied copies.
 
         Collective over the reduction groups; blocks.
         """
-        self._gradients.finish()
-        self._parameters.end_step()
+        self.passes.finish()
+        self.reads.end_step()
         self._add_partial()
         self._add_tied()
 
@@ -204,12 +194,8 @@ class ShardedStates:
     ) -> None:
         """Update this rank's master weights and moments; `refresh` or `skip` must follow.
 
-        Args:
-            learning_rate: of this step.
-            gradient_divisor: [] fp32; the gradients are divided by it.
-            skip: [] fp32, on the device. If it is 1, the update changes nothing, and the method
-                `skip` must follow instead of `refresh`. None: 0.
-            left_out: parameters that are not updated; only for AdamW.
+        See `Optimizer.update`. If `skip` is 1, the method `skip` must follow; None is 0. Only AdamW
+        can leave out parameters.
         """
         if left_out:
             assert type(self._optimizer) is AdamW
@@ -230,18 +216,18 @@ class ShardedStates:
         # differences are taken to the parameters that were last sent, so these must stay
         differences = self._has_refresh and formats.refresh_differences and not saved
         if saved:
-            self._gradients.reset_feedback()
+            self.passes.reset_feedback()
         if not differences:
             self._optimizer.write_parameters()
-        self._parameters.refresh(differences=differences)
+        self.reads.refresh(differences=differences)
         self._transport.begin_next_step()
-        self._parameters.gather_first()
+        self.reads.gather_first()
 
     def skip(self) -> None:
         """End an update that was skipped because gradients are not finite; reset error feedback."""
-        self._gradients.reset_feedback()
+        self.passes.reset_feedback()
         for unit, _ in self._trainable:  # some optimizers have written equal values to the masters
-            self._parameters.note_masters(unit)
+            self.reads.note_masters(unit)
 
     def gradients(self) -> Iterator[tuple[ParameterRecord, int, torch.Tensor]]:
         """Yield this rank's part of each parameter's gradient, read only.
@@ -276,15 +262,8 @@ class ShardedStates:
 
         Collective over the ranks that hold parts of the same parameters.
         """
-        self._parameters.settle()
-        self._parameters.end_step()
-
-    def drain(self) -> None:
-        """Wait for all collectives under way, between steps; gathered parameters stay.
-
-        Collective over the ranks that hold parts of the same parameters.
-        """
-        self._parameters.drain()
+        self.reads.settle()
+        self.reads.end_step()
 
     def take_parameters(self, unit: Unit, indices: Collection[int]) -> None:
         """Make this rank's part of some parameters of a trainable unit its master weights."""
@@ -292,7 +271,7 @@ class ShardedStates:
         for index, interval, _ in unit.held_parameters():
             if index in indices:
                 self._optimizer.read_parameters(number, interval)
-        self._parameters.note_masters(unit)
+        self.reads.note_masters(unit)
 
     def adopt(self, updates: int, step: int, missed: Mapping[str, int] | None = None) -> None:
         """Continue from `shards` that the caller has overwritten: refresh all parameters from them.
@@ -309,30 +288,28 @@ class ShardedStates:
             self._optimizer.resume(updates, missed)
         else:
             self._optimizer.resume(updates)
-        self._gradients.reset_feedback()
-        self._parameters.end_step()
+        self.passes.reset_feedback()
+        self.reads.end_step()
         self._transport.begin_step(max(1, step))
-        self._parameters.refresh()
-        self._parameters.settle()
+        self.reads.refresh()
+        self.reads.settle()
         self._transport.begin_next_step()
 
     def close(self) -> None:
         """Remove all hooks from the parameters; `shards` stays. No training may follow."""
-        self._gradients.close()
+        self.passes.close()
 
     def parameters(
         self, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
         """Yield every parameter in full, gathered from the master weights without quantisation.
 
-        They have the given dtype, by default the compute dtype.
-
         Collective over the ranks that hold parts of the same parameters: all of them must exhaust
         the iterator. The parameters that training reads are not touched.
         """
-        self._parameters.settle()
-        for unit in self._units:
-            buffer = self._parameters.gather_exact(unit, dtype)
+        self.reads.settle()
+        for unit in self.all_units:
+            buffer = self.reads.gather_exact(unit, dtype)
             for index, record in enumerate(unit.records):
                 yield record, unit.view(buffer, index)
 
@@ -342,14 +319,14 @@ class ShardedStates:
         `gathered` is the largest memory of gathered parameters since the start. If states are sent
         quantised, `messages` is that of message buffers, and `feedback` that of rounding errors.
         """
-        parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self._units)
+        parameters = sum(unit.shard.numel() * unit.shard.element_size() for unit in self.all_units)
         categories = {
             "parameters": parameters,
-            "gradients": self._gradients.memory_bytes(),
+            "gradients": self.passes.memory_bytes(),
             **self._optimizer.allocated_bytes(),
-            "gathered": self._parameters.peak_gathered_bytes,
+            "gathered": self.reads.peak_gathered_bytes,
         }
         if self._transport.encodes:
-            categories["feedback"] = self._gradients.feedback_bytes()
+            categories["feedback"] = self.passes.feedback_bytes()
             categories["messages"] = self._transport.pool.allocated_bytes
         return categories

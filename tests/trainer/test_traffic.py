@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
+from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes, ring_sent
 from frontier_llm.launch.world import World
 from tests.covering import covering
 from tests.ranks import run_ranks
@@ -134,8 +134,8 @@ def test_counted_bytes_are_sent_bytes(layout: str) -> None:
 def test_bytes_are_attributed_to_links() -> None:
     grid = Grid(tensor=2, data=2, pipeline=2, ranks_per_node=4)
     traffic = Traffic(grid, rank=3)
-    traffic.ring("tensor", grid.tensor_group(3), 10.0)  # 2, 3: one node
-    traffic.ring("pipeline", grid.pipeline_group(3), 7.0)  # 3, 7: two nodes
+    traffic.count(ring_sent, "tensor", grid.tensor_group(3), 10.0)  # 2, 3: one node
+    traffic.count(ring_sent, "pipeline", grid.pipeline_group(3), 7.0)  # 3, 7: two nodes
     sent = traffic.take()
     assert (sent["tensor"].node, sent["tensor"].network) == (10.0, 0.0)
     assert (sent["pipeline"].node, sent["pipeline"].network) == (0.0, 7.0)

@@ -72,7 +72,7 @@ def state_bits(rig: Rig) -> list[torch.Tensor]:
     adamw = rig.states._optimizer
     assert isinstance(adamw, AdamW)
     counters = [torch.stack(group.step_counters) for group in adamw._groups]
-    parameters = [unit.shard for unit in rig.states._units]
+    parameters = [unit.shard for unit in rig.states.all_units]
     states = (*adamw.masters, *adamw.exp_avgs, *adamw.exp_avg_sqs)
     tensors = [*states, *counters, *parameters]
     return [tensor.contiguous().view(torch.uint8).clone() for tensor in tensors]

@@ -107,7 +107,7 @@ def test_layout_equals_one_process(layout: str, model: str, sharding: str) -> No
 def layouts(world: World, values: dict[str, Any]) -> list[Any]:
     rig = make_rig(world, values, "bf16")
     assert all(result.loss < 5 for result in rig.train(2))
-    return [(unit.name, unit.layout) for unit in rig.states._units]
+    return [(unit.name, unit.layout) for unit in rig.states.all_units]
 
 
 def test_the_layout_of_units_does_not_depend_on_the_groups() -> None:

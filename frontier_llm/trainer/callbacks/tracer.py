@@ -72,7 +72,7 @@ class Tracer(Callback):
         if not self._traced:
             return
         steps, self._traced = self._traced, []
-        self.context.states.drain()
+        self.context.states.reads.drain()
         finished, self._profile = self._profile, None
         if finished is None:
             return
