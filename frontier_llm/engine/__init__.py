@@ -14,13 +14,11 @@
 Every rank of `torch.distributed` runs this loop on samples of its own. docs/library.md explains it.
 """
 
-from frontier_llm.engine.compute_precision import Precision
 from frontier_llm.engine.lazy_checkpoints import Checkpoints
-from frontier_llm.engine.message_formats import Formats
 from frontier_llm.engine.shard import shard
+from frontier_llm.engine.shard_settings import AdamW, Formats, ParameterGroup, Precision
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.engine.torch_optimizer import Optimizer
-from frontier_llm.engine.update_rule import AdamW, ParameterGroup
 from frontier_llm.engine.watchdog import Watchdog
 
 __all__ = [

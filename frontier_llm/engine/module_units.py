@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from frontier_llm.engine.update_rule import AdamW
+from frontier_llm.engine.shard_settings import AdamW
 from frontier_llm.errors import ConfigError
 from frontier_llm.protocols import ParameterRecord, Placement, UnitReader
 

@@ -18,13 +18,11 @@ from torch import nn
 from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
-from frontier_llm.engine.compute_precision import Precision
 from frontier_llm.engine.hooks import attach
-from frontier_llm.engine.message_formats import Formats
 from frontier_llm.engine.module_units import layers_of, readers_of, records_of
 from frontier_llm.engine.passes import Passes
+from frontier_llm.engine.shard_settings import AdamW, Formats, Precision
 from frontier_llm.engine.sharded import Sharded
-from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid, level_borders
 from frontier_llm.geometry.partition import Factors, Hop

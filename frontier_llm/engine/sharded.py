@@ -12,8 +12,8 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
 from frontier_llm.engine.hooks import Hook
 from frontier_llm.engine.passes import Passes
+from frontier_llm.engine.shard_settings import AdamW
 from frontier_llm.engine.update import Update, choose_update
-from frontier_llm.engine.update_rule import AdamW
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.protocols import ParameterRecord
