@@ -4,7 +4,7 @@ Sources: Shazeer and Stern, Adafactor (arXiv:1804.04235, algorithms 4 to 6); Zha
 Vision Transformers (arXiv:2106.04560, section 3.4), for the upper limit of the decay rate.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -92,21 +92,8 @@ class Adafactor(Optimizer):
             if moment.is_first
             for shard in moment_shards(moment, first_tensor_rank=first)
         ]
-        self._momenta = [torch.zeros_like(m) for m in self.masters if rule.beta1]
-        self._vector_moments = [
-            master.new_zeros(master.numel() - _matrix_elements(unit))
-            for master, unit in zip(self.masters, units, strict=True)
-        ]
-
-    @override
-    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
-        part = self.part(index, interval)
-        states = {"master": self.masters[index][part]}
-        if self._momenta:
-            states["exp_avg"] = self._momenta[index][part]
-        if interval.start >= self._units[index].layout.decayed:
-            states["exp_avg_sq"] = self._vector_moment(index, part)
-        return states
+        self.exp_avgs = [torch.zeros_like(m) for m in self.masters if rule.beta1]
+        self.exp_avg_sqs = self._zero_second_moments()
 
     @override
     def more_shards(self) -> Iterator[StateShard]:
@@ -116,8 +103,8 @@ class Adafactor(Optimizer):
     @property
     @override
     def moment_bytes(self) -> int:
-        factored = [sums for moment in self._moments for sums in (moment.rows, moment.columns)]
-        return sum(t.nbytes for t in (*self._momenta, *self._vector_moments, *factored))
+        factored = sum(moment.rows.nbytes + moment.columns.nbytes for moment in self._moments)
+        return super().moment_bytes + factored
 
     @override
     def update(
@@ -169,7 +156,7 @@ class Adafactor(Optimizer):
         for member in self._members:
             if member.moment is None:
                 gradient = self._gradients[member.index][member.part]
-                second = self._vector_moment(member.index, member.part)
+                second = self._second_moments(member.index, member.part)
                 _decay(second, gradient.square() + TINY, decay, skip)
                 gradient *= second.rsqrt()
 
@@ -186,15 +173,15 @@ class Adafactor(Optimizer):
         """Move the weights of a member by its update, which lies in the gradients."""
         step = self._gradients[member.index][member.part]
         master = self.masters[member.index][member.part]
-        if self._momenta:
-            momentum = self._momenta[member.index][member.part]
+        if self.exp_avgs:
+            momentum = self.exp_avgs[member.index][member.part]
             _decay(momentum, step, torch.full_like(skip, self._rule.beta1), skip)
             step = momentum
         master.copy_(torch.where(skip > 0, master, kept * master - step))
 
-    def _vector_moment(self, index: int, part: slice) -> torch.Tensor:
-        first = _matrix_elements(self._units[index])
-        return self._vector_moments[index][part.start - first : part.stop - first]
+    @override
+    def _without_second_moment(self, unit: Unit) -> int:
+        return unit.matrix_elements(unit.optimizer_interval)
 
     def _add_over_owners(self, tensors: Sequence[torch.Tensor]) -> None:
         """Sum over the ranks that hold parts of the same matrices, in place."""
@@ -233,9 +220,3 @@ def _decay(
 def _elements(record: ParameterRecord) -> int:
     """Return the number of elements of a parameter on all tensor ranks, without padding."""
     return sum(prod(placement.global_shape) for placement in record.placements)
-
-
-def _matrix_elements(unit: Unit) -> int:
-    """Return how many elements of this rank's interval belong to matrices, which come first."""
-    own = unit.optimizer_interval
-    return max(0, min(unit.layout.decayed, own.stop) - own.start)

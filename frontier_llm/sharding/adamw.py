@@ -8,42 +8,21 @@ from collections.abc import Collection, Mapping
 import torch
 from typing_extensions import override
 
-from frontier_llm.geometry.partition import Interval
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.optimizer import Optimizer, Setup
-from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import UpdateGroup, update_groups, update_ranges
 
 
 class AdamW(Optimizer):
-    """Master weights and two moments in fp32.
-
-    Attributes:
-        exp_avgs: per unit, [n / o] fp32, first moments.
-        exp_avg_sqs: per unit, [n / o] fp32, second moments.
-    """
+    """Master weights and two moments in fp32."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._is_by_parameter = False
         self._updated: list[UpdateGroup] | None = None
         self.exp_avgs = [torch.zeros_like(master) for master in self.masters]
-        self.exp_avg_sqs = [self._zero_second_moments(unit) for unit in setup.units]
+        self.exp_avg_sqs = self._zero_second_moments()
         self._groups = update_groups(setup.units, setup.rule)
-
-    @override
-    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
-        part = self.part(index, interval)
-        return {
-            "master": self.masters[index][part],
-            "exp_avg": self.exp_avgs[index][part],
-            "exp_avg_sq": self._second_moments(index, part),
-        }
-
-    @property
-    @override
-    def moment_bytes(self) -> int:
-        return sum(moment.nbytes for moment in (*self.exp_avgs, *self.exp_avg_sqs))
 
     @override
     def update(
@@ -86,9 +65,3 @@ class AdamW(Optimizer):
         if not self._is_by_parameter:
             self._groups = [group.by_parameter(self._units) for group in self._groups]
             self._is_by_parameter = True
-
-    def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
-        return self.masters[0].new_zeros(unit.optimizer_interval.length)
-
-    def _second_moments(self, index: int, part: slice) -> torch.Tensor:
-        return self.exp_avg_sqs[index][part]

@@ -6,7 +6,7 @@ decay and the scale of the update.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -14,7 +14,6 @@ import torch
 from typing_extensions import override
 
 from frontier_llm.collectives.primitives import all_gather
-from frontier_llm.geometry.partition import Interval
 from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.optimizer import Setup
 from frontier_llm.sharding.unit import Unit
@@ -154,28 +153,9 @@ class Muon(AdamW):
         return result
 
     @override
-    def states_of(self, index: int, interval: Interval) -> Mapping[str, torch.Tensor]:
-        part = self.part(index, interval)
-        states = {"master": self.masters[index][part], "exp_avg": self.exp_avgs[index][part]}
-        if interval.start < self._units[index].layout.whole:
-            return states
-        return {**states, "exp_avg_sq": self._second_moments(index, part)}
-
-    @override
-    def _zero_second_moments(self, unit: Unit) -> torch.Tensor:
+    def _without_second_moment(self, unit: Unit) -> int:
         own = unit.optimizer_interval
-        return self.masters[0].new_zeros(own.length - _whole_elements(unit))
-
-    @override
-    def _second_moments(self, index: int, part: slice) -> torch.Tensor:
-        first = _whole_elements(self._units[index])
-        return self.exp_avg_sqs[index][part.start - first : part.stop - first]
-
-
-def _whole_elements(unit: Unit) -> int:
-    """Return how many elements of this rank's optimizer interval Muon updates; they come first."""
-    own = unit.optimizer_interval
-    return max(0, min(unit.layout.whole, own.stop) - own.start)
+        return max(0, min(unit.layout.whole, own.stop) - own.start)
 
 
 def _matrices(units: Sequence[Unit], rule: UpdateRule) -> Iterator[_Matrix]:

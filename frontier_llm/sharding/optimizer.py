@@ -39,6 +39,8 @@ class Optimizer(ABC):
 
     Attributes:
         masters: per unit, [n / o] fp32, the master weights.
+        exp_avgs: per unit, [n / o] fp32, first moments or momentum; empty = none are kept in fp32.
+        exp_avg_sqs: per unit, second moments in fp32, of the elements that have one of their own.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -48,8 +50,9 @@ class Optimizer(ABC):
             parameters.to(torch.float32, copy=setup.separate_masters)
             for parameters in self._parameters
         ]
+        self.exp_avgs: list[torch.Tensor] = []
+        self.exp_avg_sqs: list[torch.Tensor] = []
 
-    @abstractmethod
     def states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
         """Return the states of an interval of the buffer of unit `index`, by name.
 
@@ -57,6 +60,13 @@ class Optimizer(ABC):
         state has [elements], the first is `master`. Checkpoints store the states under these names,
         in this order.
         """
+        part = self.part(index, interval)
+        states = {"master": self.masters[index][part]}
+        if self.exp_avgs:
+            states["exp_avg"] = self.exp_avgs[index][part]
+        if part.start >= self._without_second_moment(self._units[index]):
+            states["exp_avg_sq"] = self._second_moments(index, part)
+        return states
 
     def writable_states_of(self, index: int, interval: Interval) -> Mapping[str, State]:
         """Return fp32 tensors in place of `states_of`, which the caller may overwrite.
@@ -70,9 +80,9 @@ class Optimizer(ABC):
         return iter(())
 
     @property
-    @abstractmethod
     def moment_bytes(self) -> int:
         """Bytes of all states but the master weights."""
+        return sum(moment.nbytes for moment in (*self.exp_avgs, *self.exp_avg_sqs))
 
     @property
     def saved_bytes(self) -> int:
@@ -123,3 +133,15 @@ class Optimizer(ABC):
         """Return where an interval of the buffer of unit `index` lies in this rank's states."""
         start = interval.start - self._units[index].optimizer_interval.start
         return slice(start, start + interval.length)
+
+    def _without_second_moment(self, unit: Unit) -> int:
+        """Return how many elements have no second moment of their own, from the first one on."""
+        return 0
+
+    def _zero_second_moments(self) -> list[torch.Tensor]:
+        pairs = zip(self.masters, self._units, strict=True)
+        return [m.new_zeros(m.numel() - self._without_second_moment(unit)) for m, unit in pairs]
+
+    def _second_moments(self, index: int, part: slice) -> torch.Tensor:
+        first = self._without_second_moment(self._units[index])
+        return self.exp_avg_sqs[index][part.start - first : part.stop - first]

@@ -271,7 +271,7 @@ class Parameters:
             self._start_refresh(self._to_refresh.popleft())
 
     def _start_refresh(self, unit: Unit) -> None:
-        border = unit.quantised_border(unit.params_interval)
+        border = unit.matrix_elements(unit.params_interval)
         steps = self._transport.gather(
             unit.shard,
             self._refresh_groups,

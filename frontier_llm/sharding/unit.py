@@ -135,11 +135,10 @@ class Unit:
         """Return an interval inside `params_interval` as a view of the shard."""
         return self.part(self.shard, interval, self.params_interval)
 
-    def quantised_border(self, interval: Interval) -> int:
-        """Return how many leading elements of an interval may be quantised.
+    def matrix_elements(self, interval: Interval) -> int:
+        """Return how many elements of an interval belong to matrices; only these are quantised.
 
-        Only matrices may be quantised. They are the first `layout.decayed` elements of the buffer;
-        norms, biases and the padding follow.
+        They come first in the buffer; norms, biases and the padding follow.
         """
         return max(0, min(self.layout.decayed - interval.start, interval.length))
 

@@ -147,7 +147,7 @@ class UnitGradients:
             yield from transport.reduce(
                 self.accumulated,
                 over_owners,
-                unit.quantised_border(unit.grads_interval),
+                unit.matrix_elements(unit.grads_interval),
                 "reduce_states",
                 self.shard,
                 bounds=unit.states_parts,
@@ -158,7 +158,7 @@ class UnitGradients:
             yield from transport.all_reduce(
                 self.shard,
                 over_replicas,
-                unit.quantised_border(unit.optimizer_interval),
+                unit.matrix_elements(unit.optimizer_interval),
                 "reduce_states",
                 [residual for _, residual in self._hops("replica")],
             )
