@@ -40,10 +40,8 @@ def choose_kernels(wanted: str, device: torch.device) -> BlockKernels:
 def verify(kernels: BlockKernels, device: torch.device) -> None:
     """Compare the results of kernels with the reference, on three parts of three and a half blocks.
 
-    The first part is quantised, the second in part, the third is not.
-
-    Raises:
-        ValueError: a bit differs.
+    The first part is quantised, the second in part, the third is not. A bit that differs raises
+    ValueError.
     """
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(3, 3 * 64 + 33, generator=generator).to(device)
@@ -55,7 +53,6 @@ def verify(kernels: BlockKernels, device: torch.device) -> None:
 
 
 def _all_results(kernels: BlockKernels, parts: torch.Tensor, fmt: Format) -> list[torch.Tensor]:
-    """Return everything that the three kernels write for some parts."""
     count, elements = parts.shape
     border = elements + 2 * 64 + 5
     size = fmt.slot_bytes(elements, count, border)

@@ -218,7 +218,6 @@ def _compile(library: Path) -> None:
 
 
 def _digest() -> str:
-    """Return a digest of the source, the compiler flags and the processor's features."""
     target = repr((FLAGS, platform.machine(), _processor_features()))
     text = SOURCE.read_bytes() + HEADER.read_bytes() + target.encode()
     return hashlib.sha256(text).hexdigest()[:16]

@@ -217,10 +217,9 @@ class Sharded:
     def _sums(self, counts: list[tuple[ParameterRecord, int]]) -> torch.Tensor:
         """Sum over all ranks what they agree on before an update.
 
-        Returns:
-            [1 + 2 groups + parameters] fp64: the squared norm; for each group of ranks that share
-            parameters, two numbers that show whether they have gathered the same units; the number
-            of gradients of each parameter.
+        This is [1 + 2 groups + parameters] fp64: the squared norm; for each group of ranks that
+        share parameters, two numbers that show whether they have gathered the same units; the
+        number of gradients of each parameter.
         """
         squared, shared = self.states.squared_norm(), self.states.factors.params
         digests = [0.0] * (2 * dist.get_world_size() // shared if shared > 1 else 0)

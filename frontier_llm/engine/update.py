@@ -29,7 +29,7 @@ def choose_update(
     clip_norm: float | None,
     applies: torch.Tensor | None = None,
 ) -> UpdateChoice:
-    """Compute the divisor of the gradients, and whether to skip the update; the host does not wait.
+    """Compute the divisor of the gradients, and whether to skip the update.
 
     Args:
         squared_norm: [] fp64, the squared norm of the gradients as they were summed.

@@ -87,10 +87,7 @@ class DeferredGradients:
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of the tensors from which the deferred gradients will be computed.
-
-        Several gradients may be computed from the same tensor, which is counted once.
-        """
+        """Memory of the tensors from which deferred gradients will be computed, each once."""
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for queue in self._queues.values()

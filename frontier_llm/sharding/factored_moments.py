@@ -34,7 +34,7 @@ class Box(NamedTuple):
     columns: slice
 
     def view(self, interval: torch.Tensor) -> torch.Tensor:
-        """Return the block of a tensor that covers the optimizer interval, [rows, columns]."""
+        """Return the block, [rows, columns], of a tensor that covers the optimizer interval."""
         rows = self.rows.stop - self.rows.start
         return interval[self.part].view(rows, self.columns.stop - self.columns.start)
 

@@ -91,10 +91,7 @@ class Gradients:
             gradients.begin_step(micro_batches)
 
     def begin_backward(self, unit: Unit) -> None:
-        """Announce that a backward pass begins to read the parameters of a unit.
-
-        `release` is called when this pass has computed a gradient of each of them.
-        """
+        """Begin to count the parameters of which a pass has a gradient; after all, `release`."""
         self._read[unit] = set()
 
     def begin_pass(self) -> None:
@@ -128,10 +125,7 @@ class Gradients:
         ]
 
     def finish(self) -> None:
-        """Start the remaining reductions and wait for all; then `shards` holds the final sums.
-
-        Reductions remain if a parameter got no gradient in some micro-batches.
-        """
+        """Start the reductions of parameters that got too few gradients, and wait for all."""
         assert self.deferred.is_empty, "deferred weight gradients were not computed"
         for gradients in self._units:
             while gradients.reductions_left:
@@ -148,7 +142,7 @@ class Gradients:
         return sum(gradients.accumulated.numel() * 4 for gradients in self._units)
 
     def feedback_bytes(self) -> int:
-        """Return the bytes of the rounding errors that are kept for error feedback."""
+        """Return the bytes of rounding errors."""
         return sum(
             residual.nbytes
             for gradients in self._units
@@ -184,10 +178,7 @@ class Gradients:
             self._note_added(contribution)
 
     def run_deferred(self, key: Key) -> None:
-        """Add the gradients that a backward pass has deferred.
-
-        Collective over the tensor group and the reduction groups.
-        """
+        """Add deferred gradients; collective over the tensor group and the reduction groups."""
         for contribution in self.deferred.run(key):
             self._note_added(contribution)
 

@@ -118,7 +118,6 @@ class Muon(AdamW):
         learning_rate: float,
         skip: torch.Tensor,
     ) -> None:
-        """Update the master weights and the momentum of one matrix."""
         rate = learning_rate * matrix.settings.rate_factor
         master = self.masters[matrix.index][matrix.part]
         momentum = self.exp_avgs[matrix.index][matrix.part]
@@ -159,7 +158,6 @@ class Muon(AdamW):
 
 
 def _matrices(units: Sequence[Unit], rule: UpdateRule) -> Iterator[_Matrix]:
-    """Yield the matrices whose states this rank holds."""
     for number, unit in enumerate(units):
         own = unit.optimizer_interval
         for index, held, start in unit.held_parameters():

@@ -155,9 +155,6 @@ class Parameters:
         """Make the parameters of a unit available before one of them is read outside its module.
 
         Collective over the ranks that hold its parts, unless its refresh only has to be waited for.
-
-        Raises:
-            TrainingError: the values are not available, and other ranks may not read them now.
         """
         together = self.reads_together()
         ends_alone = not unit.is_sharded and len(self._refresh_groups) <= 1 and not self._to_refresh
@@ -317,10 +314,7 @@ class Parameters:
         return self._expected[position] if position < len(self._expected) else None
 
     def _wanted(self) -> Iterator[Use]:
-        """Yield the uses in the prefetch window: their units should be gathered or gathering now.
-
-        Between steps there are none.
-        """
+        """Yield the uses in the prefetch window; between steps there are none."""
         return self._in_flight(chain(self._current, self._expected_next()))
 
     def _in_flight(self, uses: Iterable[Use]) -> Iterator[Use]:
@@ -328,7 +322,6 @@ class Parameters:
         return (Use(*use) for use in prefetch_window(uses, self._small, self._units_in_flight))
 
     def _prefetch(self, uses: Iterable[Use]) -> None:
-        """Start the gathers of units that are neither gathered nor gathering."""
         for use in uses:
             if use.unit not in self._gathered and use.unit not in self._gathers:
                 self._finish_refresh(use.unit)

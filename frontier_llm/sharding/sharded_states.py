@@ -143,10 +143,7 @@ class ShardedStates:
             self.reads.release(unit)
 
     def finish_backward(self) -> None:
-        """Complete all gradients: sum them over replicas, tensor ranks and tied copies.
-
-        Collective over the reduction groups; blocks.
-        """
+        """Sum all gradients over replicas, tensor ranks and tied copies; collective, blocks."""
         self.passes.finish()
         self.reads.end_step()
         self._add_partial()

@@ -87,10 +87,7 @@ class UnitGradients:
         return self.unit.name not in ("embedding", "head")
 
     def is_small_part(self, index: int) -> bool:
-        """Return whether a parameter is a small part of its unit, like the norms of a layer.
-
-        Large parameters are weights and tables.
-        """
+        """Return whether a parameter is a small part of its unit, like the norms of a layer."""
         return self.unit.records[index].parameter.numel() <= _SMALL_PART * self.unit.layout.size
 
     def note_added(self, index: int) -> bool:

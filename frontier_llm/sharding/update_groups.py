@@ -21,7 +21,7 @@ class UpdateRule(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the optimizer: `adamw`, `adamw_8bit`, `muon` or `adafactor`."""
+        """`adamw`, `adamw_8bit`, `muon` or `adafactor`."""
 
     @property
     def momentum(self) -> float | None:

@@ -272,7 +272,7 @@ def waiting(world: World, values: dict[str, Any], order: str) -> tuple[dict[str,
     rig = make_rig(world, values)
     found: dict[str, int] = {}
     alive: list[Any] = []
-    deferred = rig.states._gradients.deferred
+    deferred = rig.states.passes.deferred
 
     def after(action: str) -> None:
         found[action] = rig.states.passes.deferred.waiting_bytes
@@ -314,12 +314,12 @@ def test_sequence_parallelism_keeps_parts_of_the_inputs() -> None:
 def allocated(world: World, values: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Return, after each pass, how many units are gathered, and how many have unsent gradients."""
     rig = make_rig(world, values)
-    units = [gradients.unit for gradients in rig.states._gradients._units]
+    units = [gradients.unit for gradients in rig.states.passes._units]
     found = {}
 
     def after(action: str) -> None:
         gathered = sum(unit.buffer.untyped_storage().nbytes() > 0 for unit in units)
-        unsent = sum(g._packed is not None for g in rig.states._gradients._units)
+        unsent = sum(g._packed is not None for g in rig.states.passes._units)
         found[action] = gathered, unsent
 
     run_step(rig, 1, ORDERS["two wait"], after)
