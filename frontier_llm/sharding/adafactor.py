@@ -20,7 +20,7 @@ from frontier_llm.sharding.factored_moments import (
     factored_moments,
     moment_shards,
 )
-from frontier_llm.sharding.optimizer import Optimizer, Setup
+from frontier_llm.sharding.optimizer_states import Optimizer, Setup
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import Settings
 

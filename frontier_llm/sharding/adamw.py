@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from frontier_llm.protocols import ParameterRecord
-from frontier_llm.sharding.optimizer import Optimizer, Setup
+from frontier_llm.sharding.optimizer_states import Optimizer, Setup
 from frontier_llm.sharding.update_groups import UpdateGroup, update_groups, update_ranges
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from frontier_llm.collectives.block_codes import BlockCodes, EncodedPart
 from frontier_llm.geometry.partition import Interval
 from frontier_llm.protocols import State
-from frontier_llm.sharding.optimizer import Optimizer, Setup
+from frontier_llm.sharding.optimizer_states import Optimizer, Setup
 from frontier_llm.sharding.update_groups import UpdateGroup, update_groups, update_ranges
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from frontier_llm.collectives.primitives import all_gather
 from frontier_llm.sharding.adamw import AdamW
-from frontier_llm.sharding.optimizer import Setup
+from frontier_llm.sharding.optimizer_states import Setup
 from frontier_llm.sharding.unit import Unit
 from frontier_llm.sharding.update_groups import Settings, UpdateRule
 

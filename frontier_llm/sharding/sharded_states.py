@@ -18,7 +18,7 @@ from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.sharding.adamw_8bit import AdamW8bit
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.muon import Muon
-from frontier_llm.sharding.optimizer import Optimizer, Setup
+from frontier_llm.sharding.optimizer_states import Optimizer, Setup
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.unit import StateGroups, Unit, group_records
 from frontier_llm.sharding.update_groups import UpdateRule

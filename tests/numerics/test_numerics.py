@@ -227,7 +227,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str]] = {
         "llama", "fp32", "quantiser (int4, nearest)",
     ),
     "wrong rounding of parameters": (
-        _patch("frontier_llm.sharding.optimizer.Optimizer.write_parameters", _truncating),
+        _patch("frontier_llm.sharding.optimizer_states.Optimizer.write_parameters", _truncating),
         "gpt", "bf16", "cast of master weights",
     ),
     "wrong softmax scale": (
