@@ -189,10 +189,9 @@ def _send_half_way(tensor: torch.Tensor) -> None:
 
 
 def _gather_states(tensor: torch.Tensor) -> object:
-    work = all_gather(
-        tensor.view(-1), dist.group.WORLD, _traffic(), "calibrate", pairwise=_is_cpu()
-    )
-    return work.wait()
+    world = dist.group.WORLD
+    assert world is not None
+    return all_gather(tensor.view(-1), world, _traffic(), "calibrate", pairwise=_is_cpu()).wait()
 
 
 def _scatter_gradients(tensor: torch.Tensor) -> object:

@@ -27,7 +27,7 @@ from frontier_llm.geometry.wire import (
 
 def all_gather(
     buffer: torch.Tensor,
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup,
     traffic: Traffic,
     name: str,
     unquantised_bytes: float | None = None,
@@ -37,8 +37,7 @@ def all_gather(
 ) -> Handle:
     """Fill a buffer, in place, from the parts that the ranks of a group hold.
 
-    Collective over `group` (None: this rank alone); returns at once. `buffer` must not be touched
-    until `wait()`.
+    Collective over `group`; returns at once. `buffer` must not be touched until `wait()`.
 
     Args:
         buffer: [n], n divisible by the number of ranks. Part i belongs to the group's i-th rank:
@@ -47,7 +46,7 @@ def all_gather(
             not quantised.
         bounds: first element of each part, and at last n; empty = parts of equal length.
     """
-    if group is None or buffer.numel() == 0:
+    if buffer.numel() == 0:
         return DONE
     ranks = tuple(dist.get_process_group_ranks(group))
     parts = _split(buffer, len(ranks), bounds)

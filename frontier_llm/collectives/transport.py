@@ -145,9 +145,7 @@ class Transport:
             return
         itemsize = buffer.element_size()
         if fmt.is_lossless(itemsize):
-            yield from gather_hops(
-                buffer, groups, self.traffic, name, bounds=bounds, pairwise=self.pairwise
-            )
+            yield from self._gather_hops(buffer, groups, name, bounds=bounds)
             return
         assert not bounds, f"{name}: parts of different lengths are not encoded"
         own, count = part_of(groups)
@@ -155,14 +153,11 @@ class Transport:
         parts = buffer.view(count, elements)
         slots, seed = self._take_slots(fmt, elements, count, border), self._take_seed(1)
         own_part, own_slot = parts[own : own + 1], slots.only(own)
-        if source is None:
-            self.kernels.quantise(own_part, own_slot, residual, seed)
-        else:
-            values = source.view(1, elements)
-            self.kernels.quantise(values, own_slot, residual, seed, base=own_part)
+        values, base = (own_part, None) if source is None else (source.view(1, -1), own_part)
+        self.kernels.quantise(values, own_slot, residual, seed, base=base)
         sent = slots.data.view(-1)
         part_bytes = elements * itemsize
-        yield from gather_hops(sent, groups, self.traffic, name, part_bytes, pairwise=self.pairwise)
+        yield from self._gather_hops(sent, groups, name, part_bytes)
         self.kernels.dequantise(slots, parts, add=source is not None)
         self.pool.give_back(sent)
 
@@ -248,6 +243,34 @@ class Transport:
         fmt = formats.at(self.traffic.level(groups[-1]))
         yield from self.gather(buffer, groups[::-1], fmt, border, name, of_sums)
 
+    def _gather_hops(
+        self,
+        buffer: torch.Tensor,
+        groups: Sequence[dist.ProcessGroup],
+        name: str,
+        unquantised_part_bytes: int | None = None,
+        bounds: Sequence[int] = (),
+    ) -> Steps:
+        """Gather in place, over one group after the other.
+
+        Before a hop over a group of k ranks this rank holds a run of neighbouring parts that
+        contains its own; after the hop it holds a run that is k times as long. If parts are
+        encoded, `unquantised_part_bytes` is the size of one before.
+        """
+        own, count = part_of(groups)
+        run, parts = 1, bounds or range(0, buffer.numel() + 1, buffer.numel() // count)
+        for group in groups:
+            step, run = run, run * group.size()
+            first = own // run * run
+            span = buffer[parts[first] : parts[first + run]]
+            unquantised = None
+            if unquantised_part_bytes is not None:
+                unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
+            of_span = [bound - parts[first] for bound in bounds[first : first + run + 1 : step]]
+            yield all_gather(
+                span, group, self.traffic, name, unquantised, of_span, pairwise=self.pairwise
+            )
+
     def _scatter(
         self,
         buffer: torch.Tensor,
@@ -322,32 +345,3 @@ def narrow(bounds: Sequence[int], group: dist.ProcessGroup) -> tuple[Sequence[in
     step = (len(bounds) - 1) // group.size()
     own = bounds[group.rank() * step : (group.rank() + 1) * step + 1]
     return bounds[::step], [bound - own[0] for bound in own]
-
-
-def gather_hops(
-    buffer: torch.Tensor,
-    groups: Sequence[dist.ProcessGroup],
-    traffic: Traffic,
-    name: str,
-    unquantised_part_bytes: int | None = None,
-    bounds: Sequence[int] = (),
-    *,
-    pairwise: bool,
-) -> Steps:
-    """Gather in place, over one group after the other.
-
-    Before a hop over a group of k ranks this rank holds a run of neighbouring parts that contains
-    its own; after the hop it holds a run that is k times as long. `unquantised_part_bytes` is the
-    size of a part before encoding, None if it is not encoded; the rest is as in `Transport.gather`.
-    """
-    own, count = part_of(groups)
-    run, parts = 1, bounds or range(0, buffer.numel() + 1, buffer.numel() // count)
-    for group in groups:
-        step, run = run, run * group.size()
-        first = own // run * run
-        span = buffer[parts[first] : parts[first + run]]
-        unquantised = None
-        if unquantised_part_bytes is not None:
-            unquantised = gather_bytes(run * unquantised_part_bytes, group.size())
-        of_span = [bound - parts[first] for bound in bounds[first : first + run + 1 : step]]
-        yield all_gather(span, group, traffic, name, unquantised, of_span, pairwise=pairwise)

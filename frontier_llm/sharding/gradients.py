@@ -56,8 +56,8 @@ class Gradients:
         units_in_flight: int,
         release: Callable[[Unit], None],
         *,
-        feedback: Feedback | None = None,
-        fuse: bool = True,
+        feedback: Feedback | None,
+        fuse: bool,
     ) -> None:
         self.deferred = DeferredGradients()
         self._release, self._fuse = release, fuse
@@ -91,7 +91,7 @@ class Gradients:
             gradients.begin_step(micro_batches)
 
     def begin_backward(self, unit: Unit) -> None:
-        """Begin to count the parameters of which a pass has a gradient; after all, `release`."""
+        """Expect a pass to read a unit, which is released when all parameters have a gradient."""
         self._read[unit] = set()
 
     def begin_pass(self) -> None:
@@ -125,7 +125,7 @@ class Gradients:
         ]
 
     def finish(self) -> None:
-        """Start the reductions of parameters that got too few gradients, and wait for all."""
+        """Start reductions that still wait for gradients, which did not come; then end all."""
         assert self.deferred.is_empty, "deferred weight gradients were not computed"
         for gradients in self._units:
             while gradients.reductions_left:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.collectives import transport
+from frontier_llm.collectives.transport import Transport, narrow
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -140,14 +140,14 @@ def test_matrices_over_two_hops(layout: str) -> None:
 MISTAKES: dict[str, tuple[str, Mutation]] = {
     "borders of the second hop are those of the first": (
         "parameters, then gradients",
-        (transport.narrow, "[bound - own[0] for bound in own]", "list(own)"),
+        (narrow, "[bound - own[0] for bound in own]", "list(own)"),
     ),
     "all ranks take the borders of the first": (
         "gradients over two nodes",
-        (transport.narrow, "bounds[group.rank() * step : (group.rank() + 1)", "bounds[: 1"),
+        (narrow, "bounds[group.rank() * step : (group.rank() + 1)", "bounds[: 1"),
     ),
     "borders of a gather count from the buffer": (
-        "states over two nodes", (transport.gather_hops, "bound - parts[first]", "bound"),
+        "states over two nodes", (Transport._gather_hops, "bound - parts[first]", "bound"),
     ),
     "parameters are gathered over the nearest group first": (
         "parameters over two nodes",
