@@ -55,8 +55,7 @@ import torch
 from typing_extensions import override
 
 from frontier_llm.collectives.residual import Residual
-from frontier_llm.collectives.slots import Slots
-from frontier_llm.geometry.formats import Format
+from frontier_llm.collectives.slots import Blocks, Slots
 
 PART_SEED_STRIDE = 0xC2B2AE3D
 """Difference between the rounding seeds of neighbouring parts: odd, so that they lie far apart."""
@@ -130,7 +129,7 @@ class PartKernels(BlockKernels):
         for i in range(len(parts)):
             if i == skip:
                 continue
-            quantised, scales, small, packed = slots.sections(i)
+            quantised, small, blocks = slots.sections(i)
             if quantised < slots.elements:
                 small.copy_(parts[i, quantised:])
             if quantised:
@@ -138,67 +137,45 @@ class PartKernels(BlockKernels):
                 if residual is not None:
                     errors = residual.start_of(i, quantised, slots.fmt.block_elements)
                 start = None if base is None else base[i, :quantised]
-                values = parts[i, :quantised]
-                self.quantise_part(values, slots.fmt, scales, packed, errors, seed, start)
+                self.quantise_part(parts[i, :quantised], blocks, errors, seed, start)
             seed = (seed + PART_SEED_STRIDE) & _UINT32_MASK
 
     @override
     def dequantise(self, slots: Slots, parts: torch.Tensor, *, add: bool = False) -> None:
         for i, out in enumerate(parts):
-            quantised, scales, small, packed = slots.sections(i)
+            quantised, small, blocks = slots.sections(i)
             if quantised < slots.elements:
                 out[quantised:].copy_(small)
             if quantised:
-                self.dequantise_part(scales, packed, slots.fmt, out[:quantised], add=add)
+                self.dequantise_part(blocks, out[:quantised], add=add)
 
     @override
     def add_up(self, slots: Slots, total: torch.Tensor, skip: int | None = None) -> None:
-        quantised, scales, small, packed = slots.sections(0, all_rows=True)
+        quantised, small, blocks = slots.sections(0, all_rows=True)
         for i, unquantised in enumerate(small if quantised < slots.elements else ()):
             if i != skip:
                 total[quantised:].add_(unquantised)
         if quantised:
-            self.add_up_parts(scales, packed, slots.fmt, total[:quantised], skip)
+            self.add_up_parts(blocks, total[:quantised], skip)
 
     @abstractmethod
     def quantise_part(
         self,
         values: torch.Tensor,
-        fmt: Format,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
+        blocks: Blocks,
         residual: Residual | None,
         seed: int,
         base: torch.Tensor | None,
     ) -> None:
-        """Quantise the first n elements of a part, n at least 1; see `quantise`.
+        """Quantise the first elements of a part, `values` [n], n at least 1; see `quantise`.
 
-        Args:
-            values: [n], as `base`.
-            scales: [blocks] fp32 or bf16, overwritten.
-            packed: [bytes] uint8, overwritten.
-            residual: values [n] and scales [blocks].
+        The others are `base` [n], and `residual` with values [n] and scales [blocks].
         """
 
     @abstractmethod
-    def dequantise_part(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        out: torch.Tensor,
-        *,
-        add: bool,
-    ) -> None:
-        """Dequantise into `out`, [n], or add to it; the others are those of `quantise_part`."""
+    def dequantise_part(self, blocks: Blocks, out: torch.Tensor, *, add: bool) -> None:
+        """Dequantise into `out`, [n], or add to it."""
 
     @abstractmethod
-    def add_up_parts(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        total: torch.Tensor,
-        skip: int | None,
-    ) -> None:
-        """Dequantise rows of `scales` and `packed`, and add them to `total`, [n] fp32."""
+    def add_up_parts(self, blocks: Blocks, total: torch.Tensor, skip: int | None) -> None:
+        """Dequantise rows of blocks, and add them to `total`, [n] fp32."""

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PartKernels
 from frontier_llm.collectives.residual import Residual
+from frontier_llm.collectives.slots import Blocks
 from frontier_llm.geometry.formats import Format
 from frontier_llm.launch.user_folders import cache_folder
 
@@ -77,9 +78,7 @@ class NativeKernels(PartKernels):
     def quantise_part(
         self,
         values: torch.Tensor,
-        fmt: Format,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
+        blocks: Blocks,
         residual: Residual | None,
         seed: int,
         base: torch.Tensor | None,
@@ -92,55 +91,40 @@ class NativeKernels(PartKernels):
             ctypes.c_int64(values.numel()),
             None if base is None else _address(base),
             0 if base is None else _DTYPE_CODES[base.dtype],
-            _format(fmt),
+            _format(blocks.fmt),
             ctypes.c_uint32(seed),
             None if residual is None else _residual(residual),
-            _address(scales),
-            _address(packed),
+            _address(blocks.scales),
+            _address(blocks.packed),
         )
 
     @override
-    def dequantise_part(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        out: torch.Tensor,
-        *,
-        add: bool,
-    ) -> None:
+    def dequantise_part(self, blocks: Blocks, out: torch.Tensor, *, add: bool) -> None:
         if out.dtype not in _DTYPE_CODES:
             wide = out.float()
-            self.dequantise_part(scales, packed, fmt, wide, add=add)
+            self.dequantise_part(blocks, wide, add=add)
             out.copy_(wide)
             return
         self.library.frontier_dequantise(
-            _address(scales),
-            _address(packed),
+            _address(blocks.scales),
+            _address(blocks.packed),
             ctypes.c_int64(out.numel()),
-            _format(fmt),
+            _format(blocks.fmt),
             _address(out),
             _DTYPE_CODES[out.dtype],
             int(add),
         )
 
     @override
-    def add_up_parts(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        total: torch.Tensor,
-        skip: int | None,
-    ) -> None:
+    def add_up_parts(self, blocks: Blocks, total: torch.Tensor, skip: int | None) -> None:
         assert total.dtype == torch.float32
         self.library.frontier_add_up(
-            *_rows(scales),
-            *_rows(packed),
-            len(packed),
+            *_rows(blocks.scales),
+            *_rows(blocks.packed),
+            len(blocks.packed),
             -1 if skip is None else skip,
             ctypes.c_int64(total.numel()),
-            _format(fmt),
+            _format(blocks.fmt),
             _address(total),
         )
 

@@ -5,6 +5,7 @@ their layout: scales, elements that are not quantised, integers.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -50,6 +51,16 @@ class BufferPool:
             self._free.append(buffer)
 
 
+class Blocks(NamedTuple):
+    """The quantised elements of a part; in several slots, one row of scales and integers each."""
+
+    fmt: Format
+    scales: torch.Tensor
+    """[blocks] fp32 or bf16."""
+    packed: torch.Tensor
+    """[bytes] uint8, the integers."""
+
+
 @dataclass(frozen=True)
 class Slots:
     """A table of slots, one for each part of a buffer, or several of one part.
@@ -78,26 +89,17 @@ class Slots:
         border = self.border - part * self.elements
         return replace(self, data=self.data[part : part + 1], border=border)
 
-    def sections(
-        self, part: int, *, all_rows: bool = False
-    ) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return views of the sections of a part's slot.
+    def sections(self, part: int, *, all_rows: bool = False) -> tuple[int, torch.Tensor, Blocks]:
+        """Return the number q of quantised elements of a part, and views of its slot.
 
-        If every row of the table contains this part, the views have one more dimension, for
-        `all_rows`.
-
-        Returns:
-            The number q of quantised elements of the part, which are its first; the scales; the
-            elements from q on; the packed integers (uint8).
+        These are the elements from q on, and the blocks of those before. If every row of the table
+        contains this part, the views have one more dimension, for `all_rows`.
         """
         quantised = self.fmt.quantised_of(self.border, part * self.elements, self.elements)
         layout = self.fmt.slot(self.elements, quantised)
         slot = self.data if all_rows else self.data[part]
         scale_bytes = -(-quantised // self.fmt.block_elements) * self.fmt.scale_bytes
         small = slot.narrow(-1, layout.small, SMALL_BYTES * (self.elements - quantised))
-        return (
-            quantised,
-            slot.narrow(-1, 0, scale_bytes).view(self.scale_dtype),
-            small.view(self.small_dtype),
-            slot.narrow(-1, layout.values, layout.stop - layout.values),
-        )
+        scales = slot.narrow(-1, 0, scale_bytes).view(self.scale_dtype)
+        packed = slot.narrow(-1, layout.values, layout.stop - layout.values)
+        return quantised, small.view(self.small_dtype), Blocks(self.fmt, scales, packed)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from frontier_llm.collectives.blockwise import PartKernels
 from frontier_llm.collectives.residual import Residual
+from frontier_llm.collectives.slots import Blocks
 from frontier_llm.geometry.formats import Format
 
 SMALLEST_SCALE = 2.0**-126
@@ -29,63 +30,47 @@ class TorchKernels(PartKernels):
     def quantise_part(
         self,
         values: torch.Tensor,
-        fmt: Format,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
+        blocks: Blocks,
         residual: Residual | None,
         seed: int,
         base: torch.Tensor | None,
     ) -> None:
+        fmt, scales, packed = blocks
         start, byte = 0, 0  # in `values` and in `packed`
         for rows, length in _block_shapes(values.numel(), fmt.block_elements):
             count, size = rows * length, rows * min(length, fmt.block_elements * fmt.bits // 8)
             stop = start + count
-            blocks = values[start:stop].view(rows, length).float()
+            x = values[start:stop].view(rows, length).float()
             if base is not None:
-                blocks = blocks - base[start:stop].view(rows, length).float()
+                x = x - base[start:stop].view(rows, length).float()
             first_block = start // fmt.block_elements
             old = None
             if residual is not None:
                 old = _read_residual(residual, start, first_block, rows, length)
-                blocks = blocks + old
-            rotated = _rotate(blocks, fmt)
+                x = x + old
+            rotated = _rotate(x, fmt)
             scale = _write_scales(rotated, fmt, scales[first_block : first_block + rows])
             integers = _round(rotated, scale, fmt, start, seed)
             packed[byte : byte + size].view(rows, -1).copy_(_pack(integers, fmt))
             if residual is not None and old is not None:
-                errors = blocks - _decode(integers, scale, fmt)
+                errors = x - _decode(integers, scale, fmt)
                 _write_residual(residual, start, first_block, old, errors)
             start, byte = stop, byte + size
 
     @override
-    def dequantise_part(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        out: torch.Tensor,
-        *,
-        add: bool,
-    ) -> None:
-        for start, integers, scale in _blocks_of(scales, packed, fmt, out.numel()):
+    def dequantise_part(self, blocks: Blocks, out: torch.Tensor, *, add: bool) -> None:
+        for start, integers, scale in _tables(blocks, out.numel()):
             target = out[start : start + integers.numel()].view(integers.shape)
-            decoded = _decode(integers.float(), scale, fmt)
+            decoded = _decode(integers.float(), scale, blocks.fmt)
             target.copy_(target.float() + decoded if add else decoded)
 
     @override
-    def add_up_parts(
-        self,
-        scales: torch.Tensor,
-        packed: torch.Tensor,
-        fmt: Format,
-        total: torch.Tensor,
-        skip: int | None,
-    ) -> None:
+    def add_up_parts(self, blocks: Blocks, total: torch.Tensor, skip: int | None) -> None:
+        fmt = blocks.fmt
         sums = torch.zeros_like(total) if fmt.rotation_elements else total
-        for rank, (rank_scales, rank_packed) in enumerate(zip(scales, packed, strict=True)):
+        for rank, row in enumerate(zip(blocks.scales, blocks.packed, strict=True)):
             if rank != skip:
-                blocks = _blocks_of(rank_scales, rank_packed, fmt, total.numel())
-                for start, integers, scale in blocks:
+                for start, integers, scale in _tables(Blocks(fmt, *row), total.numel()):
                     summand = integers.float() * scale[:, None]
                     sums[start : start + integers.numel()].view(integers.shape).add_(summand)
         if fmt.rotation_elements:
@@ -96,10 +81,9 @@ class TorchKernels(PartKernels):
                 start = stop
 
 
-def _blocks_of(
-    scales: torch.Tensor, packed: torch.Tensor, fmt: Format, elements: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield a table of blocks: index of its first element, [rows, length] int8, [rows] scales."""
+def _tables(blocks: Blocks, elements: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield tables of blocks: index of the first element, [rows, length] int8, [rows] scales."""
+    fmt, scales, packed = blocks
     start, byte = 0, 0
     for rows, length in _block_shapes(elements, fmt.block_elements):
         size = rows * min(length, fmt.block_elements * fmt.bits // 8)

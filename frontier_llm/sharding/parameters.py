@@ -33,7 +33,7 @@ import torch
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.errors import TrainingError
-from frontier_llm.geometry.formats import FP32
+from frontier_llm.geometry.formats import FP32, Format
 from frontier_llm.geometry.state_memory import prefetch_window, small_elements
 from frontier_llm.protocols import ParameterRecord
 from frontier_llm.sharding.guarded import in_backward
@@ -233,21 +233,26 @@ class Parameters:
             unit.part(buffer, unit.params_interval).copy_(unit.shard)
         else:
             unit.part(buffer, unit.optimizer_interval).copy_(master)
-            own_shard = unit.part(buffer, unit.params_interval)
-            refresh = self._transport.gather(
-                own_shard,
-                self._refresh_groups,
-                FP32,
-                0,
-                "refresh_params",
-                bounds=unit.refresh_parts,
-            )
-            Chain(refresh).wait()
-        gather = self._transport.gather(
-            buffer, self._params_groups, FP32, 0, "gather_params", bounds=unit.params_parts
-        )
-        Chain(gather).wait()
+            self._refresh(unit, unit.part(buffer, unit.params_interval), FP32).wait()
+        self._gather(unit, buffer, FP32).wait()
         return buffer
+
+    def _refresh(
+        self, unit: Unit, shard: torch.Tensor, fmt: Format, source: torch.Tensor | None = None
+    ) -> Chain:
+        groups, border = self._refresh_groups, unit.matrix_elements(unit.params_interval)
+        bounds = unit.refresh_parts
+        return Chain(
+            self._transport.gather(
+                shard, groups, fmt, border, "refresh_params", source=source, bounds=bounds
+            )
+        )
+
+    def _gather(self, unit: Unit, buffer: torch.Tensor, fmt: Format) -> Chain:
+        groups, border, bounds = self._params_groups, unit.layout.decayed, unit.params_parts
+        return Chain(
+            self._transport.gather(buffer, groups, fmt, border, "gather_params", bounds=bounds)
+        )
 
     def _store_master_versions(self) -> None:
         for unit in self._masters:
@@ -268,17 +273,8 @@ class Parameters:
             self._start_refresh(self._to_refresh.popleft())
 
     def _start_refresh(self, unit: Unit) -> None:
-        border = unit.matrix_elements(unit.params_interval)
-        steps = self._transport.gather(
-            unit.shard,
-            self._refresh_groups,
-            self._refresh_format,
-            border,
-            "refresh_params",
-            source=self._masters[unit] if self._refresh_differences else None,
-            bounds=unit.refresh_parts,
-        )
-        self._refreshes[unit] = Chain(steps)
+        source = self._masters[unit] if self._refresh_differences else None
+        self._refreshes[unit] = self._refresh(unit, unit.shard, self._refresh_format, source)
 
     def _finish_refresh(self, unit: Unit) -> None:
         while unit in self._to_refresh:  # every rank must start refreshes in the same order
@@ -295,23 +291,16 @@ class Parameters:
     def _start_gather(self, use: Use) -> None:
         unit, formats = use.unit, self._transport.formats
         fmt = formats.params_backward if use.backward else formats.params
-        buffer, border = unit.materialise(), unit.layout.decayed
-        gather = self._transport.gather(
-            buffer, self._params_groups, fmt, border, "gather_params", bounds=unit.params_parts
-        )
-        self._gathers[unit] = Chain(gather)
+        self._gathers[unit] = self._gather(unit, unit.materialise(), fmt)
         gathered_bytes = sum(unit.buffer_bytes for unit in (*self._gathered, *self._gathers))
         self.peak_gathered_bytes = max(self.peak_gathered_bytes, gathered_bytes)
 
     def _expected_next(self) -> Iterator[Use]:
         """Yield the previous step's uses from this position on, if the last use is the same."""
         position = len(self.uses)
-        if self._in_step and (not position or self.uses[-1] == self._expected_at(position - 1)):
+        if self._in_step and self._expected[max(0, position - 1) : position] == self.uses[-1:]:
             # not islice: it would walk from the start to `position` at each unit
             yield from map(self._expected.__getitem__, range(position, len(self._expected)))
-
-    def _expected_at(self, position: int) -> Use | None:
-        return self._expected[position] if position < len(self._expected) else None
 
     def _wanted(self) -> Iterator[Use]:
         """Yield the uses in the prefetch window; between steps there are none."""

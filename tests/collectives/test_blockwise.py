@@ -71,7 +71,7 @@ def round_trip(values, code, residual=None, seed=0, kernels=None):
     kernels.quantise(values[None], slots, kept, seed)
     out = torch.full_like(values, 77.0)
     kernels.dequantise(slots, out[None])
-    _, scales, _, packed = slots.sections(0)
+    _, _, (_, scales, packed) = slots.sections(0)
     return scales, packed, out
 
 
@@ -208,7 +208,8 @@ def compare(
         one.dequantise(slots, out, add=base is not None)
         same = replace(slots, data=slots.data[:1].repeat(3, 1))
         one.add_up(same, total, skip)
-        written = [section for i in range(3) for section in slots.sections(i)[1:]]
+        sections = [slots.sections(i) for i in range(3)]
+        written = [view for _, small, blocks in sections for view in (small, *blocks[1:])]
         kept = () if residual is None else (residual.values, residual.scales)
         answers.append((*written, *kept, out, total))
     for mine, expected in zip(*answers, strict=True):

@@ -32,8 +32,8 @@ def test_a_difference_is_quantised_and_added_to_old_values(
     kernels().dequantise(plain, decoded)
     for part in range(2):
         count = max(0, min(border - part * elements, elements))
-        _, scales, _, packed = slots.sections(part)
-        _, expected_scales, _, expected = plain.sections(part)
+        _, _, (_, scales, packed) = slots.sections(part)
+        _, _, (_, expected_scales, expected) = plain.sections(part)
         assert scales.equal(expected_scales)
         assert packed.equal(expected)
         added = (old[part].float() + decoded[part]).to(held_dtype)
