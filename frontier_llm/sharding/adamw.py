@@ -30,19 +30,9 @@ class AdamW(Optimizer):
     ) -> None:
         groups, self._updated = self._updated or self._groups, None
         for group in groups:
-            update_ranges(
-                self._rule,
-                group,
-                [
-                    group.views(self.masters),
-                    group.views(self._gradients),
-                    group.views(self.exp_avgs),
-                    [self._second_moments(index, part) for index, part in group.ranges],
-                ],
-                learning_rate=learning_rate,
-                gradient_divisor=gradient_divisor,
-                skip=skip,
-            )
+            tensors = [group.views(t) for t in (self.masters, self._gradients, self.exp_avgs)]
+            tensors.append([self._second_moments(index, part) for index, part in group.ranges])
+            update_ranges(self._rule, group, tensors, learning_rate, gradient_divisor, skip)
 
     def leave_out(self, parameters: Collection[ParameterRecord]) -> None:
         """Leave parameters as they are in the next update, and do not count it for them."""

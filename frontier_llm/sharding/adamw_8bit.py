@@ -72,15 +72,9 @@ class AdamW8bit(Optimizer):
         for groups, moments in zip(self._groups, self._moments, strict=True):
             decoded = [codes.decode() for codes in moments]
             for group in groups:
-                views = [[values[part] for _, part in group.ranges] for values in decoded]
-                update_ranges(
-                    self._rule,
-                    group,
-                    [group.views(self.masters), group.views(self._gradients), *views],
-                    learning_rate=learning_rate,
-                    gradient_divisor=gradient_divisor,
-                    skip=skip,
-                )
+                tensors = [group.views(self.masters), group.views(self._gradients)]
+                tensors += [[values[part] for _, part in group.ranges] for values in decoded]
+                update_ranges(self._rule, group, tensors, learning_rate, gradient_divisor, skip)
             for codes, values in zip(moments, decoded, strict=True):
                 codes.encode(values)
 

@@ -70,8 +70,6 @@ class Unit:
         params_interval: interval of the buffer that this rank stores.
         grads_interval: interval whose gradients this rank reduces, inside `params_interval`.
         optimizer_interval: interval that this rank updates, inside `grads_interval`.
-        is_trainable: whether the optimizer updates the parameters.
-        is_sharded: whether parameters are divided over several ranks.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class Unit:
     @property
     def buffer_bytes(self) -> int:
         """Size of the buffer's memory while it exists."""
-        return self.buffer.numel() * self.buffer.element_size()
+        return self.buffer.nbytes
 
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
         """Return a view of the part of a tensor [n] that belongs to a parameter, in its shape."""

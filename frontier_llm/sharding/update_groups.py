@@ -142,7 +142,6 @@ def update_ranges(
     rule: UpdateRule,
     group: UpdateGroup,
     tensors: Sequence[list[torch.Tensor]],
-    *,
     learning_rate: float,
     gradient_divisor: torch.Tensor,
     skip: torch.Tensor,
