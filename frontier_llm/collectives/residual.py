@@ -47,11 +47,7 @@ class Residual:
         scale_dtype: torch.dtype = torch.float32,
         decay: float = 0.0,
     ) -> "Residual":
-        """Allocate a residual of zeros, for parts of so many elements.
-
-        It is in int8 with scales in `scale_dtype` (fp32 or bf16) if the number of elements per
-        block of the messages is given, else in bf16.
-        """
+        """Allocate a residual of zeros: in bf16, or in int8 if messages have blocks of a size."""
         if block_elements is None:
             values = torch.zeros(parts, elements, dtype=RESIDUAL_DTYPE, device=device)
             return cls(values, None, decay)

@@ -18,10 +18,7 @@ class BufferPool:
 
     A request takes the smallest free buffer that is large enough, unless it is more than twice as
     large as needed. If there is none, a buffer is allocated. Every step sends the same messages, so
-    the first steps allocate all buffers.
-
-    Attributes:
-        allocated_bytes: total size of the buffers, lent or free.
+    the first steps allocate all buffers. `allocated_bytes` is their total size, lent or free.
     """
 
     def __init__(self, device: torch.device) -> None:

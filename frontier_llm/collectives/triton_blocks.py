@@ -18,11 +18,9 @@ def _aligned(count):
 
 @triton.jit
 def locate_part(slots, slot_bytes, elements, border, part, scale_type, small_type, block):
-    """Locate a part in its slot, as Format.slot does.
+    """Return how many elements of a part are quantised, and pointers into its slot (Format.slot).
 
-    Returns:
-        The number of the part's elements that are quantised, and pointers to the scales, to the
-        small elements and to the integers.
+    These point to the scales, to the small elements and to the integers.
     """
     slot = slots + part * slot_bytes
     quantised = tl.minimum(tl.maximum(border - part * elements, 0), elements)
@@ -38,11 +36,10 @@ def locate_part(slots, slot_bytes, elements, border, part, scale_type, small_typ
 
 @triton.jit
 def locate_blocks(block: tl.constexpr, half: tl.constexpr, rows: tl.constexpr):
-    """Locate this program's blocks in its part.
+    """Locate this program's blocks in its part: [rows] indices of blocks, [rows, half] of elements.
 
-    Returns:
-        [rows] indices of the blocks, [rows, half] indices of the elements of the first and of the
-        second halves, and whether they exist: all do, unless half a block is no power of two.
+    These are of the first and of the second halves. The last result is whether they exist: all do,
+    unless half a block is no power of two.
     """
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     i = tl.arange(0, half)[None, :]
@@ -153,14 +150,9 @@ def scale_and_rotate(
 ):  # fmt: skip
     """Multiply values by a factor, and full runs by the Walsh-Hadamard matrix and `run_factor`.
 
-    Args:
-        low: [rows, half] fp32, the first halves of blocks; `high`: the second halves.
-        first: [rows, half] indices of their elements in the part; `second` likewise.
-        quantised: number of elements of the part that are quantised.
-        run_factor: factor of the elements of full runs, a number or [rows, 1].
-        factor: factor of the other elements.
-        block: number of elements per block.
-        run: number of elements per run; 0 = there are no runs.
+    The halves of blocks are `low` and `high`, [rows, half] fp32, at the indices `first` and
+    `second` of the part, of which `quantised` elements are quantised. `run_factor` is a number or
+    [rows, 1]. Runs have `run` elements; 0 = there are no runs.
     """
     if run == 0:
         return low * factor, high * factor

@@ -134,11 +134,7 @@ class Checkpoints:
         return self._manager.take_stall_seconds()
 
     def close(self) -> None:
-        """Wait until the last checkpoint is committed.
-
-        Raises:
-            CheckpointError: it was not.
-        """
+        """Wait until the last checkpoint is committed; CheckpointError if it was not."""
         self._manager.close()
 
 

@@ -116,11 +116,7 @@ class Passes:
         self._states.passes.expect_pass()
 
     def end_step(self) -> None:
-        """End the step.
-
-        Raises:
-            TrainingError: a backward pass is missing, or one has failed.
-        """
+        """End the step; TrainingError if a backward pass is missing, or one has failed."""
         if self._in_pass:
             raise TrainingError(
                 "step was called after a backward pass that failed\n  do: call drop_step on all "

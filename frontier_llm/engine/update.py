@@ -62,10 +62,7 @@ class Update:
         """Submit the update, then wait for the choice. `end` must follow.
 
         On a GPU the device updates while the host waits. The choice depends on `numbers`, [n] fp64,
-        equal on all ranks. Parameters that are `left_out` are not updated.
-
-        Returns:
-            Whether the update was skipped, and the numbers.
+        equal on all ranks. Return whether the update was skipped, and the numbers.
         """
         copy = HostCopy(torch.cat([choice.skip.double().view(1), numbers]))
         self._before_update()

@@ -43,10 +43,6 @@ class Contribution:
     gathered: tuple[torch.Tensor, Handle] | None = None
     """What `gather` has returned."""
 
-    def detached(self) -> "Contribution":
-        """Return a copy that does not keep the graph of the forward pass in memory."""
-        return replace(self, operands=tuple(operand.detach() for operand in self.operands))
-
     def start_gather(self) -> None:
         """Start to gather the inputs, if they must be gathered."""
         if self.gather is not None:
@@ -114,7 +110,9 @@ class DeferredGradients:
     def put(self, contribution: Contribution) -> None:
         """Defer a gradient of the current backward pass."""
         assert self._key is not None
-        self._queues[self._key].append(contribution.detached())
+        # without the graph of the forward pass, which would stay in memory
+        operands = tuple(operand.detach() for operand in contribution.operands)
+        self._queues[self._key].append(replace(contribution, operands=operands))
 
     def run(self, key: Key) -> Iterator[Contribution]:
         """Add the deferred gradients of a backward pass, in the order in which they were put.

@@ -42,6 +42,9 @@ class ShardedStates:
     The loss must be divided by the number of replicas before the backward pass: gradients are
     summed over replicas, not averaged.
 
+    `finish_backward` is collective over the reduction groups. `acquire`, `refresh`, `settle`,
+    `adopt` and `parameters` are collective over the ranks that hold parts of the same parameters.
+
     Args:
         records: this rank's parameters, initialised, in the order of the forward pass. Their
             storage is replaced.
@@ -143,7 +146,7 @@ class ShardedStates:
             self.reads.release(unit)
 
     def finish_backward(self) -> None:
-        """Sum all gradients over replicas, tensor ranks and tied copies; collective, blocks."""
+        """Complete all gradients: sum them over replicas, tensor ranks and tied copies; blocks."""
         self.passes.finish()
         self.reads.end_step()
         self._add_partial()
@@ -172,10 +175,9 @@ class ShardedStates:
                 gradient.copy_(total)
 
     def squared_norm(self) -> torch.Tensor:
-        """Return [] fp64: this rank's share of the gradient's squared norm.
+        """Return [] fp64: this rank's share of the gradient's squared norm, the sum over all ranks.
 
-        The sum of the shares over all ranks is the squared norm of the gradient. Each of the ranks
-        that hold the same optimizer interval adds an equal part.
+        Each of the ranks that hold the same optimizer interval adds an equal part.
         """
         if not self._counted_in_norm:
             return torch.zeros((), dtype=torch.float64, device=self._transport.pool.device)
@@ -204,10 +206,9 @@ class ShardedStates:
     def refresh(self, *, saved: bool = False) -> None:
         """Write this rank's updated parameters, and start to refresh those of all ranks.
 
-        Collective over the ranks that hold parts of the same parameters. `acquire` waits for the
-        refresh, unit by unit. If the states are `saved` now, parameters are sent in full, and
-        rounding errors are discarded, as `adopt` does. A run that continues from the saved states
-        therefore repeats this run.
+        `acquire` waits for the refresh, unit by unit. If the states are `saved` now, parameters are
+        sent in full, and rounding errors are discarded, as `adopt` does. A run that continues from
+        the saved states therefore repeats this run.
         """
         formats = self._transport.formats
         # differences are taken to the parameters that were last sent, so these must stay
@@ -255,10 +256,7 @@ class ShardedStates:
         return self._optimizer.saved_bytes
 
     def settle(self) -> None:
-        """Wait until no collective reads or writes states, so that `shards` may be overwritten.
-
-        Collective over the ranks that hold parts of the same parameters.
-        """
+        """Wait until no collective reads or writes states, so that `shards` may be overwritten."""
         self.reads.settle()
         self.reads.end_step()
 
@@ -272,8 +270,6 @@ class ShardedStates:
 
     def adopt(self, updates: int, step: int, missed: Mapping[str, int] | None = None) -> None:
         """Continue from `shards` that the caller has overwritten: refresh all parameters from them.
-
-        Collective over the ranks that hold parts of the same parameters.
 
         Args:
             updates: number of updates in the new states.
@@ -301,8 +297,7 @@ class ShardedStates:
     ) -> Iterator[tuple[ParameterRecord, torch.Tensor]]:
         """Yield every parameter in full, gathered from the master weights without quantisation.
 
-        Collective over the ranks that hold parts of the same parameters: all of them must exhaust
-        the iterator. The parameters that training reads are not touched.
+        All ranks must exhaust the iterator. The parameters that training reads are not touched.
         """
         self.reads.settle()
         for unit in self.all_units:
