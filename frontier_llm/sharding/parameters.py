@@ -93,11 +93,7 @@ class Parameters:
                 unit.guard()
 
     def set_masters(self, masters: Mapping[Unit, torch.Tensor]) -> None:
-        """Take the master weights, [n / o] fp32, from which trainable units are refreshed.
-
-        torch counts the writes to a tensor. The count is stored here and at every refresh, so that
-        `acquire` notices masters that were written to without a refresh.
-        """
+        """Take the master weights, [n / o] fp32, from which trainable units are refreshed."""
         self._masters = dict(masters)
         self._store_master_versions()
 
@@ -119,10 +115,8 @@ class Parameters:
         """Gather a unit's up-to-date parameters, and prefetch the units expected next.
 
         Collective over the ranks that hold its parts; blocks. `backward` tells that a backward pass
-        reads the parameters, whose gathers may have another format.
-
-        Raises:
-            TrainingError: the master weights were written to after the parameters.
+        reads the parameters, whose gathers may have another format. Raises TrainingError if the
+        master weights were written to after the parameters.
         """
         self._finish_refresh(unit)
         self._check_master_version(unit)
@@ -177,7 +171,11 @@ class Parameters:
             self.acquire(unit, backward=in_backward())
 
     def note_masters(self, unit: Unit) -> None:
-        """Note that the master weights and the parameters of a unit were written."""
+        """Note that the master weights and the parameters of a unit were written.
+
+        torch counts the writes to a tensor. So `acquire` notices masters that were written to
+        without a refresh.
+        """
         self._master_versions[unit] = self._masters[unit]._version
 
     def refresh(self, *, differences: bool = False) -> None:

@@ -167,7 +167,7 @@ class Unit:
             guard(record.parameter, before_read)
 
     def unguard(self) -> None:
-        """Let the parameters be read, which are in memory."""
+        """Let the parameters be read."""
         for record, view in zip(self.records, self._views, strict=True):
             unguard(record.parameter)
             if self.is_sharded:
