@@ -47,7 +47,7 @@ class Residual:
         scale_dtype: torch.dtype = torch.float32,
         decay: float = 0.0,
     ) -> "Residual":
-        """Allocate a residual of zeros: in bf16, or in int8 if messages have blocks of a size."""
+        """Allocate zeros: in int8 with scales, or in bf16 if messages have no `block_elements`."""
         if block_elements is None:
             values = torch.zeros(parts, elements, dtype=RESIDUAL_DTYPE, device=device)
             return cls(values, None, decay)

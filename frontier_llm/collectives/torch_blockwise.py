@@ -112,9 +112,9 @@ def _read_residual(
 def _write_residual(
     residual: Residual, start: int, first_block: int, old: torch.Tensor, errors: torch.Tensor
 ) -> None:
-    """Overwrite the residual of a table of blocks with that of the next message.
+    """Overwrite the residual `old` of a table of blocks with that of the next message.
 
-    The residual that was added, and the rounding errors of this message: [rows, length] fp32.
+    Both `old` and the rounding errors of this message are [rows, length] fp32.
     """
     if residual.decay:
         old_weight, new_weight = map(_fp32, residual.weights)
@@ -130,10 +130,7 @@ def _write_residual(
 
 
 def _transform(rows: torch.Tensor, run: int) -> torch.Tensor:
-    """Multiply each full run of [rows, length] fp32 by the Walsh-Hadamard matrix.
-
-    Runs have a power of two of values. The result is [rows, length // run * run].
-    """
+    """Return the full runs of [rows, length] fp32, each multiplied by the Walsh-Hadamard matrix."""
     x = rows[:, : rows.shape[1] // run * run]
     stride = 1
     while stride < run and x.numel():
