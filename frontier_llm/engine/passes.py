@@ -33,45 +33,6 @@ class _Saved(NamedTuple):
     tensor: torch.Tensor
 
 
-class WrittenParameters:
-    """Notices what a user writes to parameters, and makes it the new master weights.
-
-    torch counts the writes to each parameter. Writes of `sharding` are to the buffers, whose count
-    is another one. Writes through `parameter.data` are not counted.
-    """
-
-    def __init__(self, states: ShardedStates) -> None:
-        self._states = states
-        self._counts = {unit: _writes(unit) for unit in states.all_units}
-
-    def take(self) -> None:
-        """Take what was written since the last call; all ranks must have written the same.
-
-        Raises:
-            TrainingError: parameters were written to that are not in memory any more.
-        """
-        for unit, before in self._counts.items():
-            self._counts[unit] = after = _writes(unit)
-            pairs = enumerate(zip(before, after, strict=True))
-            written = {index for index, (old, new) in pairs if old != new}
-            if not written:
-                continue
-            if not unit.buffer.untyped_storage().nbytes():
-                raise TrainingError(
-                    f"parameters of {unit.name} were written to in a forward or backward pass, but "
-                    "they are sharded, so that the values are lost\n  do: write them in `with "
-                    "states.gathered():`, or call shard with params=1"
-                )
-            if unit.is_sharded:
-                unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
-            if unit.is_trainable:
-                self._states.take_parameters(unit, written)
-
-
-def _writes(unit: Unit) -> list[int]:
-    return [record.parameter._version for record in unit.records]
-
-
 class Passes:
     """The passes of a step, followed by hooks on the module and on the modules that read units.
 
@@ -91,7 +52,7 @@ class Passes:
         micro_batches: int,
     ) -> None:
         self._states, self.micro_batches, self._module = states, micro_batches, module
-        self.written = WrittenParameters(states)
+        self._writes = {unit: _writes(unit) for unit in states.all_units}
         self.step, self.count, self.expected = 1, 0, micro_batches
         self.in_step = self._in_pass = False
         self._forwards: list[tuple[nn.Module, saved_tensors_hooks | None]] = []
@@ -137,6 +98,30 @@ class Passes:
             self._states.reads.end_step()
             self._states.reads.begin_step()
 
+    def take_written(self) -> None:
+        """Make what a user has written to parameters since the last call the new master weights.
+
+        All ranks must have written the same. torch counts the writes to each parameter. Writes of
+        `sharding` are to the buffers, whose count is another one. Writes through `parameter.data`
+        are not counted.
+        """
+        for unit, before in self._writes.items():
+            self._writes[unit] = after = _writes(unit)
+            pairs = enumerate(zip(before, after, strict=True))
+            written = {index for index, (old, new) in pairs if old != new}
+            if not written:
+                continue
+            if not unit.buffer.untyped_storage().nbytes():
+                raise TrainingError(
+                    f"parameters of {unit.name} were written to in a forward or backward pass, but "
+                    "they are sharded, so that the values are lost\n  do: write them in `with "
+                    "states.gathered():`, or call shard with params=1"
+                )
+            if unit.is_sharded:
+                unit.shard.copy_(unit.part(unit.buffer, unit.params_interval))
+            if unit.is_trainable:
+                self._states.take_parameters(unit, written)
+
     def digest(self) -> int:
         """Return 16 bits that differ if ranks have gathered other units in this step."""
         order = {unit: index for index, unit in enumerate(self._states.all_units)}
@@ -146,7 +131,7 @@ class Passes:
     def _begin_step(self) -> None:
         if not self.in_step:
             self._check_parameters()
-            self.written.take()
+            self.take_written()
             self._states.begin_step(self.step, self.micro_batches)
             self.in_step = True
 
@@ -229,3 +214,7 @@ class Passes:
                         f"the memory of {record.name} was replaced after shard, for example by "
                         "module.to or module.half\n  do: convert the module before shard"
                     )
+
+
+def _writes(unit: Unit) -> list[int]:
+    return [record.parameter._version for record in unit.records]

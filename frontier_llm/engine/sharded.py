@@ -49,7 +49,7 @@ class Sharded:
         self._before_update: list[Callable[[], None]] = []
         self._update = Update(states, self._call_before_update)
         module.register_load_state_dict_pre_hook(Hook(self._before_load))
-        module.register_load_state_dict_post_hook(Hook(lambda *_: passes.written.take()))
+        module.register_load_state_dict_post_hook(Hook(lambda *_: passes.take_written()))
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of a micro-batch, as `loss.backward()` does.
@@ -127,7 +127,7 @@ class Sharded:
         self.states.acquire(units)
         try:
             yield
-            self._passes.written.take()
+            self._passes.take_written()
         finally:
             self.states.settle()
 

@@ -75,7 +75,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "writes are forgotten": (
         test_states.CHECKS["writes, params=2"],
-        (Sharded.gathered, "self._passes.written.take()", "pass"),
+        (Sharded.gathered, "self._passes.take_written()", "pass"),
     ),
     "copies keep the hooks": (
         test_states.CHECKS["copies, params=1"],
@@ -83,7 +83,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "loading keeps the masters": (
         test_states.CHECKS["load_state_dict, bf16"],
-        (Sharded.__init__, "passes.written.take()", "None"),
+        (Sharded.__init__, "passes.take_written()", "None"),
     ),
     "buffers are not read": (
         test_states.CHECKS["buffers"],
