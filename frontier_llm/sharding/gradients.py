@@ -125,7 +125,7 @@ class Gradients:
         ]
 
     def finish(self) -> None:
-        """Start reductions that still wait for gradients, which did not come; then end all."""
+        """Start the reductions that still wait for gradients, and wait until all have ended."""
         assert self.deferred.is_empty, "deferred weight gradients were not computed"
         for gradients in self._units:
             while gradients.reductions_left:
