@@ -46,7 +46,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.build import build_model
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
-from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.progress import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 

@@ -17,8 +17,8 @@ from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import make_groups
-from frontier_llm.trainer.bare_step import bare_step
-from frontier_llm.trainer.phase_timer import MEASURED_STEPS
+from frontier_llm.trainer.states import bare_step
+from frontier_llm.trainer.step_measurements import MEASURED_STEPS
 
 LEARNING_RATE = 1e-4
 """Learning rate of all layouts; the speed does not depend on it."""

@@ -16,7 +16,7 @@ from frontier_llm.data.batch import AnyBatch
 from frontier_llm.model.build import Chunk, Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.dropout import DropoutSeeds
+from frontier_llm.trainer.pipeline import DropoutSeeds
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Computes the mean loss of a micro-batch from the output of the last model chunk; returns it, and

@@ -35,8 +35,7 @@ from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups
 from frontier_llm.telemetry.log import close_logging, setup_logging
-from frontier_llm.trainer.callbacks.built_in import make_callbacks
-from frontier_llm.trainer.checkpoint_meta import checkpoint_meta
+from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.context import (
@@ -48,15 +47,13 @@ from frontier_llm.trainer.context import (
 )
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.loop import Loop
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.progress import Progress
-from frontier_llm.trainer.resume import Restorer
+from frontier_llm.trainer.progress import LossScale, Progress
+from frontier_llm.trainer.resume import Restorer, checkpoint_meta
 from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
-from frontier_llm.trainer.step_meter import StepMeter
-from frontier_llm.trainer.throughput import Throughput
+from frontier_llm.trainer.step_meter import StepMeter, Throughput
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -9,7 +9,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.folders import step_folder
@@ -20,9 +22,7 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.bounded_end import BoundedEnd
-from frontier_llm.trainer.checkpoint_levels import Levels
-from frontier_llm.trainer.checkpoint_listener import CheckpointListener, CommittedCheckpoint
+from frontier_llm.trainer.checkpoint_levels import BoundedEnd, Levels
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import Saving
 
@@ -30,6 +30,30 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """A checkpoint in the run directory that is complete on disk."""
+
+    step: int
+    """Number of optimizer steps done."""
+    folder: Path
+    """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
+    renamed, when the run goes back to an earlier step."""
+
+
+class CheckpointListener(Protocol):
+    """An object that is told about checkpoints in the run directory.
+
+    It is called on the main thread of every rank.
+    """
+
+    def on_checkpoint_begin(self, step: int) -> None:
+        """Run before a checkpoint begins to be written."""
+
+    def on_checkpoint_committed(self, checkpoint: CommittedCheckpoint) -> None:
+        """Run when all ranks know that a checkpoint is committed."""
 
 
 class Checkpoints:

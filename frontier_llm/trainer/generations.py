@@ -26,21 +26,28 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from frontier_llm.telemetry.log import setup_logging
-from frontier_llm.trainer.agreement import Continuation, Decision, Report, agree, decide
+from frontier_llm.trainer.agreement import (
+    Continuation,
+    Decision,
+    Report,
+    agree,
+    decide,
+    fitted_to,
+    is_overdue,
+    obstacle,
+    places_of_states,
+)
 from frontier_llm.trainer.assemble import (
     build_context,
     prepare_device,
     run_log,
 )
-from frontier_llm.trainer.callbacks.built_in import make_callbacks
+from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.loop import Loop
-from frontier_llm.trainer.remains import save_remains
-from frontier_llm.trainer.replicas import fitted_to, is_overdue, obstacle, places_of_states
-from frontier_llm.trainer.restart import prepare_restart, recorded_steps
-from frontier_llm.trainer.run_directory import FAILURES
-from frontier_llm.trainer.survivor import Survivor, lend, restore_counters
+from frontier_llm.trainer.run_directory import FAILURES, prepare_restart, recorded_steps
+from frontier_llm.trainer.survivor import Survivor, lend, restore_counters, save_remains
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ where the stage would otherwise wait (Qi et al., Zero Bubble Pipeline Parallelis
 arXiv:2401.10241).
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,18 +15,50 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import xxhash
+from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch, LossMean
 from frontier_llm.geometry.pipeline_schedule import forward_actions
 from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs, received_early
-from frontier_llm.model.build import Model
+from frontier_llm.model.build import Model, unit_readers
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.dropout import DropoutSeeds
-from frontier_llm.trainer.pass_times import PassTimes
+from frontier_llm.trainer.step_measurements import PassTimes
+
+
+class DropoutSeeds:
+    """Seeds the random numbers before each layer, if the model has dropout.
+
+    Attributes:
+        step: number of the current step; the caller sets it.
+        micro_batch: number of the current micro-batch in the step; the caller sets it.
+    """
+
+    def __init__(self, model: Model, groups: Groups, seed: int) -> None:
+        """Attach a hook to every layer, and to the embedding."""
+        self._groups, self._seed = groups, seed
+        self._own_masks = model.layout.sequence_parallel and groups.grid.tensor > 1
+        self.step = self.micro_batch = 0
+        config = model.layout.model
+        if not (config.dropout or config.attention_dropout):
+            return
+        for chunk in model.chunks:
+            for reader in unit_readers(chunk, config.tied):
+                hook = partial(self._before, reader.units[0])
+                reader.module.register_forward_pre_hook(hook)
+
+    def _before(self, unit: str, module: nn.Module, _: Any) -> None:
+        """Seed the random numbers before the forward pass of a module."""
+        if not module.training:
+            return
+        numbers = (self._seed, self.step, self._groups.coordinates.data, self.micro_batch)
+        packed = struct.pack("<4q", *numbers) + unit.encode()
+        self._groups.seed_dropout(xxhash.xxh64_intdigest(packed) >> 2, own_masks=self._own_masks)
+
 
 Result = Callable[[AnyBatch, Any], torch.Tensor]
 """Computes a result from a micro-batch and the output of the last model chunk: the losses of tokens

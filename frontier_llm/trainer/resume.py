@@ -5,12 +5,16 @@ Checkpoints are in the run directory or, as node-local checkpoints, on a disk of
 
 import logging
 import os
+import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
@@ -20,14 +24,21 @@ from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, check_corpus, refuse
-from frontier_llm.trainer.checkpoint_meta import check_meta
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
+from frontier_llm.trainer.ledger_file import BlendSegment, StoredLengths
 from frontier_llm.trainer.node_assembly import NodeAssembly
+from frontier_llm.trainer.progress import LossScale, Progress
 from frontier_llm.trainer.run_directory import check_new
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from frontier_llm.trainer.context import TrainingData
 
 _LOG = logging.getLogger(__name__)
 
@@ -316,3 +327,72 @@ class Restorer:
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:
             _LOG.warning("%s", text)
+
+
+_Count = Annotated[int, Field(ge=0, le=10**18)]
+
+
+_STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Counters(BaseModel):
+    model_config = _STRICT
+    __pydantic_extra__: dict[str, _Count | list[float | None]]
+    step: _Count
+    next_sample: _Count
+    updates: _Count
+
+
+class _Meta(BaseModel):
+    model_config = _STRICT
+    progress: _Counters
+    loss_scale: dict[str, Annotated[float, Field(ge=0)]]
+    corpus: str
+    blend: list[BlendSegment] | None = None
+    lengths: Annotated[list[StoredLengths], Field(min_length=1)] | None = None
+    config: dict[str, Any]
+
+
+def check_meta(folder: object, meta: dict[str, Any]) -> None:
+    """Check what a checkpoint of a run stores in addition to the states.
+
+    Raises:
+        CheckpointError: a value is absent, or of another type or size; the message has the folder.
+    """
+    try:
+        _Meta.model_validate(meta)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{folder} is damaged at meta.{where}: {first['msg']}") from None
+
+
+def checkpoint_meta(
+    config: RunConfig,
+    world: World,
+    store: "Store",
+    data: "TrainingData",
+    progress: Progress,
+    loss_scale: LossScale,
+) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns what a checkpoint stores in addition to the states.
+
+    Collective over all ranks: rank 0 sends a random id of this start of the run to all ranks. At a
+    resume the id shows whether node-local checkpoints of several nodes come from the same start.
+    """
+    # Rank 0 may need long to build its model and data, and the other ranks wait for it.
+    timeout = timedelta(seconds=config.watchdog.startup_seconds)
+    start = broadcast_from_rank_zero(world, store, "start", lambda: uuid.uuid4().hex, timeout)
+
+    def meta() -> dict[str, Any]:
+        return {
+            "progress": progress.to_meta(),
+            "loss_scale": loss_scale.to_meta(),
+            "corpus": data.corpus.manifest.digest,
+            "tokenizer": data.corpus.manifest.tokenizer_sha256,
+            **data.to_meta(),
+            "config": config.model_dump(mode="json"),
+            "start": start,
+        }
+
+    return meta

@@ -1,4 +1,4 @@
-"""Shards the model states of one rank as its configuration says."""
+"""Shards the model states of one rank, and builds a training step for measurements."""
 
 from functools import partial
 
@@ -8,13 +8,17 @@ from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.config.run import RunConfig
+from frontier_llm.device.kernels import resolve
 from frontier_llm.engine.hooks import attach
 from frontier_llm.geometry.formats import Feedback, StateFormats
-from frontier_llm.model.build import Model, unit_readers
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.model.build import Model, build_model, unit_readers
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer.connect import make_state_groups
+from frontier_llm.trainer.progress import LossScale
+from frontier_llm.trainer.step import TrainStep
 
 
 def shard(
@@ -65,3 +69,24 @@ def _transport(
         seed=config.trainer.seed + (rank << 16),
         pairwise=config.collectives.pairwise,
     )
+
+
+def bare_step(
+    config: RunConfig, layout: ResolvedLayout, groups: Groups, device: torch.device
+) -> tuple[Model, TrainStep]:
+    """Build the model chunks of this rank and its training step.
+
+    Collective over all ranks.
+
+    Args:
+        config: configuration of the run.
+        layout: its layout.
+        groups: process groups of the layout.
+        device: device of this rank.
+    """
+    kernels = resolve(config.kernels, device)
+    model = build_model(layout, groups, device, kernels, config.trainer.seed)
+    traffic = Traffic(groups.grid, groups.rank)
+    states = shard(config, model, groups, traffic)
+    scale = LossScale(config.precision, layout.precision)
+    return model, TrainStep(model, states, groups, config, scale, traffic)

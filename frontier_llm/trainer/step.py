@@ -18,13 +18,18 @@ from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.activation_traffic import count_activations
-from frontier_llm.trainer.dropout import DropoutSeeds
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.phase_timer import PhaseTimer
-from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.step_result import CHECKPOINT_FAILED, StepFlags, StepResult, StepSums
-from frontier_llm.trainer.totals import SCALARS, Totals, choose_by_sums
+from frontier_llm.trainer.pipeline import DropoutSeeds, Pipeline
+from frontier_llm.trainer.progress import LossScale
+from frontier_llm.trainer.step_measurements import PhaseTimer, count_activations
+from frontier_llm.trainer.step_result import (
+    CHECKPOINT_FAILED,
+    SCALARS,
+    StepFlags,
+    StepResult,
+    StepSums,
+    Totals,
+    choose_by_sums,
+)
 
 
 class TrainStep:

@@ -22,7 +22,7 @@ from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.shared_gradients import SharedGradients
-from frontier_llm.trainer.totals import Totals
+from frontier_llm.trainer.step_result import Totals
 from tests.covering import covering
 from tests.ranks import RanksFailedError, in_turn, run_ranks
 from tests.streams.mutations import mutate

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from frontier_llm.telemetry.metrics import StepMetrics
 from frontier_llm.telemetry.summary import PlanRow
-from frontier_llm.trainer.checkpoint_listener import CommittedCheckpoint
+from frontier_llm.trainer.checkpoints import CommittedCheckpoint
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult

@@ -1,16 +1,126 @@
-"""Passes each moment of a run to all callbacks of a rank."""
+"""The callbacks of a run, built-in and those of the user, and their order."""
 
+import importlib
 import logging
+import sys
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 
+from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.launch.failure import is_lost_contact
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
-from frontier_llm.trainer.callbacks.user_callbacks import callback_error, name_of
-from frontier_llm.trainer.checkpoint_listener import CommittedCheckpoint
+from frontier_llm.trainer.callbacks.measurements import (
+    KernelTrial,
+    PipelineTimeline,
+    PlanCheck,
+    Tracer,
+)
+from frontier_llm.trainer.callbacks.records import (
+    Ledger,
+    MetricsFile,
+    ProgressBar,
+    TensorBoard,
+    WeightsAndBiases,
+)
+from frontier_llm.trainer.callbacks.run_checks import CorpusIntegrity, Divergence, Stragglers
+from frontier_llm.trainer.callbacks.run_report import Announcements, RunReport
+from frontier_llm.trainer.checkpoints import CommittedCheckpoint
+from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult
 
 _LOG = logging.getLogger(__name__)
+
+_KEY = "callbacks"
+
+
+def import_callbacks(names: Sequence[str]) -> list[type[Callback]]:
+    """Import the classes of a user's callbacks.
+
+    The current folder is added to the end of Python's import path. Otherwise the installed program
+    (`frontier-llm`) would not find modules there.
+
+    Args:
+        names: `MODULE:CLASS` of each callback.
+
+    Raises:
+        ConfigError: a module cannot be imported, or has no subclass of `Callback` of this name.
+    """
+    if names and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    return [_import_class(name) for name in names]
+
+
+def make_user_callbacks(context: TrainerContext) -> list[Callback]:
+    """Make the user's callbacks of a rank, in the order of the configuration.
+
+    Raises:
+        ConfigError: a class cannot be imported.
+        TrainingError: a constructor raised an error. The message names the callback.
+    """
+    callbacks = []
+    for callback_class in import_callbacks(context.config.callbacks):
+        try:
+            callbacks.append(callback_class(context))
+        except Exception as error:  # a user's callback may raise anything
+            raise callback_error(callback_class, "__init__", error) from error
+    return callbacks
+
+
+def name_of(callback_class: type[Callback]) -> str:
+    """Return the name of a callback in the format of the configuration: `MODULE:CLASS`."""
+    return f"{callback_class.__module__}:{callback_class.__qualname__}"
+
+
+def callback_error(callback_class: type[Callback], moment: str, error: Exception) -> TrainingError:
+    """Return the error that ends a run whose callback has raised `error`.
+
+    Args:
+        callback_class: class of the callback.
+        moment: name of the method that raised the error.
+        error: the error.
+    """
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return TrainingError(
+        f"the callback {name_of(callback_class)} failed in {moment}\n"
+        f"  got:    {type(error).__name__}: {error} ({place.filename}:{place.lineno})\n"
+        f"  wants:  {moment} to return without an error\n"
+        "  do:     correct the callback, or remove it from callbacks=[...]"
+    )
+
+
+def _import_class(name: str) -> type[Callback]:
+    """Import one class, given as `MODULE:CLASS`."""
+    module_name, _, class_name = name.partition(":")
+    if not module_name or not class_name:
+        raise ConfigError(
+            _KEY, name, "MODULE:CLASS for each callback", "set callbacks=[my_module:MyCallback]"
+        )
+    module = _import_module(name, module_name)
+    found = getattr(module, class_name, None)
+    if isinstance(found, type) and issubclass(found, Callback):
+        return found
+    raise ConfigError(
+        _KEY,
+        name,
+        f"a subclass of {Callback.__module__}.{Callback.__name__}: {class_name} in "
+        f"{module.__file__} is {'not there' if found is None else 'not a subclass of it'}",
+        "correct the name of the class, or let it inherit from Callback",
+    )
+
+
+def _import_module(name: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigError(
+            _KEY,
+            name,
+            f"a module that can be imported: {type(error).__name__}: {error}",
+            f"start from the folder that holds {module_name.partition('.')[0]}, or set PYTHONPATH",
+        ) from error
 
 
 class CallbackList(Callback):
@@ -100,3 +210,30 @@ class CallbackList(Callback):
         if callback not in self._users or is_lost_contact(error):
             return error  # if a rank is lost, the callback is not at fault
         return callback_error(type(callback), moment, error)
+
+
+def make_callbacks(context: TrainerContext) -> CallbackList:
+    """Make the built-in callbacks of a rank, and after them the callbacks of the user.
+
+    Raises:
+        ConfigError: a callback that the configuration names cannot be imported.
+        TrainingError: a user's callback cannot be constructed, or metrics.jsonl cannot be opened.
+    """
+    report = RunReport(context)
+    built_in: list[Callback] = [
+        Ledger(context),
+        PlanCheck(context),
+        PipelineTimeline(context),
+        MetricsFile(context),
+        ProgressBar(context),
+        WeightsAndBiases(context),
+        TensorBoard(context),
+        KernelTrial(context),
+        Stragglers(context),
+        Tracer(context),
+        report,
+        Announcements(context, report),
+        CorpusIntegrity(context),
+        Divergence(context),
+    ]
+    return CallbackList(built_in, make_user_callbacks(context))

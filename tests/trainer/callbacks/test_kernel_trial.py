@@ -10,7 +10,7 @@ import torch
 
 from frontier_llm.launch.world import World
 from frontier_llm.model import rotary
-from frontier_llm.trainer.callbacks.kernel_trial import STEPS, KernelTrial
+from frontier_llm.trainer.callbacks.measurements import STEPS, KernelTrial
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
 
