@@ -78,7 +78,8 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
     run_dir = Path(config.run.dir)
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         context = build_context(config, corpora, world, store, accelerator, watchdog)
-        with run_log(run_dir, world), Loop(context, make_callbacks(context)) as loop:
+        with run_log(run_dir, world):
+            loop = Loop(context, make_callbacks(context))
             # `freeze` excludes all present objects from later garbage collections. They live as
             # long as the run, and scanning them takes tens of milliseconds. Each rank would scan
             # in another step, and all ranks would wait each time.

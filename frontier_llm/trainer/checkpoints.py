@@ -24,7 +24,7 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.checkpoint_levels import BoundedEnd, Levels
 from frontier_llm.trainer.checkpoint_places import shared_folder
-from frontier_llm.trainer.step_result import Saving
+from frontier_llm.trainer.step_result import Saving, StepFlags
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -93,25 +93,21 @@ class Checkpoints:
         self._unannounced: deque[int] = deque()
         """Steps of checkpoints in the run directory whose outcome the listener does not know."""
 
-    @property
-    def failed(self) -> bool:
-        """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
-        levels = self._levels
-        return any(m.failed for m in levels.managers) or any(m.failed for m in levels.movers)
-
-    @property
-    def saving(self) -> Saving:
-        """The places to which this rank is writing a checkpoint. A drain is not counted."""
-        shared = self._levels.shared
-        return Saving(
-            shared=shared is not None and shared.is_writing,
-            local=any(manager.is_writing for manager in self._levels.node_managers),
+    def flags(self, *, stop: bool, digest: int) -> StepFlags:
+        """Return what this rank tells all others in a step. A drain does not count as saving."""
+        levels, shared = self._levels, self._levels.shared
+        oldest = self._unannounced[0] if self._unannounced else None
+        return StepFlags(
+            stop=stop,
+            checkpoint_failed=any(m.failed for m in levels.managers)
+            or any(m.failed for m in levels.movers),
+            checkpoint_committed=oldest is not None and self._outcome(oldest) is not None,
+            saving=Saving(
+                shared=shared is not None and shared.is_writing,
+                local=any(manager.is_writing for manager in levels.node_managers),
+            ),
+            digest=digest,
         )
-
-    @property
-    def has_unannounced_commit(self) -> bool:
-        """Whether this rank knows how the oldest unannounced checkpoint ended."""
-        return bool(self._unannounced) and self._outcome(self._unannounced[0]) is not None
 
     def announce_commit(self) -> None:
         """Tell the listener about the oldest unannounced commit, of which all ranks know.

@@ -130,7 +130,7 @@ class _Member:
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
             self._loop = loop
             try:
-                with run_log(run_dir, world), loop:
+                with run_log(run_dir, world):
                     loop.run(continuation)
             except StopRequested as request:
                 stopped = request

@@ -24,6 +24,7 @@ from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
@@ -38,7 +39,7 @@ from frontier_llm.trainer.run_directory import check_new
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from frontier_llm.trainer.context import TrainingData
+    from frontier_llm.trainer.context import TrainerContext, TrainingData
 
 _LOG = logging.getLogger(__name__)
 
@@ -396,3 +397,57 @@ def checkpoint_meta(
         }
 
     return meta
+
+
+def start(context: "TrainerContext") -> Resumed | None:
+    """Load the newest checkpoint of the run if `run.resume` allows it, or else initial weights.
+
+    Collective over all ranks, like `rewind`. Returns the checkpoint; None for a new run.
+    """
+    run, checkpoints = context.config.run, context.checkpoints
+    resumed = None if run.resume == "never" else _load_newest(context)
+    if resumed is not None:
+        context.data.resume(resumed.meta, context.progress.next_sample)
+    elif run.init_from:
+        context.restorer.load_initial_weights(Path(run.init_from))
+    checkpoints.prepare()
+    if resumed is not None and not resumed.is_rounded:
+        if resumed.is_local:
+            checkpoints.secure(resumed.step, resumed.meta)
+        if resumed.is_joined:
+            checkpoints.replace(resumed.step)
+    return resumed
+
+
+def rewind(context: "TrainerContext", reason: str) -> None:
+    """Load the checkpoint before the last step, and continue with the samples after this step.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    progress, step = context.progress, context.progress.step
+    next_sample, rewinds = progress.next_sample, progress.rewinds
+    if _load_newest(context, before=step) is None:
+        raise CheckpointError(
+            f"step {step}: {reason}, and there is no checkpoint before it to go "
+            "back to; a smaller checkpoint.every_steps saves sooner"
+        )
+    progress.next_sample, progress.rewinds = next_sample, rewinds
+    # the loaded checkpoint has older counters, so a resume from it would not skip the samples
+    context.checkpoints.replace(progress.step)
+
+
+def _load_newest(context: "TrainerContext", before: int | None = None) -> Resumed | None:
+    """Load states, counters and loss scale from the newest checkpoint of a step before `before`."""
+    context.checkpoints.finish()
+    context.train_step.sums = None  # from here on the states are no longer those of a step
+    resumed = context.restorer.restore(before)
+    if resumed is not None:
+        stored = resumed.meta["config"]["data"]["sequence_length"]
+        length = sample_lengths(context.config.model, stored).total
+        context.progress.load_meta(resumed.meta["progress"], length)
+        context.train_step.loss_scale.load_meta(resumed.meta["loss_scale"])
+        # rounded moments do not count as saved: if the run stops here, it saves the states
+        saved_step = None if resumed.is_rounded else context.progress.step
+        context.checkpoints.saved_step = saved_step
+    return resumed

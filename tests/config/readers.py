@@ -34,7 +34,7 @@ READERS = {
     "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed"
     " trainer.evaluate_batches",
     "device/kernels.py": "trainer.deterministic",
-    "trainer/loop.py": "trainer.evaluate_every_steps run.init_from run.resume",
+    "trainer/loop.py": "trainer.evaluate_every_steps",
     "trainer/callbacks/run_checks.py": "trainer.bad_steps_allowed trainer.spike_factor"
     " trainer.spike_window trainer.rewinds_allowed watchdog.stragglers_every_steps"
     " watchdog.straggler_ratio watchdog.replace_stragglers",
@@ -62,7 +62,7 @@ READERS = {
     " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep"
     " checkpoint.end_seconds",
     "geometry/host_pool.py": "checkpoint.pool_bytes",
-    "trainer/resume.py": "checkpoint.verify checkpoint.fallback",
+    "trainer/resume.py": "checkpoint.verify checkpoint.fallback run.init_from run.resume",
     "checkpoint/archive.py": "checkpoint.tiers.archive.command checkpoint.tiers.archive.tries"
     " checkpoint.tiers.archive.every_steps checkpoint.tiers.archive.pause_seconds",
     "cli/machine_defaults.py": "cluster.ranks_per_node",

@@ -4,7 +4,8 @@ import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -183,6 +184,18 @@ class CallbackList(Callback):
                 callback.on_error(error)
             except Exception as failure:
                 _LOG.warning("%s failed in on_error: %s", name_of(type(callback)), failure)
+
+    @contextmanager
+    def ending(self, outlives: Callable[[BaseException], bool]) -> Iterator[None]:
+        """Close all callbacks at the end; before, tell them of an error that ends the process."""
+        try:
+            yield
+        except BaseException as error:
+            if not outlives(error):
+                self.on_error(error)
+            raise
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close all callbacks, even if some of them fail; then raise the first failure."""
