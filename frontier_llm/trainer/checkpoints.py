@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.folders import step_folder
@@ -41,19 +41,6 @@ class CommittedCheckpoint:
     folder: Path
     """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
     renamed, when the run goes back to an earlier step."""
-
-
-class CheckpointListener(Protocol):
-    """An object that is told about checkpoints in the run directory.
-
-    It is called on the main thread of every rank.
-    """
-
-    def on_checkpoint_begin(self, step: int) -> None:
-        """Run before a checkpoint begins to be written."""
-
-    def on_checkpoint_committed(self, checkpoint: CommittedCheckpoint) -> None:
-        """Run when all ranks know that a checkpoint is committed."""
 
 
 class Checkpoints:
@@ -87,13 +74,14 @@ class Checkpoints:
         self._store = store
         self.saved_step: int | None = None
         self._begun_step: int | None = None
-        self.listener: CheckpointListener | None = None
+        self.on_begin: Callable[[int], None] = lambda _: None
+        self.on_committed: Callable[[CommittedCheckpoint], None] = lambda _: None
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
         self._skipped = 0
         self._unannounced: deque[int] = deque()
         """Steps of checkpoints in the run directory whose outcome the listener does not know."""
 
-    def flags(self, *, stop: bool, digest: int) -> StepFlags:
+    def flags(self, stop: bool, digest: int) -> StepFlags:
         """Return what this rank tells all others in a step. A drain does not count as saving."""
         levels, shared = self._levels, self._levels.shared
         oldest = self._unannounced[0] if self._unannounced else None
@@ -316,8 +304,7 @@ class Checkpoints:
     def _announce_begin(self, step: int) -> None:
         self._begun_step = step
         self._unannounced.append(step)
-        if self.listener is not None:
-            self.listener.on_checkpoint_begin(step)
+        self.on_begin(step)
 
     def _outcome(self, step: int) -> Outcome | None:
         """Return how a checkpoint in the run directory ended; None if this rank does not know."""
@@ -338,9 +325,9 @@ class Checkpoints:
 
     def _announce(self, step: int) -> None:
         self._unannounced.remove(step)
-        if self.listener is not None and self._outcome(step) == "committed":
+        if self._outcome(step) == "committed":
             folder = shared_folder(self._run_config) / step_folder(step)
-            self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
+            self.on_committed(CommittedCheckpoint(step, folder))
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.stop import stop_message
 from frontier_llm.trainer import resume
 from frontier_llm.trainer.agreement import Continuation
-from frontier_llm.trainer.callbacks.callback import Rewind, StepEnd
+from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.evaluate import Validation
@@ -43,7 +44,9 @@ class Loop:
         self.unjudged: Mapping[str, Any] | None = None
         self._seconds_between = 0.0
         """Seconds of saving or rewinding after the last metrics: they count in the next step."""
-        self._checkpoints.listener = callbacks
+        self._call = callbacks.call
+        self._checkpoints.on_begin = partial(self._call, Callback.on_checkpoint_begin)
+        self._checkpoints.on_committed = partial(self._call, Callback.on_checkpoint_committed)
 
     def run(self, continuation: Continuation | None = None) -> None:
         """Train to the last step, or until a stop is requested.
@@ -67,14 +70,14 @@ class Loop:
 
     def _start(self) -> bool:
         resumed = resume.start(self._context)
-        self._callbacks.on_start(self._context.evaluation.run().loss, resumed)
+        self._call(Callback.on_start, self._context.evaluation.run().loss, resumed)
         self.ended = self._progress.step
         return False
 
     def _continue(self, continuation: Continuation) -> bool:
         """End the last step again if a rank has not ended it; return whether to stop."""
         context, step, self.ended = self._context, continuation.step, continuation.ended
-        self._callbacks.on_replacement(self.ended)
+        self._call(Callback.on_replacement, self.ended)
         assert context.train_step.sums is not None
         result = context.train_step.result(context.train_step.sums).without_checkpoint_news()
         if result.stop:
@@ -96,7 +99,7 @@ class Loop:
     def _step(self, step: int) -> bool:
         """Run one step, then evaluate and save if due; return whether a stop was requested."""
         context = self._context
-        self._callbacks.on_step_begin(step)
+        self._call(Callback.on_step_begin, step)
         start = time.perf_counter()
         learning_rate = self._learning_rate(step)
         samples = context.data.train.read_step(self._progress.next_sample)
@@ -104,9 +107,7 @@ class Loop:
             step,
             samples.micro_batches,
             learning_rate,
-            lambda: self._checkpoints.flags(
-                stop=context.control.stop.look(), digest=samples.digest
-            ),
+            lambda: self._checkpoints.flags(context.control.stop.look(), samples.digest),
             # a step that is saved sends its parameters in full, so that a resume repeats the run
             will_be_saved=self._checkpoints.is_due(step),
         )
@@ -118,7 +119,7 @@ class Loop:
     def _end_step(self, result: StepResult, learning_rate: float, start: float) -> bool:
         """Record a step that began at `start`, evaluate and save; return whether to stop."""
         step, checkpoints = self._progress.step, self._checkpoints
-        self._callbacks.on_update(step, self._progress.next_sample - result.samples, result)
+        self._call(Callback.on_update, step, self._progress.next_sample - result.samples, result)
         if result.checkpoint_failed:
             with self._watchdog.phase("checkpoint"):
                 # another rank may have reported it: wait until this rank has the error, too
@@ -129,13 +130,13 @@ class Loop:
         validation = self._evaluate(step)
         metrics = self._context.meter.measure(result, learning_rate, seconds, validation)
         end = StepEnd(result, metrics)
-        self._callbacks.on_step_end(end)
+        self._call(Callback.on_step_end, end)
         # callbacks record the step before it is saved: every saved step has a line in metrics.jsonl
         start = time.perf_counter()
         if end.rewind_reason:  # a callback has set it in `on_step_end`, on all ranks
             with self._watchdog.phase("rewind"):
                 resume.rewind(self._context, end.rewind_reason)
-                self._callbacks.on_rewind(Rewind(step, end.result.loss, end.rewind_reason))
+                self._call(Callback.on_rewind, Rewind(step, end.result.loss, end.rewind_reason))
         else:
             with self._watchdog.phase("checkpoint"):
                 last = result.stop or not self._steps_remain
@@ -152,7 +153,7 @@ class Loop:
             return None
         with self._watchdog.phase("evaluation"):
             validation = self._context.evaluation.run()
-        self._callbacks.on_evaluation(step, validation.loss)
+        self._call(Callback.on_evaluation, step, validation.loss)
         return validation
 
     def _finish(self, *, is_early: bool) -> None:
@@ -162,7 +163,7 @@ class Loop:
             self._checkpoints.save(step)
         self._checkpoints.end(step)
         control.stop.withdraw()
-        self._callbacks.on_stop(is_early=is_early)
+        self._call(Callback.on_stop, is_early=is_early)
         self._checkpoints.wait_for_archive()
         if is_early:
             is_saved = config.checkpoint.mode != "off"
