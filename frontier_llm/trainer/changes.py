@@ -46,13 +46,9 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Return (saved value, current value) of every key that differs.
+    """Return (saved value, current value) of every key that differs between nested plain values.
 
     A key that is absent, because an older version has saved the configuration, has its default.
-
-    Args:
-        before: the configuration in the checkpoint, as nested plain values.
-        now: the configuration of the resumed run, as nested plain values.
     """
     old, new = (defaults() | dict(_flat(values)) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
@@ -65,10 +61,6 @@ def refuse(found: Changes, config: RunConfig) -> None:
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
     hold, and another length of packed samples.
-
-    Args:
-        found: the changes, as `changes` returns them.
-        config: the configuration of the resumed run.
 
     Raises:
         ConfigError: some changes are refused. The message names the first of them, and says how to
@@ -118,17 +110,9 @@ def check_corpus(
 
     A blend may get more corpora with the same tokenizer, if its corpora may change. Another
     tokenizer has to be allowed itself: it is often trained on the text by itself, and changes the
-    meaning of all tokens.
-
-    Args:
-        found: the changes, as `changes` returns them.
-        config: the configuration of the resumed run.
-        corpus: manifest of the corpora that the run reads.
-        meta: what the checkpoint stores in addition to the states.
-        checkpoint: its folder.
-
-    Returns:
-        A warning if the ids of tokens have changed their meaning.
+    meaning of all tokens. `corpus` is the manifest of the corpora that the run reads, `meta` what
+    the checkpoint stores besides the states. Returns a warning if the ids of tokens have changed
+    their meaning.
 
     Raises:
         ConfigError: the corpus differs.
@@ -221,7 +205,6 @@ def _refuse_absent_states(found: Changes, now: Mapping[str, Any]) -> None:
 
 
 def _states(optimizer: Mapping[str, Any]) -> set[str]:
-    """Return the states of an optimizer besides the master weights."""
     if optimizer["name"] == "adafactor":
         return {"sums over rows and columns"} | (
             {"Adafactor's momentum"} if optimizer["beta1"] else set()
@@ -231,12 +214,7 @@ def _states(optimizer: Mapping[str, Any]) -> set[str]:
 
 
 def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of all parameters if some keys have other values; None if they are illegal.
-
-    Args:
-        now: the configuration of the resumed run.
-        others: other values of some keys.
-    """
+    """Return the shapes of all parameters with other values of some keys; None if illegal."""
     flat = {**dict(_flat(now)), **others}
     try:
         fields = {name: flat[f"model.{name}"] for name in now["model"]}
@@ -246,13 +224,11 @@ def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _allowing(config: RunConfig, *keys: str) -> str:
-    """Return the setting that allows changes of some keys, besides those allowed already."""
     names = dict.fromkeys([*config.run.allow_changes, *keys])
     return f"run.allow_changes=[{','.join(names)}]"
 
 
 def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
-    """Return whether a key may change only if it is allowed by name."""
     optimizer = now["optimizer"]
     if key == "trainer.steps":  # schedules that end depend on it unless decay_steps is set
         return optimizer["schedule"] in ENDING and optimizer["decay_steps"] is None
@@ -281,11 +257,8 @@ _SHOWN = 12
 def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     """Refuse initial weights whose token ids stand for other texts than those of the new corpus.
 
-    Weights that do not say which tokenizer they belong to are accepted.
-
-    Args:
-        config: the configuration of the run.
-        tokenizer: its tokenizer: a file, or a folder such as that of a prepared corpus.
+    Weights that do not say which tokenizer they belong to are accepted. `tokenizer` is a file, or
+    a folder such as that of a prepared corpus.
 
     Raises:
         ConfigError: the tokenizers differ, and `run.allow_changes` does not name `data.tokenizer`.
@@ -319,13 +292,7 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
 
 
 def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:
-    """Return where the tokenizer of a checkpoint is; None if it is not found.
-
-    Args:
-        checkpoint: its folder.
-        meta: what it stores in addition to the states.
-        directory: folder of prepared corpora.
-    """
+    """Return where the tokenizer of a checkpoint is; None if it is not found."""
     places = _possible_places(checkpoint, meta, directory)
     return next((path for path in places if _digest(path) == meta["tokenizer"]), None)
 

@@ -137,8 +137,7 @@ class Levels:
     def prepare(self) -> None:
         """Plan the files of this rank and allocate the host memory. Collective over all ranks.
 
-        Raises:
-            CheckpointError: there is not enough memory.
+        Raises a CheckpointError if there is not enough memory.
         """
         if self.shared is not None:
             self.shared.prepare(self.shared_shards())
@@ -321,31 +320,25 @@ _SLOWEST_SECONDS = 60.0
 
 
 class BoundedEnd:
-    """Waits for the levels of one rank, but not forever. All ranks call its methods together."""
+    """Ends a run whose last checkpoint cannot be written to the run directory in time.
+
+    A file system that hangs blocks the threads that write to it, perhaps forever. If the nodes have
+    disks of their own for checkpoints, the main thread does not wait longer than
+    `checkpoint.end_seconds`. All ranks then save the states, which have not changed since the last
+    step, to the disks of the nodes, and the run ends with a message. All ranks call its methods
+    together.
+    """
 
     def __init__(self, config: RunConfig, world: World, store: "Store", levels: Levels) -> None:
-        """Initialise without waiting.
-
-        Args:
-            config: configuration of the run, with a limit (`checkpoint.end_seconds`).
-            world: number, host and node of this rank among all ranks.
-            store: key-value store of all ranks.
-            levels: what writes and copies the checkpoints of this rank.
-        """
         self._config, self._world, self._levels = config, world, levels
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
 
     def wait(self, step: int, meta: Mapping[str, Any], *, is_safe: bool) -> bool:
         """Wait until everything is written and copied, or the time is over.
 
-        Args:
-            step: the last step, whose states this rank still holds.
-            meta: plain JSON that is saved with the states.
-            is_safe: whether the run directory has had the step since the start of the run.
-
-        Returns:
-            Whether every rank has written and copied everything, or knows why it has failed. If
-            not, the run directory has at least the last step.
+        `is_safe`: the run directory has had the step since the start of the run. Returns whether
+        every rank has written and copied everything, or knows why it has failed. If not, the run
+        directory has at least the last step.
 
         Raises:
             CheckpointError: the run directory hangs and does not have the last step, or could not
@@ -379,11 +372,7 @@ class BoundedEnd:
         return not late
 
     def _sum(self, limit: float, late: int, unsafe: int) -> tuple[int, int]:
-        """Return the sums of two numbers over all ranks.
-
-        Raises:
-            CheckpointError: the store is lost, or a rank does not come.
-        """
+        """Return the sums of two numbers over all ranks; raise a CheckpointError if one is lost."""
         try:
             self._store.add(f"{_PREFIX}/late", late)
             self._store.add(f"{_PREFIX}/unsafe", unsafe)
@@ -396,11 +385,7 @@ class BoundedEnd:
             raise CheckpointError(f"the ranks cannot end the run together: {reason}") from None
 
     def _save_on_nodes(self, step: int, meta: Mapping[str, Any]) -> None:
-        """Save the states to the disks of the nodes, unless these have the step.
-
-        Raises:
-            CheckpointError: the disks of the nodes cannot be written either.
-        """
+        """Save the states to the disks of the nodes, unless these have the step."""
         local, partner = self._levels.local, self._levels.partner
         assert local is not None
         if step in local.outcomes:

@@ -47,14 +47,15 @@ class Checkpoints:
     """Saves this rank's states after the steps at which a checkpoint is due.
 
     Every rank calls the same methods at the same steps. Writer threads learn of a commit at
-    different times, but all ranks tell the listener at the same point of the run: after the step
-    whose all-reduce shows that every rank knows of the commit, or after all ranks have waited for
-    the commit. The store outlives this object, and an archive may, too.
+    different times, but all ranks announce it at the same point of the run: after the step whose
+    all-reduce shows that every rank knows of the commit, or after all ranks have waited for it.
+    The store outlives this object, and an archive may, too.
 
     Attributes:
         saved_step: step of the newest checkpoint in the run directory that was begun.
         meta: returns what is saved in addition to the states, as plain JSON.
-        listener: told about checkpoints in the run directory; the training loop sets it.
+        on_begin: called before a checkpoint in the run directory is begun, with its step.
+        on_committed: called when all ranks know that such a checkpoint is committed.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Checkpoints:
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
         self._skipped = 0
         self._unannounced: deque[int] = deque()
-        """Steps of checkpoints in the run directory whose outcome the listener does not know."""
+        """Steps of checkpoints in the run directory whose end was not announced."""
 
     def flags(self, stop: bool, digest: int) -> StepFlags:
         """Return what this rank tells all others in a step. A drain does not count as saving."""
@@ -98,10 +99,7 @@ class Checkpoints:
         )
 
     def announce_commit(self) -> None:
-        """Tell the listener about the oldest unannounced commit, of which all ranks know.
-
-        All ranks call this. A checkpoint that was given up is not announced.
-        """
+        """Announce the oldest commit that was not, unless it was given up. All ranks call this."""
         self._announce(self._unannounced[0])
 
     def take_stall_seconds(self) -> float:
@@ -143,10 +141,8 @@ class Checkpoints:
     def after_step(self, step: int, *, last: bool, saving: Saving) -> None:
         """Begin a checkpoint if one is due. The last step is always saved.
 
-        `saving` is what was still being written, equal on all ranks.
-
-        Raises:
-            CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
+        `saving` is what was still being written, equal on all ranks. Raises a CheckpointError if
+        the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
         is_local = self._is_due_locally(step)
         is_skipped = {"wait": False, "skip": True}[self._config.when_busy] and not last
@@ -187,8 +183,7 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the checkpoints being written are committed or have failed.
 
-        Raises:
-            CheckpointError: the last checkpoint failed, and `checkpoint.on_error` is `stop`.
+        Raises a CheckpointError if the last one failed, and `checkpoint.on_error` is `stop`.
         """
         for manager in self._levels.managers:
             with self._reporting_failure():
@@ -201,7 +196,7 @@ class Checkpoints:
             self._announce(step)
 
     def abandon(self) -> None:
-        """Give up the checkpoints that are not committed; the connections to other ranks are gone.
+        """Give up the checkpoints that are not committed; other ranks cannot be reached any more.
 
         The threads that write them fail when they wait for other ranks, and end.
         """
@@ -210,10 +205,8 @@ class Checkpoints:
     def end(self, step: int) -> None:
         """Do what `finish` does, after the last step, but do not wait forever.
 
-        Collective over all ranks. Copies in memory (`recovery.partner_copies`) are deleted.
-
-        Raises:
-            CheckpointError: as `finish`; or the run directory did not take the last step in time.
+        Collective over all ranks. Copies in memory (`recovery.partner_copies`) are deleted. Raises
+        a CheckpointError as `finish`, or if the run directory did not take the last step in time.
         """
         config, levels = self._config, self._levels
         if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
@@ -313,10 +306,9 @@ class Checkpoints:
         return outcome or (None if drain is None else drain.outcomes.get(step))
 
     def _announce_written(self) -> None:
-        """Tell the listener about all checkpoints that were written directly.
+        """Announce all checkpoints that were written directly. All ranks have waited for them.
 
-        All ranks have waited for them. A failed checkpoint has failed on every rank, so no rank
-        announces it.
+        A failed checkpoint has failed on every rank, so no rank announces it.
         """
         shared = self._levels.shared
         for step in tuple(self._unannounced):

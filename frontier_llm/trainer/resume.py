@@ -49,7 +49,7 @@ class Resumed:
     """The checkpoint that a run has resumed from."""
 
     folder: Path
-    """Folder of the checkpoint. The path of a node-local checkpoint differs between nodes."""
+    """Its path differs between nodes if it is a node-local checkpoint."""
     step: int
     """Number of optimizer steps done."""
     meta: dict[str, Any]
@@ -65,7 +65,10 @@ class Resumed:
 
 
 class Restorer:
-    """Loads this rank's states from a checkpoint, at the start of a run or at a rewind."""
+    """Loads this rank's states from a checkpoint, at the start of a run or at a rewind.
+
+    `shapes` are those of all trained tensors of the whole model, by name.
+    """
 
     def __init__(
         self,
@@ -75,34 +78,18 @@ class Restorer:
         shapes: Mapping[str, tuple[int, ...]],
         corpus: CorpusManifest,
     ) -> None:
-        """Initialise without reading anything.
-
-        Args:
-            config: configuration of the resumed run.
-            world: number, host and node of this rank among all ranks.
-            states: the states of this rank, which are overwritten.
-            shapes: shapes of all trained tensors of the whole model, by name.
-            corpus: manifest of the corpora that the run reads.
-        """
         self._config, self._world, self._states = config, world, states
         self._shapes, self._corpus = shapes, corpus
         self._assembly = NodeAssembly(config, world, shapes, self._names)
 
     def restore(self, before: int | None = None) -> Resumed | None:
-        """Load the newest checkpoint that every rank can read.
+        """Load the newest checkpoint of a step before `before` that every rank can read.
 
         Collective over all ranks. If one rank fails, all ranks try the next older checkpoint (with
-        `checkpoint.fallback`) or raise.
-
-        Args:
-            before: only checkpoints of earlier steps than this are tried; None = all.
-
-        Returns:
-            The loaded checkpoint; None if there is none.
+        `checkpoint.fallback`) or raise. Returns None if there is no checkpoint.
 
         Raises:
-            CheckpointError: the newest checkpoint cannot be used; with `checkpoint.fallback`, no
-                checkpoint can be used.
+            CheckpointError: the newest checkpoint cannot be used, or with the fallback none.
             ConfigError: the checkpoint has another model, other data or another update rule.
         """
         self._states.settle()  # no collective may still write to the states
@@ -139,15 +126,10 @@ class Restorer:
         return None
 
     def load_initial_weights(self, path: Path) -> None:
-        """Load the weights of another run's checkpoint or of a converted model into a new run.
+        """Load weights into a new run from another run's checkpoint or a converted model.
 
-        Collective over all ranks.
-
-        Args:
-            path: a checkpoint, or a folder that holds checkpoints.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it is damaged or of another model.
+        Collective over all ranks. `path` is a checkpoint, or a folder that holds checkpoints.
+        Raises a CheckpointError if there is none, or it is damaged or of another model.
         """
         self._states.settle()
         checkpoint, weights = self._open(lambda: find(path))
@@ -156,10 +138,7 @@ class Restorer:
         self._states.adopt(updates=0, step=0)
 
     def _load(self, candidate: Checkpoint | Path) -> Resumed:
-        """Load a checkpoint: a node-local one, or a folder in the run directory.
-
-        Collective over all ranks.
-        """
+        """Load a checkpoint: a node-local one, or a folder in the run directory. Collective."""
         if isinstance(candidate, Path):
             folder = candidate
             checkpoint, weights = self._open(lambda: Checkpoint.open(folder))
@@ -223,12 +202,9 @@ class Restorer:
         return folder is not None
 
     def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
-        """Yield the checkpoints that may be used, newest first, in the same order on every rank.
+        """Yield checkpoints that may be used with their steps, newest first, as on all ranks.
 
         A step of which the nodes' disks hold parts is read from them, not from the run directory.
-
-        Yields:
-            Its step; and a checkpoint on the nodes' disks, or a folder in the run directory.
         """
         shared, local = of_rank_0(self._shared_checkpoints), self._local_checkpoints()
         found: list[tuple[int, Checkpoint | Path]] = [*shared, *((c.step, c) for c in local)]
@@ -246,17 +222,13 @@ class Restorer:
                 yield step, candidate
 
     def _shared_checkpoints(self) -> list[tuple[int, Path]]:
-        """Return (step, path) of the checkpoints in the run directory, the newest first."""
         folder = shared_folder(self._config)
         for path in never_committed(folder):
             self._warn(f"{path} was never completed and is ignored")
         return committed(folder)
 
     def _local_checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints on the nodes' local disks that all ranks can use.
-
-        Collective over all ranks.
-        """
+        """Return the checkpoints on the nodes' disks that all ranks can use. Collective."""
         folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
@@ -288,11 +260,7 @@ class Restorer:
                 yield checkpoint
 
     def _check_new(self) -> None:
-        """Check that the run may start without a checkpoint, as the launcher has not done it.
-
-        Raises:
-            CheckpointError: the run has trained before, or parts of a checkpoint exist.
-        """
+        """Check that the run may start without a checkpoint, as the launcher has not done it."""
         run = self._config.run
         if steps := self._assembly.incomplete_steps:
             raise CheckpointError(
@@ -355,11 +323,7 @@ class _Meta(BaseModel):
 
 
 def check_meta(folder: object, meta: dict[str, Any]) -> None:
-    """Check what a checkpoint of a run stores in addition to the states.
-
-    Raises:
-        CheckpointError: a value is absent, or of another type or size; the message has the folder.
-    """
+    """Raise a CheckpointError if a value that is saved besides the states is absent or wrong."""
     try:
         _Meta.model_validate(meta)
     except ValidationError as error:
@@ -422,8 +386,7 @@ def start(context: "TrainerContext") -> Resumed | None:
 def rewind(context: "TrainerContext", reason: str) -> None:
     """Load the checkpoint before the last step, and continue with the samples after this step.
 
-    Raises:
-        CheckpointError: there is no such checkpoint.
+    Raises a CheckpointError if there is no such checkpoint.
     """
     progress, step = context.progress, context.progress.step
     next_sample, rewinds = progress.next_sample, progress.rewinds

@@ -83,12 +83,7 @@ def lock_run_dir(
 def check_new(
     path: Path, resume: Literal["auto", "required", "never"], *, started_again: bool
 ) -> None:
-    """Check that a run that has no checkpoint may start.
-
-    Args:
-        path: the run directory.
-        resume: value of `run.resume`.
-        started_again: whether Slurm has requeued the job (see `lock_run_dir`).
+    """Check that a run that has no checkpoint may start (see `lock_run_dir`).
 
     Raises:
         ConfigError: the folder holds a run that has trained, or `run.resume` requires a checkpoint,
@@ -117,8 +112,7 @@ def check_new(
 def write_config(path: Path, text: str) -> None:
     """Write `config.yaml` and its digest `config.yaml.sha256` (in the format of sha256sum).
 
-    Raises:
-        ConfigError: the files cannot be written.
+    Raises a ConfigError if the files cannot be written.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
@@ -163,11 +157,7 @@ def _lock(path: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename metrics.jsonl and ledger.jsonl of a run that has saved no states.
-
-    Raises:
-        ConfigError: a file cannot be renamed.
-    """
+    """Rename metrics.jsonl and ledger.jsonl of a run that has saved no states."""
     try:
         for name in (METRICS_FILE, LEDGER):
             number = sum(1 for _ in path.glob(f"{name}.*.void"))
@@ -209,10 +199,7 @@ def prepare_restart(config: RunConfig) -> RunConfig:
     """Prepare the run directory of a run that failed, and return the configuration of the restart.
 
     The restart resumes from the newest checkpoint. If the run has saved nothing, its records are
-    set aside, and it starts from the beginning.
-
-    Raises:
-        FrontierError: a file cannot be renamed.
+    set aside, and it starts from the beginning. Raises a FrontierError if a file cannot be renamed.
     """
     has_local_level = config.checkpoint.tiers.local.path is not None
     if newest_folder(config) is None and not has_local_level:

@@ -52,8 +52,9 @@ PHASES = {
 class PlanCheck(Callback):
     """Compares memory and step time of rank 0 with the plan, after the first few steps.
 
-    The comparison is made when the timer of the step phases has measured enough steps. Other ranks
-    do nothing, and with `plan=off` rank 0 does nothing either. Runs no collectives.
+    The comparison is made once per run, when the timer of the step phases has measured enough
+    steps. Other ranks do nothing, and with `plan=off` rank 0 does nothing either. Runs no
+    collectives.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -175,10 +176,10 @@ def _time_rows(measured: dict[str, float], planned: StepTime | None) -> Iterator
 
 
 class PipelineTimeline(Callback):
-    """Writes timeline.json and logs the bubble, when a step with a pipeline has been measured.
+    """Writes timeline.json: the actions of the stages in one step, measured and planned.
 
-    In this step `on_step_end` is collective over all ranks: one all-reduce of some hundred numbers
-    per stage. Rank 0 writes the file.
+    It also logs the bubble. In the step with the measurement, `on_step_end` is collective over all
+    ranks: one all-reduce of some hundred numbers per stage. Rank 0 writes the file.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -265,9 +266,13 @@ it."""
 
 
 class KernelTrial(Callback):
-    """Measures both kinds of functions if `kernels` asks for it; collective over all ranks.
+    """Decides in the first steps whether compiled functions are faster than uncompiled ones.
 
-    All ranks use the times of rank 0, because they must make the same decision.
+    The gain of torch.compile depends on the model, the device and the version of torch. With
+    `kernels=fastest` functions of the layers run compiled in the first steps, then uncompiled for
+    as many steps, and the run continues with the faster ones. Both compute the same numbers up to
+    rounding. Collective over all ranks, which use the times of rank 0, because they must make the
+    same decision.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -324,7 +329,11 @@ FOLDER = "traces"
 
 
 class Tracer(Callback):
-    """Traces `telemetry.trace_steps` steps, beginning with step `telemetry.trace_from_step`.
+    """Traces steps with torch's profiler: what ran on the host and on the device, and when.
+
+    `telemetry.trace_steps` steps are traced, from step `telemetry.trace_from_step` on. Only the
+    first rank of each pipeline stage is traced, because the other ranks of the stage do the same
+    work. The files can be opened in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
     The end of a trace is collective over all ranks, which wait for messages that are being sent.
     """

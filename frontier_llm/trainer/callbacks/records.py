@@ -19,7 +19,7 @@ from frontier_llm.trainer.step_result import StepResult
 
 
 class Ledger(Callback):
-    """Writes the ledger on rank 0. Runs no collectives."""
+    """Writes ledger.jsonl on rank 0: the samples of each step, resumes, rewinds. No collectives."""
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
@@ -104,11 +104,7 @@ class MetricsFile(SinkCallback):
     _sink: jsonl.JsonlSink | None
 
     def open_sink(self) -> jsonl.JsonlSink:
-        """Open the file.
-
-        Raises:
-            TrainingError: it cannot be opened.
-        """
+        """Open the file; raise a TrainingError if this fails."""
         return jsonl.JsonlSink(Path(self.context.config.run.dir))
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:

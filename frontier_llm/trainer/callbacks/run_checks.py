@@ -26,10 +26,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Divergence(Callback):
-    """Checks the loss and the gradient norm of each step.
+    """Ends a run whose loss or gradient is not finite; asks for a rewind if the loss spikes.
 
-    All ranks see the same numbers, so they make the same decisions without collectives. Before this
-    callback ends the run, all ranks wait for the checkpoint that is being written.
+    A rewind is a return to the checkpoint before the spike. All ranks see the same numbers, so they
+    make the same decisions without collectives. Before this callback ends the run, all ranks wait
+    for the checkpoint that is being written.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -83,7 +84,6 @@ class Divergence(Callback):
             )
 
     def _count_rewind(self, result: StepResult) -> None:
-        """Count a rewind; end the run after too many rewinds."""
         progress, allowed = self._progress, self._config.rewinds_allowed
         if progress.rewinds >= allowed:
             self._end_run(
@@ -94,11 +94,7 @@ class Divergence(Callback):
         progress.rewinds += 1
 
     def _end_run(self, message: str) -> None:
-        """Wait until the checkpoint being written is committed, then end the run.
-
-        Raises:
-            TrainingError: always, with this message.
-        """
+        """Wait until the checkpoint being written is committed, then raise a TrainingError."""
         with self.context.control.watchdog.phase("checkpoint"):
             self.context.checkpoints.finish()
         raise TrainingError(message)
@@ -115,7 +111,10 @@ class _StoppedError(Exception):
 
 
 class CorpusIntegrity(Callback):
-    """Ends the run if a file has changed. Reads once per corpus, on rank 0. Runs no collectives."""
+    """Ends the run if a corpus no longer has the digests that it was prepared with.
+
+    Reads in the background of the first steps, once per corpus, on rank 0. Runs no collectives.
+    """
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
@@ -199,10 +198,16 @@ that it is repeated many times in `_PROBE_SECONDS`."""
 
 
 class Stragglers(Callback):
-    """Compares the ranks every `watchdog.stragglers_every_steps` steps.
+    """Finds slow ranks: all ranks time the same matrix product and compare.
 
-    A comparison is collective over all ranks: one all-reduce of one number per rank. Rank 0 logs
-    the ranks that are slow in two comparisons in a row.
+    Ranks wait for each other in every step, so all step times are as long as those of the slowest
+    rank and do not show which rank is slow. Therefore each rank also times a matrix product, for
+    which it waits for nobody. It is slow on a hot device, on a core that another process uses, or
+    under a wrong power limit.
+
+    A comparison every `watchdog.stragglers_every_steps` steps is collective over all ranks: one
+    all-reduce of one number per rank. Rank 0 logs the ranks that are slow in two comparisons in a
+    row.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -219,9 +224,6 @@ class Stragglers(Callback):
         """Return the ranks that are slow for the second time in a row, if a comparison is due.
 
         Collective over all ranks.
-
-        Args:
-            step: number of the step that has ended.
         """
         every = self._config.stragglers_every_steps
         if not every or step % every or self._world.size == 1:
@@ -243,7 +245,6 @@ class Stragglers(Callback):
             report(LateRanks(slow, f"step {step}: {names} is slow and is replaced", elsewhere=True))
 
     def _warn(self, step: int, slow: Sequence[int], seconds: Sequence[float]) -> None:
-        """Log the slow ranks, given the seconds of all ranks."""
         typical = median(seconds)
         for rank in slow:
             _LOG.warning(

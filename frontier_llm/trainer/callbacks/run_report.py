@@ -37,9 +37,10 @@ _SAMPLING_TEMPERATURE = 0.8
 
 
 class RunReport(Callback):
-    """Collects facts of the run. Rank 0 writes the summary, and at the end also the report.
+    """Writes summary.json, the facts of a run for programs, and report.html, for people.
 
-    `on_start` and `on_stop` are collective over all ranks.
+    All ranks collect facts. Rank 0 writes the summary, and at the end also the report. `on_start`
+    and `on_stop` are collective over all ranks.
 
     Attributes:
         summary: facts of the run so far; complete only on rank 0.
@@ -133,7 +134,6 @@ class RunReport(Callback):
         }
 
     def _update(self, **facts: Any) -> None:
-        """Set fields of the summary."""
         self.summary = self.summary.model_copy(update=facts)
 
     def _sample(self) -> list[TextSample]:
@@ -170,12 +170,6 @@ class RunReport(Callback):
         return gathered
 
     def _describe(self, ranks: list[RankSummary], initial_loss: float | None) -> RunSummary:
-        """Return the summary before the first step.
-
-        Args:
-            ranks: place and memory of every rank.
-            initial_loss: validation loss before the first step of the run.
-        """
         config, grid = self.context.config, self.context.groups.grid
         hardware = self.context.hardware
         return RunSummary(
@@ -213,16 +207,12 @@ table 2.1) trains 125M parameters with 6e-4 and larger models with less."""
 
 
 class Announcements(Callback):
-    """Logs on rank 0 what the run trains and how it has ended. Runs no collectives."""
+    """Logs on rank 0 what the run trains and how it has ended. Runs no collectives.
+
+    It reads the summary of `report`, which is called before it.
+    """
 
     def __init__(self, context: TrainerContext, report: RunReport) -> None:
-        """Initialise.
-
-        Args:
-            context: the objects of this rank.
-            report: the callback that makes the summary of the run. It is called before this
-                callback, so its summary is up to date.
-        """
         super().__init__(context)
         self._report = report
         self._is_writer = context.world.rank == 0
@@ -372,7 +362,6 @@ def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
 
 
 def _describe_saving(checkpoint: CheckpointConfig) -> str:
-    """Describe when checkpoints are written."""
     if checkpoint.mode == "off":
         return "nothing, not even at the end (checkpoint=off)"
     local = checkpoint.tiers.local
