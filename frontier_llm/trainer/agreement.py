@@ -118,12 +118,10 @@ class Continuation:
 
 
 def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str = "") -> Decision:
-    """Decide where training continues.
+    """Decide where training continues, given what each rank has.
 
-    Args:
-        reports: what each rank has.
-        places: for each rank, a value that is equal for ranks that hold the same optimizer states.
-        obstacle: why a copy in memory would not repeat the run exactly; empty if it would.
+    `places` has for each rank a value that is equal for ranks that hold the same optimizer states.
+    An `obstacle` says why a copy in memory would not repeat the run exactly.
     """
     having = [rank for rank, report in enumerate(reports) if report.has_states]
     known = (reports[rank].sums for rank in having)
@@ -166,15 +164,7 @@ def agree(
 ) -> Decision:
     """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
 
-    Collective over all ranks of a generation, through the store.
-
-    Args:
-        store: the store of this generation.
-        rank: this rank.
-        size: number of ranks in this generation.
-        own: what this rank has.
-        decide_all: makes the decision from the reports by rank; called on rank 0.
-        timeout: how long this rank waits for the others.
+    Collective over all ranks of a generation, through its store.
     """
     store.set(f"report/{rank}", own.to_json())
     if rank == 0:

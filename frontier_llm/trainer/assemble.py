@@ -62,13 +62,8 @@ if TYPE_CHECKING:
 def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
     """Do the work of one rank from beginning to end.
 
-    Collective over all ranks.
-
-    Args:
-        config: configuration of the run.
-        corpora: folders of the prepared corpora.
-        world: number, host and node of this rank among all ranks.
-        store: torch's key-value store, through which all ranks exchange short messages.
+    Collective over all ranks, which exchange short messages through the store. `corpora` are the
+    folders of the prepared corpora.
 
     Raises:
         FrontierError: the run cannot continue, or was asked to stop.

@@ -66,11 +66,8 @@ def connect(
 ) -> tuple[Groups, StateGroups]:
     """Make all process groups of a rank, in the same order on all ranks, and test those in use.
 
-    Collective over all ranks. The test of a group is its first messages.
-
-    Returns:
-        The groups of tensor, pipeline and data parallelism, and the groups over which states are
-        sharded.
+    Collective over all ranks. The test of a group is its first messages. Returns the groups of
+    tensor, pipeline and data parallelism, and the groups over which states are sharded.
 
     Raises:
         ConfigError: `collectives.backend` cannot be used here.
@@ -96,10 +93,7 @@ def connect(
 
 
 def make_state_groups(groups: Groups, layout: ResolvedLayout) -> StateGroups:
-    """Create the process groups over which the model states of this rank are sharded.
-
-    Collective over all ranks, in one fixed order.
-    """
+    """Create the groups over which states are sharded. Collective, in one fixed order."""
     stages = _stages_with_copies(layout)
     group_of_stages = make_stage_groups(groups, dict.fromkeys(stages.values()))
     return StateGroups(
@@ -156,7 +150,6 @@ def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLa
 
 
 def _messages(groups: Groups, layout: ResolvedLayout) -> Iterator[Trial]:
-    """Yield a trial of each connection of this stage with another one."""
     ranks = groups.grid.pipeline_group(groups.rank)
     for low, high in _pairs(groups, layout):
         yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
@@ -177,10 +170,8 @@ def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
 
     gloo copies the tensors of a GPU through the memory of the host in all-reduces, gathers,
     scatters and all-to-alls. Its point-to-point messages read the memory themselves, so they cannot
-    send tensors of a GPU.
-
-    Raises:
-        ConfigError: the library cannot be used on this device, or not with a pipeline.
+    send tensors of a GPU. Raises a ConfigError if the library cannot be used on this device, or not
+    with a pipeline.
     """
     wanted = config.collectives.backend
     if accelerator.is_cpu:

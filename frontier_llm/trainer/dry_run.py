@@ -48,7 +48,6 @@ class BuiltStage:
     """Sizes of a stage that was built."""
 
     stage: int
-    """Number of the stage."""
     parameters: int
     """Number of parameters that one tensor-parallel rank of the stage holds."""
     counted: int
@@ -65,12 +64,8 @@ def dry_run(
 ) -> list[BuiltStage]:
     """Build stages one after the other, and compare each with the plan.
 
-    The process must have no process group, and has none afterwards.
-
-    Args:
-        candidate: the layout, at the full world size.
-        stages: numbers of the stages to build.
-        progress: called before each stage with the completed fraction, from 0 to 1.
+    The process must have no process group, and has none afterwards. The candidate has the full
+    world size. `progress` is called before each stage with the completed fraction, from 0 to 1.
 
     Raises:
         DryRunError: a parameter, a shape or a byte differs from the prediction.
@@ -97,11 +92,7 @@ def _as_first_rank_of(candidate: Candidate, stage: int) -> Iterator[None]:
 
 
 def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
-    """Check that the sum of the parameters of all stages is the number of the whole model.
-
-    Raises:
-        DryRunError: the numbers differ.
-    """
+    """Raise a DryRunError unless the stages together have the parameters of the model."""
     config = candidate.config
     expected = count_parameters(config.model, config.data.sequence_length)
     counted = sum(stage.counted for stage in built)
@@ -110,7 +101,6 @@ def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> 
 
 
 def _build(candidate: Candidate, stage: int) -> BuiltStage:
-    """Build a stage and compare it with the plan."""
     config = candidate.config
     groups = make_groups(candidate.grid, candidate.layout.head_stage)
     model = build_model(candidate.layout, groups, META, TORCH, config.trainer.seed)

@@ -55,11 +55,6 @@ _LOG = logging.getLogger(__name__)
 def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
     """Hold ranks of the run until the job is over.
 
-    Args:
-        config: configuration of the run.
-        corpora: folders of the prepared corpora.
-        membership: tells which rank this process holds in which generation.
-
     Raises:
         FrontierError: the run cannot continue, or was asked to stop.
     """
@@ -151,7 +146,6 @@ class _Member:
         gc.collect()  # the model of the last generation, before the next one is built
 
     def _save_remains(self, place: Place) -> None:
-        """Save what the remaining ranks have in memory."""
         try:
             save_remains(self._config, place, self._kept)
         except CheckpointError as error:
@@ -181,10 +175,6 @@ class _Member:
         gc.collect()
 
     def _agree(self, place: Place) -> Decision:
-        """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
-
-        Collective over all ranks, through the store.
-        """
         world, store, config = place.world, place.store, self._config
         if not place.generation:
             return Decision("checkpoint", "this is the first start")

@@ -98,12 +98,9 @@ class LedgerFile:
         )  # fmt: skip
 
     def event(self, name: str, step: int, **facts: Any) -> None:
-        """Record what happened after a step.
+        """Record what happened after a step, with further facts as plain JSON.
 
-        Args:
-            name: `resume`, `replacement`, `blend`, `lengths`, `skip` or `rewind`.
-            step: number of the last step that has ended.
-            facts: further keys of the line and their values, as plain JSON.
+        The names are `resume`, `replacement`, `blend`, `lengths`, `skip` and `rewind`.
         """
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._append({"event": name, "step": step, "time": now, **facts})

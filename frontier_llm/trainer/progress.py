@@ -30,13 +30,7 @@ class Progress:
     """With `trainer.spike_factor`: losses of the last steps, at most `trainer.spike_window`."""
 
     def advance(self, samples: int, tokens_per_sample: int, *, skipped: bool) -> None:
-        """Count a step.
-
-        Args:
-            samples: number of samples that the step has processed.
-            tokens_per_sample: tokens of a sample, in encoder and decoder.
-            skipped: whether the update of the step was skipped.
-        """
+        """Count a step."""
         self.step += 1
         self.next_sample += samples
         self.samples += samples
@@ -50,10 +44,8 @@ class Progress:
     def load_meta(self, meta: dict[str, Any], tokens_per_sample: int = 0) -> None:
         """Set the counters to those of a checkpoint.
 
-        Args:
-            meta: the counters. Older checkpoints lack the recent losses and the tokens.
-            tokens_per_sample: of the run that saved it; from it the tokens of an older checkpoint
-                are computed.
+        Older checkpoints lack the recent losses and the tokens, which are then computed from the
+        tokens per sample of the run that saved it.
         """
         for field in fields(self):
             setattr(self, field.name, meta.get(field.name, field.default))
@@ -62,10 +54,11 @@ class Progress:
 
 
 class LossScale:
-    """The loss scale of a run.
+    """The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2).
 
-    In fp16 it is halved after an overflow, and doubled after `growth_steps` steps in a row without
-    an overflow. In other precisions it is always 1.
+    Small gradients are 0 in fp16. Multiplying the loss by a scale makes gradients larger; the
+    update divides them by the scale again. In fp16 the scale is halved after an overflow, and
+    doubled after `growth_steps` steps in a row without an overflow. In other precisions it is 1.
 
     Attributes:
         is_dynamic: whether the precision is fp16.
@@ -84,11 +77,7 @@ class LossScale:
         return not self.is_dynamic or self.value <= self._minimum
 
     def update(self, finite: bool) -> None:
-        """Adapt the scale after a step. All ranks call this with the same value.
-
-        Args:
-            finite: whether all gradients of the step were finite.
-        """
+        """Adapt the scale after a step; on all ranks with the same value."""
         if not self.is_dynamic:
             return
         if not finite:

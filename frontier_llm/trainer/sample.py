@@ -48,15 +48,10 @@ class Sampler:
     def continue_texts(
         self, prompts: Sequence[str], tokens: int, temperature: float, seed: int
     ) -> list[str]:
-        """Sample a continuation of each prompt.
+        """Sample a continuation of each prompt; an empty one starts a new document.
 
-        Collective over all ranks; every rank returns the same texts.
-
-        Args:
-            prompts: texts to continue; an empty text starts a new document.
-            tokens: number of tokens to add.
-            temperature: divides the logits; 0 takes the most likely token.
-            seed: seed of the random draws.
+        Collective over all ranks; every rank returns the same texts. The temperature divides the
+        logits; 0 takes the most likely token.
         """
         generator = torch.Generator().manual_seed(seed)
         encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
@@ -132,11 +127,7 @@ class Sampler:
     def _whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Gather the logits of all tensor ranks, and mask the padding of the vocabulary.
 
-        Args:
-            logits: [samples, vocabulary / tensor ranks].
-
-        Returns:
-            [samples, vocabulary].
+        From [samples, vocabulary / tensor ranks] to [samples, vocabulary].
         """
         mask_padding(logits, self._vocabulary, self._groups.coordinates.tensor)
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]

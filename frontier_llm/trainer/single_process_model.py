@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def single_process_config(run: Path) -> RunConfig:
     """Return a run's configuration, changed to place the whole model on one rank.
 
-    Raises:
-        DataError: the folder is not a run directory.
-        ConfigError: the configuration has keys of another version.
+    Raises as `read_config`.
     """
     values = _read_values(run)
     values["parallel"] = {
@@ -49,7 +47,6 @@ def read_config(run: Path) -> RunConfig:
 
 
 def _read_values(run: Path) -> dict[str, Any]:
-    """Return the content of a run's config.yaml as nested plain values."""
     file = run / "config.yaml"
     try:
         values = yaml.safe_load(file.read_text())
@@ -68,12 +65,9 @@ def single_process_model(
 ) -> Iterator[tuple["Model", "Groups"]]:
     """Build a model in fp32 and load its weights.
 
-    Megatron needs process groups. They have one rank and exist until the context is left.
-
-    Args:
-        config: configuration from `single_process_config`.
-        weights: a checkpoint of any layout, a folder of checkpoints, or a run directory.
-        device: device of the model.
+    Megatron needs process groups. They have one rank and exist until the context is left. The
+    configuration is one from `single_process_config`. The weights are a checkpoint of any layout, a
+    folder of checkpoints, or a run directory.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is of another model.

@@ -55,7 +55,7 @@ def _transport(
     device: torch.device,
     rank: int,
 ) -> Transport:
-    """Return the object that sends states between ranks, in the formats of the configuration.
+    """Return what sends states between ranks, in the formats of the configuration.
 
     Kernels that quantise are compiled only if some format is quantised.
     """
@@ -74,15 +74,9 @@ def _transport(
 def bare_step(
     config: RunConfig, layout: ResolvedLayout, groups: Groups, device: torch.device
 ) -> tuple[Model, TrainStep]:
-    """Build the model chunks of this rank and its training step.
+    """Build the model chunks of this rank and its training step, to measure steps.
 
-    Collective over all ranks.
-
-    Args:
-        config: configuration of the run.
-        layout: its layout.
-        groups: process groups of the layout.
-        device: device of this rank.
+    Without data, checkpoints and callbacks. Collective over all ranks.
     """
     kernels = resolve(config.kernels, device)
     model = build_model(layout, groups, device, kernels, config.trainer.seed)

@@ -72,17 +72,12 @@ class TrainStep:
         *,
         will_be_saved: bool = False,
     ) -> StepResult:
-        """Run one step.
+        """Run one step. Collective over all ranks.
 
-        Collective over all ranks.
-
-        Args:
-            step: number of the step, counted from 1. Dropout masks depend on it.
-            batches: micro-batches of this replica, on the device.
-            learning_rate: learning rate of this step.
-            flags: returns what this rank tells all other ranks; called after the passes.
-            will_be_saved: whether the states are saved after this step. The updated parameters
-                are then sent in full (ShardedStates.refresh).
+        Dropout masks depend on the number of the step, counted from 1. `batches` are the
+        micro-batches of this replica, on the device. `flags` returns what this rank tells all
+        others, after the passes. If the states will be saved after this step, the updated
+        parameters are sent in full (ShardedStates.refresh).
 
         Raises:
             TrainingError: the number of samples processed differs from data.global_batch.
@@ -135,7 +130,7 @@ class TrainStep:
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
-        """Return this rank's addends to the sums over all ranks, by their names in `totals`.
+        """Return this rank's addends to the sums over all ranks, by their names in `SCALARS`.
 
         One rank of each replica has the losses and adds the loss, the samples and their digest.
         """
@@ -160,8 +155,7 @@ class TrainStep:
     def _check_ranks(self, step: int, counted: float) -> None:
         """Reject sums that lack ranks: an all-reduce that was aborted on a GPU raises no error.
 
-        Raises:
-            RankFailure: a rank is missing. The states are still those before the step.
+        The states are still those before the step.
         """
         if round(counted) != self._groups.grid.size:
             raise RankFailure(

@@ -12,9 +12,12 @@ from frontier_llm.parallel.groups import Groups
 
 
 class PassTimes:
-    """The start and the end of every action of one step.
+    """The start and the end of every action of this rank's stage in one step of a pipeline.
 
-    Nothing is recorded before `measure` and after `finish`, or without a pipeline.
+    The report shows these times below those that the planner simulates. An action starts when its
+    input has arrived and ends when its result is computed. On a GPU these are points in the current
+    stream: they are read after the step, so that the host does not wait during the step. Nothing is
+    recorded before `measure` and after `finish`, or without a pipeline.
 
     Attributes:
         seconds: start and end of each action in the order of the schedule, in seconds since
@@ -22,11 +25,6 @@ class PassTimes:
     """
 
     def __init__(self, stages: int) -> None:
-        """Initialise.
-
-        Args:
-            stages: number of pipeline stages.
-        """
         self._stages, self._is_on = stages, False
         self.seconds: list[tuple[float, float]] = []
 
@@ -35,9 +33,6 @@ class PassTimes:
 
         Then collective over all ranks: the call returns when all ranks have called it, so that the
         times of all stages are seconds since the same moment.
-
-        Args:
-            device: the device that computes the actions.
         """
         if self._stages == 1:
             return
@@ -76,7 +71,6 @@ class PassTimes:
         return event
 
     def _since(self, instant: "_Instant") -> float:
-        """Return the seconds from `measure` to an instant."""
         if isinstance(instant, torch.cuda.Event):
             return float(self._zero.elapsed_time(instant)) / 1000  # type: ignore[union-attr]
         return instant - self._zero  # type: ignore[operator]
@@ -91,7 +85,10 @@ MEASURED_STEPS = 3
 
 
 class PhaseTimer:
-    """A timer of the phases of a step, which are named by the caller.
+    """A timer of the phases of the first steps, which are named by the caller.
+
+    The plan check compares these times with the planner's prediction. Each measurement waits for
+    the device, which slows training down, so later steps are not measured.
 
     Attributes:
         laps: for each measured step, the seconds of each phase.

@@ -28,10 +28,9 @@ class Speed:
     hardware_tflops_per_device: float
     """TFLOP/s per device, counting recomputed activations as well."""
     mfu: float | None
-    """Model FLOPs utilisation: `model_tflops_per_device` divided by the peak of the device; None if
-    the peak is unknown."""
+    """Model FLOPs utilisation: the share of the device's peak; None if the peak is unknown."""
     hfu: float | None
-    """Hardware FLOPs utilisation: `hardware_tflops_per_device` divided by the same peak."""
+    """Hardware FLOPs utilisation: the same with recomputed activations."""
 
 
 class Throughput:
@@ -75,13 +74,10 @@ class Throughput:
 def peak_tflops(
     config: RunConfig, accelerator: Accelerator, precision: str
 ) -> tuple[float | None, str]:
-    """Return the peak of this device in a precision, from the cluster file (conf/cluster).
+    """Return the peak of this device in TFLOP/s and its source, or None and why it is unknown.
 
-    The peak of the cluster file is used only if it describes the device that is present.
-
-    Returns:
-        The peak in TFLOP/s, or None if it is unknown; and a text with the peak and its source, or
-        why it is unknown.
+    The peak of the cluster file (conf/cluster) is used only if it describes the device that is
+    present.
     """
     device = config.cluster.device
     if device.kind != accelerator.kind or not re.search(device.name_pattern, accelerator.name):
@@ -96,7 +92,10 @@ def peak_tflops(
 
 
 class StepMeter:
-    """Makes the metrics of a step from its result, its duration and the counters of the run."""
+    """Makes the metrics of a step from its result, its duration and the counters of the run.
+
+    If it `logs`, it warns of impossible values, such as more TFLOP/s than the peak of the device.
+    """
 
     def __init__(
         self,
@@ -107,16 +106,6 @@ class StepMeter:
         *,
         logs: bool,
     ) -> None:
-        """Initialise.
-
-        Args:
-            config: configuration of the run.
-            throughput: converts the duration of a step into tokens/s and TFLOP/s.
-            progress: counters of the run.
-            checkpoints: tells how long training waited for checkpoints.
-            logs: whether this rank logs a warning about impossible values, such as more TFLOP/s
-                than the peak of the device.
-        """
         self._config, self._throughput = config, throughput
         self._progress, self._checkpoints = progress, checkpoints
         self._check = UtilizationCheck(logs=logs)
@@ -133,14 +122,7 @@ class StepMeter:
         seconds: float,
         validation: Validation | None,
     ) -> StepMetrics:
-        """Return the metrics of the last step, which `progress` has already counted.
-
-        Args:
-            result: result of the step.
-            learning_rate: learning rate of the step.
-            seconds: wall time of the step.
-            validation: result of the evaluation after the step; None if there was none.
-        """
+        """Return the metrics of the last step, which `progress` has already counted."""
         progress, speed = self._progress, self._throughput.of(seconds)
         metrics = StepMetrics(
             step=progress.step,

@@ -46,13 +46,10 @@ class Totals:
         self._device, self._traffic = device, traffic
 
     def reduce(self, addends: dict[str, float | torch.Tensor]) -> torch.Tensor:
-        """Sum the addends of all ranks, and the bytes that they have sent since the last call.
+        """Sum the addends of all ranks, by name, and the bytes that they have sent since the last call.
 
-        Collective over all ranks. On a GPU the host does not wait. The bytes of this all-reduce
-        count in the next call.
-
-        Args:
-            addends: this rank's addend for each name in `SCALARS`; tensors lie on the device.
+        Collective over all ranks. On a GPU the host does not wait. The bytes of this all-reduce count
+        in the next call. Tensors among the addends lie on the device.
 
         Returns:
             [numbers] fp64, on the device. The first numbers are the sums, in the order of
@@ -81,9 +78,8 @@ def read_totals(
 ) -> tuple[dict[str, float], dict[str, Sent], dict[str, Sent]]:
     """Explain the result of `Totals.reduce`, after it was copied to the host.
 
-    Returns:
-        Three values: the sums, by name; the bytes that all ranks have sent, by collective; and the
-        bytes that quantised collectives would have sent in the compute precision, by collective.
+    Returns the sums, by name; the bytes that all ranks have sent, by collective; and the bytes that
+    quantised collectives would have sent in the compute precision, by collective.
     """
     sums = dict(zip(SCALARS, numbers, strict=False))
     byte_counts = iter(numbers[len(SCALARS) :])
@@ -136,7 +132,6 @@ class StepFlags:
     stop: bool = False
     """Whether this rank was asked to stop."""
     checkpoint_failed: bool = False
-    """Whether this rank's last checkpoint failed."""
     checkpoint_committed: bool = False
     """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
     saving: Saving = Saving()
@@ -151,11 +146,9 @@ class StepSums:
     """The sums over all ranks by which a step was updated. They are equal on all ranks."""
 
     step: int
-    """Number of the step."""
     loss_scale: float
     """Factor by which the loss of the step was multiplied."""
     skipped: bool
-    """Whether the update was skipped."""
     numbers: tuple[float, ...]
     """Result of `Totals.reduce`, on the host."""
 
@@ -173,7 +166,7 @@ class StepResult:
     skipped: bool
     """Whether the update was skipped because a gradient was not finite."""
     loss_scale: float
-    """Factor by which the loss of this step was multiplied (fp16); 1 in other precisions."""
+    """Factor by which the loss was multiplied (fp16); 1 in other precisions."""
     digest: int
     """Digest of all samples of the step (data/batch.py)."""
     stop: bool
@@ -197,13 +190,7 @@ class StepResult:
 
     @classmethod
     def of(cls, sums: StepSums, ranks: int, *, has_z_loss: bool) -> "StepResult":
-        """Compute the numbers from the sums over all ranks.
-
-        Args:
-            sums: the sums of the step.
-            ranks: number of ranks.
-            has_z_loss: whether the loss has a z-loss.
-        """
+        """Compute the numbers of a step from its sums over a number of ranks."""
         values, sent, unquantised = read_totals(sums.numbers)
         weight = values["weight"] or math.nan
         scale = sums.loss_scale * weight / values["samples"]

@@ -1,4 +1,10 @@
-"""What a process keeps of its rank while the ranks of a run connect again after a death."""
+"""What a process keeps of its rank while the ranks of a run connect again after a death.
+
+If no process is left for another rank, the remaining ranks save what they have in memory. The
+states are complete if each one is in the memory of a remaining rank. They are then saved as a
+checkpoint of the last step in the run directory, from which the run continues on fewer ranks, or
+resumes in another job.
+"""
 
 import json
 import logging
@@ -41,7 +47,9 @@ _LOG = logging.getLogger(__name__)
 class Survivor:
     """The optimizer states and counters of a rank after its last update.
 
-    The model, its gradients and the process groups are given up: they are built again.
+    The model, its gradients and the process groups are given up: they are built again. `ended` is
+    the last step that the loop has ended. `unjudged` are the counters of `Progress` after the last
+    update, before callbacks saw it; None if no step was done.
 
     Attributes:
         rank: the rank whose states these are.
@@ -53,14 +61,6 @@ class Survivor:
     def __init__(
         self, context: TrainerContext, ended: int, unjudged: Mapping[str, Any] | None
     ) -> None:
-        """Take over the states of a context whose connections are gone.
-
-        Args:
-            context: the objects of the last generation.
-            ended: the last step that the loop has ended.
-            unjudged: the counters of `Progress` after the last update, before callbacks saw it;
-                None if no step was done.
-        """
         self._states: ShardedStates | None = context.states
         self._step, self._rate = context.train_step, LearningRate.of(context.config)
         self._sums, self._ended, self._unjudged = context.train_step.sums, ended, unjudged
@@ -151,12 +151,8 @@ def _without_parameter(shard: StateShard) -> StateShard:
 def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]) -> None:
     """Fill the states of this rank: from its own copy, or with those of another rank.
 
-    Collective over the ranks that lend or borrow.
-
-    Args:
-        states: the new states, which are overwritten; `adopt` must follow.
-        own: what this rank has kept; None if it is new.
-        lenders: by rank without states, the rank that sends it a copy.
+    Collective over the ranks that lend or borrow. The states are overwritten, and `adopt` must
+    follow. `lenders` has, by rank without states, the rank that sends it a copy.
     """
     rank = dist.get_rank()
     tensors = list(tensors_of(states.shards(writable=True)))
