@@ -17,7 +17,7 @@ processes.
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,11 +29,12 @@ from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.coordination import read_all
+from frontier_llm.launch.membership import Place
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import StepSums
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    pass
 
 
 @dataclass(frozen=True)
@@ -154,21 +155,32 @@ def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str 
     return Decision("memory", "", sums, ended, counters, lenders)
 
 
+def decide_for_run(
+    config: RunConfig, size: int, ranks_per_node: int, reports: Sequence[Report]
+) -> tuple[Decision, list[tuple[int, ...]]]:
+    """Decide where a run on `size` ranks continues; also return `places_of_states`."""
+    precision = next((report.precision for report in reports if report.precision), "")
+    layout = ResolvedLayout.resolve(config, size, ranks_per_node, precision=precision or "fp32")
+    places = places_of_states(layout.grid, layout.factors)
+    decision = decide(reports, places, obstacle(config, layout))
+    return replace(decision, precision=precision), places
+
+
 def agree(
-    store: "Store",
-    rank: int,
-    size: int,
+    config: RunConfig,
+    place: Place,
     own: Report,
     decide_all: Callable[[list[Report]], Decision],
-    timeout: timedelta,
 ) -> Decision:
     """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
 
     Collective over all ranks of a generation, through its store.
     """
-    store.set(f"report/{rank}", own.to_json())
-    if rank == 0:
-        keys = [f"report/{other}" for other in range(size)]
+    store, world = place.store, place.world
+    timeout = timedelta(seconds=config.watchdog.startup_seconds)
+    store.set(f"report/{world.rank}", own.to_json())
+    if world.rank == 0:
+        keys = [f"report/{other}" for other in range(world.size)]
         store.wait(keys, timeout)
         decision = decide_all([Report.from_json(text) for text in read_all(store, keys)])
         store.set("decision", decision.to_json())

@@ -154,7 +154,7 @@ def build_context(
             model, groups, config, data.validation, corpus, data.validation_windows
         ),
         sampler=Sampler(model, groups, config, corpus.tokenizer),
-        meter=StepMeter(config, throughput, progress, checkpoints, logs=is_first),
+        meter=StepMeter(throughput, progress, checkpoints, logs=is_first),
         progress=progress,
         checkpoints=checkpoints,
         restorer=Restorer(config, world, states, shapes, corpus.manifest),

@@ -160,7 +160,6 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
 
 
 def _refuse_other_shapes(found: Changes, now: Mapping[str, Any]) -> None:
-    """Refuse keys that change shapes of parameters, because no checkpoint could be loaded."""
     old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
     saved, current = _shapes(now, old), _shapes(now, {})
     if saved is None or current is None or saved == current:
@@ -236,7 +235,6 @@ def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
 
 
 def _is_within(key: str, names: Sequence[str]) -> bool:
-    """Return whether a key is one of the names or lies in a section that they name."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
@@ -298,10 +296,7 @@ def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> P
 
 
 def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Iterator[Path]:
-    """Yield where the tokenizer of a checkpoint may be.
-
-    That is its run directory, if it was imported; the file that its run has used; or a corpus.
-    """
+    """Yield its run directory, if it was imported; the file that its run has used; or corpora."""
     data = (meta.get("config") or {}).get("data", {})
     yield from (parent.absolute() for parent in checkpoint.parents[:2])
     if data.get("tokenizer"):

@@ -135,9 +135,9 @@ class Levels:
         return self._pool.size
 
     def prepare(self) -> None:
-        """Plan the files of this rank and allocate the host memory. Collective over all ranks.
+        """Plan the files of this rank and allocate the host memory, before the first step.
 
-        Raises a CheckpointError if there is not enough memory.
+        Collective over all ranks. Raises a CheckpointError if there is not enough memory.
         """
         if self.shared is not None:
             self.shared.prepare(self.shared_shards())
@@ -162,7 +162,10 @@ class Levels:
             )
 
     def abandon(self) -> None:
-        """Give up what is not committed, and wait until no thread uses states or files."""
+        """Give up what is not committed, when other ranks cannot be reached any more.
+
+        The threads that write fail when they wait for other ranks. None uses states or files then.
+        """
         self._cancellation.cancel()
         if self._partner_files is not None:
             self._partner_files.close()
@@ -385,7 +388,6 @@ class BoundedEnd:
             raise CheckpointError(f"the ranks cannot end the run together: {reason}") from None
 
     def _save_on_nodes(self, step: int, meta: Mapping[str, Any]) -> None:
-        """Save the states to the disks of the nodes, unless these have the step."""
         local, partner = self._levels.local, self._levels.partner
         assert local is not None
         if step in local.outcomes:
@@ -400,7 +402,6 @@ class BoundedEnd:
             partner.wait_for(self._config.checkpoint.end_seconds)
 
     def _reason(self) -> str:
-        """Return why the last step was not written, as far as this rank knows."""
         try:
             if self._levels.shared is not None:
                 self._levels.shared.poll()

@@ -10,14 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import (
-    COMMITTED,
-    COPY,
-    FOLDER,
-    MANIFEST,
-    NODE,
-    parse_folder,
-)
+from frontier_llm.checkpoint.folders import COMMITTED, COPY, FOLDER, MANIFEST, NODE, parse_folder
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError

@@ -37,7 +37,6 @@ class CommittedCheckpoint:
     """A checkpoint in the run directory that is complete on disk."""
 
     step: int
-    """Number of optimizer steps done."""
     folder: Path
     """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
     renamed, when the run goes back to an earlier step."""
@@ -52,6 +51,7 @@ class Checkpoints:
     The store outlives this object, and an archive may, too.
 
     Attributes:
+        levels: what writes and copies checkpoints.
         saved_step: step of the newest checkpoint in the run directory that was begun.
         meta: returns what is saved in addition to the states, as plain JSON.
         on_begin: called before a checkpoint in the run directory is begun, with its step.
@@ -71,7 +71,7 @@ class Checkpoints:
         self._run_config, self._config = config, config.checkpoint
         self._stops = {"stop": True, "continue": False}[config.checkpoint.on_error]
         self._world, self.meta = world, meta
-        self._levels = Levels(config, world, store, states, groups, archive)
+        self.levels = Levels(config, world, store, states, groups, archive)
         self._store = store
         self.saved_step: int | None = None
         self._begun_step: int | None = None
@@ -84,7 +84,7 @@ class Checkpoints:
 
     def flags(self, stop: bool, digest: int) -> StepFlags:
         """Return what this rank tells all others in a step. A drain does not count as saving."""
-        levels, shared = self._levels, self._levels.shared
+        levels, shared = self.levels, self.levels.shared
         oldest = self._unannounced[0] if self._unannounced else None
         return StepFlags(
             stop=stop,
@@ -104,37 +104,26 @@ class Checkpoints:
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training waited for checkpoints since the last call."""
-        return sum(manager.take_stall_seconds() for manager in self._levels.managers)
+        return sum(manager.take_stall_seconds() for manager in self.levels.managers)
 
     def take_skipped(self) -> int:
         """Return how many checkpoints were skipped since the last call (`checkpoint.when_busy`)."""
         count, self._skipped = self._skipped, 0
         return count
 
-    def take_archive_failures(self) -> int:
-        """Return how many times the archive command has failed since the last call, on rank 0."""
-        return self._levels.archive.take_failures()
-
     def steps_since_copy(self, step: int) -> int | None:
         """Return how many steps are lost with a node now; None before the first copy."""
-        partner = self._levels.partner
+        partner = self.levels.partner
         return None if partner is None or partner.newest is None else step - partner.newest
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
-        for manager in self._levels.managers:
+        for manager in self.levels.managers:
             manager.fence()
-
-    def prepare(self) -> None:
-        """Allocate host memory, so that a lack of memory is found before the first step.
-
-        Collective over all ranks. Raises a CheckpointError if there is not enough memory.
-        """
-        self._levels.prepare()
 
     def secure(self, step: int, meta: dict[str, Any]) -> None:
         """Copy the node-local checkpoint that the run has resumed from to the run directory."""
-        if self._levels.drain is not None:
+        if self.levels.drain is not None:
             self._begin_drain(step, meta, is_saved=True)
             self.saved_step = step
 
@@ -165,12 +154,12 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Begin a checkpoint in the run directory, unless this step is saved or being saved."""
-        shared = self._levels.shared
+        shared = self.levels.shared
         if shared is None or (step == self.saved_step and self._will_be_drained(step)):
             return
         self._announce_begin(step)
         with self._reporting_failure():
-            shared.begin(step, self._levels.shared_shards(), self.meta())
+            shared.begin(step, self.levels.shared_shards(), self.meta())
         self.saved_step = step
         if self._config.mode == "blocking":
             self._announce_written()
@@ -185,22 +174,15 @@ class Checkpoints:
 
         Raises a CheckpointError if the last one failed, and `checkpoint.on_error` is `stop`.
         """
-        for manager in self._levels.managers:
+        for manager in self.levels.managers:
             with self._reporting_failure():
                 manager.close()
-        for mover in self._levels.movers:
+        for mover in self.levels.movers:
             mover.wait()
             with self._reporting_failure():
                 mover.poll()
         for step in tuple(self._unannounced):
             self._announce(step)
-
-    def abandon(self) -> None:
-        """Give up the checkpoints that are not committed; other ranks cannot be reached any more.
-
-        The threads that write them fail when they wait for other ranks, and end.
-        """
-        self._levels.abandon()
 
     def end(self, step: int) -> None:
         """Do what `finish` does, after the last step, but do not wait forever.
@@ -208,7 +190,7 @@ class Checkpoints:
         Collective over all ranks. Copies in memory (`recovery.partner_copies`) are deleted. Raises
         a CheckpointError as `finish`, or if the run directory did not take the last step in time.
         """
-        config, levels = self._config, self._levels
+        config, levels = self._config, self.levels
         if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
             end = BoundedEnd(self._run_config, self._world, self._store, levels)
             was_loaded = step == self.saved_step != self._begun_step
@@ -216,10 +198,6 @@ class Checkpoints:
                 return
         self.finish()
         levels.remove_copies()
-
-    def wait_for_archive(self) -> None:
-        """Wait until the archive command has ended, on rank 0. No collective may follow."""
-        self._levels.archive.wait()
 
     def handle_failure(self) -> None:
         """Wait until this rank knows of the failure that a rank has reported, and handle it.
@@ -232,31 +210,31 @@ class Checkpoints:
             CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`; or no copy
                 has reached the next node for `checkpoint.protection_minutes`.
         """
-        if self._levels.partner is not None:
-            self._levels.partner.poll()
+        if self.levels.partner is not None:
+            self.levels.partner.poll()
         if self._stops:
             self.finish()
-        for manager in self._levels.managers:
+        for manager in self.levels.managers:
             with self._reporting_failure():
                 manager.close()
-        if self._levels.drain is not None:
+        if self.levels.drain is not None:
             with self._reporting_failure():
-                self._levels.drain.poll()
+                self.levels.drain.poll()
         self._avoids_nodes = True
         self._announce_written()
 
     def _is_due(self, step: int) -> bool:
-        return self._levels.shared is not None and step % self._config.every_steps == 0
+        return self.levels.shared is not None and step % self._config.every_steps == 0
 
     def _is_due_locally(self, step: int) -> bool:
-        return self._levels.local is not None and not step % self._config.tiers.local.every_steps
+        return self.levels.local is not None and not step % self._config.tiers.local.every_steps
 
     def _save_locally(self, step: int) -> None:
         """Begin a checkpoint on the nodes' disks, and copy it on if that is due.
 
         Moments may be reduced (`checkpoint.moments`) only in a checkpoint that is not copied.
         """
-        levels, meta = self._levels, self.meta()
+        levels, meta = self.levels, self.meta()
         manager = levels.local if self._drain_is_due else levels.reduced or levels.local
         if self._drain_is_due:
             self._drain_is_due = False
@@ -282,7 +260,7 @@ class Checkpoints:
 
     def _will_be_drained(self, step: int) -> bool:
         """Whether a step was written directly, or the nodes' disks have it."""
-        local, drain = self._levels.local, self._levels.drain
+        local, drain = self.levels.local, self.levels.drain
         if local is None or drain is None or step not in drain.spared():
             return True
         with self._reporting_failure():
@@ -291,8 +269,8 @@ class Checkpoints:
 
     def _begin_drain(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
         self._announce_begin(step)
-        assert self._levels.drain is not None
-        self._levels.drain.enqueue(step, meta, is_saved=is_saved)
+        assert self.levels.drain is not None
+        self.levels.drain.enqueue(step, meta, is_saved=is_saved)
 
     def _announce_begin(self, step: int) -> None:
         self._begun_step = step
@@ -301,7 +279,7 @@ class Checkpoints:
 
     def _outcome(self, step: int) -> Outcome | None:
         """Return how a checkpoint in the run directory ended; None if this rank does not know."""
-        shared, drain = self._levels.shared, self._levels.drain
+        shared, drain = self.levels.shared, self.levels.drain
         outcome = None if shared is None else shared.outcomes.get(step)
         return outcome or (None if drain is None else drain.outcomes.get(step))
 
@@ -310,7 +288,7 @@ class Checkpoints:
 
         A failed checkpoint has failed on every rank, so no rank announces it.
         """
-        shared = self._levels.shared
+        shared = self.levels.shared
         for step in tuple(self._unannounced):
             if shared is not None and step in shared.outcomes:
                 self._announce(step)
@@ -323,7 +301,7 @@ class Checkpoints:
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
-        """Handle a failure as `checkpoint.on_error` says: log and suppress it, or end the run."""
+        """Log and suppress a failure, or end the run, as `checkpoint.on_error` says."""
         try:
             yield
         except CheckpointError as error:

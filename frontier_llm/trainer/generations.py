@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -21,7 +20,6 @@ from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import CheckpointError, StopRequested
-from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
@@ -31,17 +29,11 @@ from frontier_llm.trainer.agreement import (
     Decision,
     Report,
     agree,
-    decide,
+    decide_for_run,
     fitted_to,
     is_overdue,
-    obstacle,
-    places_of_states,
 )
-from frontier_llm.trainer.assemble import (
-    build_context,
-    prepare_device,
-    run_log,
-)
+from frontier_llm.trainer.assemble import build_context, prepare_device, run_log
 from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
@@ -91,9 +83,7 @@ class _Member:
     def work(self, place: Place) -> None:
         """Do the work of a rank until all ranks are done.
 
-        Raises:
-            GenerationOverError: a member died.
-            StopRequested: the run was asked to stop.
+        Raises a GenerationOverError if a member died, and a StopRequested if the run was asked to stop.
         """
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
@@ -119,7 +109,7 @@ class _Member:
                     config, self._corpora, world, store, self._accelerator, watchdog, self._archive
                 )
                 self._context = context
-                context.checkpoints.prepare()
+                context.checkpoints.levels.prepare()
             self._membership.seal()
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
@@ -157,7 +147,7 @@ class _Member:
         context = self._context
         if context is not None:
             # writers wait for other ranks until their connections are cut, so `leave` comes later
-            context.checkpoints.abandon()
+            context.checkpoints.levels.abandon()
         self._membership.leave()
         abort_groups()  # the device, and the destruction of a group, would wait for the dead rank
         if context is not None and self._has_states:
@@ -175,7 +165,7 @@ class _Member:
         gc.collect()
 
     def _agree(self, place: Place) -> Decision:
-        world, store, config = place.world, place.store, self._config
+        world, config = place.world, self._config
         if not place.generation:
             return Decision("checkpoint", "this is the first start")
         own = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
@@ -183,18 +173,11 @@ class _Member:
             own = self._kept.report()
 
         def decide_all(reports: list[Report]) -> Decision:
-            precision = next((report.precision for report in reports if report.precision), "")
-            layout = ResolvedLayout.resolve(
-                config, world.size, world.ranks_per_node, precision=precision or "fp32"
-            )
-            decision = decide(
-                reports, places_of_states(layout.grid, layout.factors), obstacle(config, layout)
-            )
+            decision, _ = decide_for_run(config, world.size, world.ranks_per_node, reports)
             saves = decision.sums is not None and is_overdue(config, decision.sums.step)
-            return replace(decision, precision=precision, saves=saves)
+            return replace(decision, saves=saves)
 
-        timeout = timedelta(seconds=config.watchdog.startup_seconds)
-        return agree(store, world.rank, world.size, own, decide_all, timeout)
+        return agree(config, place, own, decide_all)
 
     def _continue(self, context: TrainerContext, decision: Decision) -> Continuation | None:
         """Fill the new objects with the states in memory; return None if there are none.

@@ -85,7 +85,7 @@ class LearningRate:
         return f"{self.schedule}: {', '.join(rates)}"
 
     def _remaining(self, fraction: float) -> float:
-        """Return the share of the way from minimum to peak after a fraction (0 to 1) of the decay."""
+        """Return the share of the way from minimum to peak after a fraction, 0 to 1, of a decay."""
         linear = 1 - fraction
         cosine = (1 + math.cos(math.pi * fraction)) / 2
         wsd = {"linear": linear, "1-sqrt": 1 - math.sqrt(fraction)}[self.cooldown_shape]

@@ -146,7 +146,6 @@ class Loop:
         return result.stop
 
     def _evaluate(self, step: int) -> Validation | None:
-        """Evaluate if this is due after this step."""
         trainer = self._config.trainer
         every = trainer.evaluate_every_steps
         if step != trainer.steps and (every is None or step % every):
@@ -164,7 +163,7 @@ class Loop:
         self._checkpoints.end(step)
         control.stop.withdraw()
         self._call(Callback.on_stop, is_early=is_early)
-        self._checkpoints.wait_for_archive()
+        self._checkpoints.levels.archive.wait()  # on rank 0: no collective may follow
         if is_early:
             is_saved = config.checkpoint.mode != "off"
             raise StopRequested(stop_message(step, control.stop.reason, config.run.dir, is_saved))

@@ -234,8 +234,7 @@ class NodeAssembly:
 def _rest_in(shared: Path, chosen: Mapping[int, Holder]) -> dict[int, Manifest]:
     """Return the manifest of a checkpoint in the run directory, as that of a last node.
 
-    Raises:
-        CheckpointError: it is damaged, or another start of the run has written it.
+    Raises a CheckpointError if it is damaged, or another start of the run has written it.
     """
     manifest = Checkpoint.open(shared).manifest
     start = manifest.meta.get("start")

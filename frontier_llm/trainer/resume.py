@@ -228,7 +228,6 @@ class Restorer:
         return committed(folder)
 
     def _local_checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints on the nodes' disks that all ranks can use. Collective."""
         folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
@@ -260,7 +259,6 @@ class Restorer:
                 yield checkpoint
 
     def _check_new(self) -> None:
-        """Check that the run may start without a checkpoint, as the launcher has not done it."""
         run = self._config.run
         if steps := self._assembly.incomplete_steps:
             raise CheckpointError(
@@ -374,7 +372,7 @@ def start(context: "TrainerContext") -> Resumed | None:
         context.data.resume(resumed.meta, context.progress.next_sample)
     elif run.init_from:
         context.restorer.load_initial_weights(Path(run.init_from))
-    checkpoints.prepare()
+    checkpoints.levels.prepare()
     if resumed is not None and not resumed.is_rounded:
         if resumed.is_local:
             checkpoints.secure(resumed.step, resumed.meta)

@@ -39,22 +39,18 @@ def lock_run_dir(
     nodes_may_have: bool = False,
     lock: bool = True,
 ) -> bool:
-    """Lock the run directory, and check that the run may start in it.
+    """Lock the run directory, which is made if absent, and check that the run may start in it.
 
-    The lock ends when this process and all processes forked from it have ended.
+    The lock ends when this process and all processes forked from it have ended. Returns whether the
+    run resumes from a known checkpoint.
 
     Args:
-        path: the run directory; made if absent.
         resume: value of `run.resume`.
-        has_checkpoint: whether there is a checkpoint to resume from.
         started_again: whether Slurm has requeued the job. If the job has trained without saving a
             checkpoint, it starts from the beginning, and its metrics and ledger are renamed.
         nodes_may_have: whether disks of other nodes may hold a checkpoint. Then the ranks look for
             it, and call `check_new` if they find none.
         lock: whether to make and lock the directory. If not, only its content is checked.
-
-    Returns:
-        Whether the run resumes from a known checkpoint.
 
     Raises:
         ConfigError: the folder holds another run, another run is writing to it, or it cannot be
@@ -157,7 +153,6 @@ def _lock(path: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename metrics.jsonl and ledger.jsonl of a run that has saved no states."""
     try:
         for name in (METRICS_FILE, LEDGER):
             number = sum(1 for _ in path.glob(f"{name}.*.void"))

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def single_process_config(run: Path) -> RunConfig:
-    """Return a run's configuration, changed to place the whole model on one rank.
-
-    Raises as `read_config`.
-    """
+    """Return a run's configuration, changed to place the whole model on one rank."""
     values = _read_values(run)
     values["parallel"] = {
         "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
@@ -39,9 +36,8 @@ def single_process_config(run: Path) -> RunConfig:
 def read_config(run: Path) -> RunConfig:
     """Return a run's configuration.
 
-    Raises:
-        DataError: the folder is not a run directory.
-        ConfigError: the configuration has keys of another version.
+    Raises a DataError if the folder is no run directory, and a ConfigError if the configuration has
+    keys of another version.
     """
     return decode(_read_values(run))
 
@@ -67,10 +63,8 @@ def single_process_model(
 
     Megatron needs process groups. They have one rank and exist until the context is left. The
     configuration is one from `single_process_config`. The weights are a checkpoint of any layout, a
-    folder of checkpoints, or a run directory.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is of another model.
+    folder of checkpoints, or a run directory. Raises a CheckpointError if there is no checkpoint,
+    or it is of another model.
     """
     import torch.distributed as dist
 

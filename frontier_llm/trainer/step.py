@@ -27,8 +27,8 @@ from frontier_llm.trainer.step_result import (
     StepFlags,
     StepResult,
     StepSums,
-    Totals,
     choose_by_sums,
+    reduce_totals,
 )
 
 
@@ -59,7 +59,6 @@ class TrainStep:
         loss_mean = config.data.loss_mean
         self._pipeline = Pipeline(model, groups, config.optimizer.z_loss, loss_mean)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
-        self._totals = Totals(self._device, traffic)
         self.loss_scale, self._update = loss_scale, Update(states, before_update)
         self.timer = PhaseTimer(self._device, self._pipeline.times)
 
@@ -94,7 +93,8 @@ class TrainStep:
         self.timer.mark("passes")
         self._states.finish_backward()
         count_activations(self._traffic, self._groups, self._layout, len(batches))
-        totals = self._totals.reduce(self._share(batches, losses, flags()))
+        share = self._share(batches, losses, flags())
+        totals = reduce_totals(share, self._device, self._traffic)
         self.timer.mark("reductions")
         scale = self.loss_scale.value
         choice = self._choose(totals, scale)

@@ -1,7 +1,7 @@
 """Turns the result of a step into metrics: tokens/s, TFLOP/s, fractions of the device's peak."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
@@ -99,21 +99,15 @@ class StepMeter:
 
     def __init__(
         self,
-        config: RunConfig,
         throughput: Throughput,
         progress: Progress,
         checkpoints: Checkpoints,
         *,
         logs: bool,
     ) -> None:
-        self._config, self._throughput = config, throughput
+        self.throughput = throughput
         self._progress, self._checkpoints = progress, checkpoints
         self._check = UtilizationCheck(logs=logs)
-
-    @property
-    def peak_description(self) -> str:
-        """Peak TFLOP/s of the device with its source, or why the peak is unknown."""
-        return self._throughput.peak_description
 
     def measure(
         self,
@@ -123,7 +117,7 @@ class StepMeter:
         validation: Validation | None,
     ) -> StepMetrics:
         """Return the metrics of the last step, which `progress` has already counted."""
-        progress, speed = self._progress, self._throughput.of(seconds)
+        progress = self._progress
         metrics = StepMetrics(
             step=progress.step,
             loss=result.loss,
@@ -133,20 +127,16 @@ class StepMeter:
             tokens=progress.tokens,
             samples=progress.samples,
             step_seconds=seconds,
-            tokens_per_second=speed.tokens_per_second,
-            model_tflops_per_device=speed.model_tflops_per_device,
-            hardware_tflops_per_device=speed.hardware_tflops_per_device,
-            mfu=speed.mfu,
-            hfu=speed.hfu,
+            **asdict(self.throughput.of(seconds)),
             sent_bytes=result.sent,
             unquantised_bytes=result.unquantised,
-            allocator_bytes=self._throughput.accelerator.allocator_bytes(),
+            allocator_bytes=self.throughput.accelerator.allocator_bytes(),
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
             checkpoints_skipped=self._checkpoints.take_skipped(),
-            archive_failures=self._checkpoints.take_archive_failures(),
+            archive_failures=self._checkpoints.levels.archive.take_failures(),
             steps_since_copy=self._checkpoints.steps_since_copy(progress.step),
             skipped=result.skipped,
-            loss_scale=result.loss_scale if self._throughput.precision == "fp16" else None,
+            loss_scale=result.loss_scale if self.throughput.precision == "fp16" else None,
             validation_loss=None if validation is None else validation.loss,
             validation_bits_per_byte=None if validation is None else validation.bits_per_byte,
         )

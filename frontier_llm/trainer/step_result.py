@@ -39,44 +39,41 @@ QUANTISABLE = COLLECTIVES[:4]
 """Collectives that can be quantised."""
 
 
-class Totals:
-    """Sums numbers over all ranks. All ranks get the same sums, so they make the same decisions."""
+def reduce_totals(
+    addends: dict[str, float | torch.Tensor], device: torch.device, traffic: Traffic
+) -> torch.Tensor:
+    """Sum the addends of all ranks by name, and the bytes that they have sent since the last call.
 
-    def __init__(self, device: torch.device, traffic: Traffic) -> None:
-        self._device, self._traffic = device, traffic
+    Collective over all ranks. All get the same sums, so they make the same decisions. On a GPU the
+    host does not wait. The bytes of this all-reduce count in the next call. Tensors among the
+    addends lie on the device.
 
-    def reduce(self, addends: dict[str, float | torch.Tensor]) -> torch.Tensor:
-        """Sum the addends of all ranks, by name, and the bytes that they have sent since the last call.
-
-        Collective over all ranks. On a GPU the host does not wait. The bytes of this all-reduce count
-        in the next call. Tensors among the addends lie on the device.
-
-        Returns:
-            [numbers] fp64, on the device. The first numbers are the sums, in the order of
-            `SCALARS`; `read_totals` explains the others.
-        """
-        sent, unquantised = self._traffic.take(), self._traffic.take_unquantised()
-        unknown = set(sent) - set(COLLECTIVES)
-        assert not unknown, f"collectives that are not in COLLECTIVES: {unknown}"
-        values = [addends[name] for name in SCALARS]
-        by_link = [sent.get(name, Sent()) for name in COLLECTIVES]
-        by_link += [unquantised.get(name, Sent()) for name in QUANTISABLE]
-        known = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in values]
-        known += [count for volume in by_link for count in astuple(volume)]
-        vector = send(known, self._device)
-        for index, value in enumerate(values):
-            if isinstance(value, torch.Tensor):
-                vector[index].copy_(value)
-        group = dist.group.WORLD
-        assert group is not None
-        all_reduce(vector, group, self._traffic, "totals").wait()
-        return vector
+    Returns:
+        [numbers] fp64, on the device. The first numbers are the sums, in the order of
+        `SCALARS`; `read_totals` explains the others.
+    """
+    sent, unquantised = traffic.take(), traffic.take_unquantised()
+    unknown = set(sent) - set(COLLECTIVES)
+    assert not unknown, f"collectives that are not in COLLECTIVES: {unknown}"
+    values = [addends[name] for name in SCALARS]
+    by_link = [sent.get(name, Sent()) for name in COLLECTIVES]
+    by_link += [unquantised.get(name, Sent()) for name in QUANTISABLE]
+    known = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in values]
+    known += [count for volume in by_link for count in astuple(volume)]
+    vector = send(known, device)
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            vector[index].copy_(value)
+    group = dist.group.WORLD
+    assert group is not None
+    all_reduce(vector, group, traffic, "totals").wait()
+    return vector
 
 
 def read_totals(
     numbers: Sequence[float],
 ) -> tuple[dict[str, float], dict[str, Sent], dict[str, Sent]]:
-    """Explain the result of `Totals.reduce`, after it was copied to the host.
+    """Explain the result of `reduce_totals`, after it was copied to the host.
 
     Returns the sums, by name; the bytes that all ranks have sent, by collective; and the bytes that
     quantised collectives would have sent in the compute precision, by collective.
@@ -94,7 +91,7 @@ def choose_by_sums(
     """Choose the update of a step; the host does not wait.
 
     It is skipped if the norm or the loss is not finite, or if the number of samples or ranks in the
-    totals (`Totals.reduce`) is wrong, for which the step then raises an error. Gradients are
+    totals (`reduce_totals`) is wrong, for which the step then raises an error. Gradients are
     divided by the loss scale, multiplied by the weight per sample (`Batch.weight`).
     """
     sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
@@ -150,7 +147,7 @@ class StepSums:
     """Factor by which the loss of the step was multiplied."""
     skipped: bool
     numbers: tuple[float, ...]
-    """Result of `Totals.reduce`, on the host."""
+    """Result of `reduce_totals`, on the host."""
 
 
 @dataclass(frozen=True)

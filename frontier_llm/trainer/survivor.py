@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,19 +24,10 @@ from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.lengths import sample_lengths
-from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.membership import Place
 from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.agreement import (
-    Decision,
-    Report,
-    agree,
-    decide,
-    fitted_to,
-    obstacle,
-    places_of_states,
-)
+from frontier_llm.trainer.agreement import Decision, Report, agree, decide_for_run, fitted_to
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
@@ -183,12 +175,7 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
     if kept is not None and kept.ranks == size:
         own = kept.report()
         place.store.set("meta", json.dumps(kept.meta))  # rank 0 may be new, and writes the manifest
-    timeout = timedelta(seconds=config.watchdog.startup_seconds)
-
-    def decide_all(reports: list[Report]) -> Decision:
-        return _decide(former, size, world.ranks_per_node, reports)
-
-    decision = agree(place.store, world.rank, world.size, own, decide_all, timeout)
+    decision = agree(config, place, own, partial(_decide, former, size, world.ranks_per_node))
     if decision.source == "checkpoint":
         if world.rank == 0:
             _LOG.warning("the remaining ranks cannot save the last step: %s", decision.reason)
@@ -218,17 +205,13 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
 
 
 def _decide(config: RunConfig, size: int, per_node: int, found: list[Report]) -> Decision:
-    """Decide what the remaining ranks save, given what each of them has."""
     if config.checkpoint.mode == "off":
         return Decision("checkpoint", "checkpoint.mode=off")
     reports = [Report(False)] * size
     for report in found:
         if report.rank is not None:
             reports[report.rank] = report
-    precision = next((report.precision for report in found if report.precision), "fp32")
-    layout = ResolvedLayout.resolve(config, size, per_node, precision=precision)
-    places = places_of_states(layout.grid, layout.factors)
-    decision = decide(reports, places, obstacle(config, layout))
+    decision, places = decide_for_run(config, size, per_node, reports)
     if decision.sums is not None and decision.sums.step in dict(committed(shared_folder(config))):
         return Decision("checkpoint", f"step {decision.sums.step} is saved already")
     ranks_of: dict[Any, list[int]] = defaultdict(list)
@@ -240,4 +223,4 @@ def _decide(config: RunConfig, size: int, per_node: int, found: list[Report]) ->
         for ranks in ranks_of.values()
         for number, rank in enumerate(ranks)
     }
-    return replace(decision, precision=precision, parts=parts)
+    return replace(decision, parts=parts)

@@ -23,13 +23,7 @@ from frontier_llm.trainer.callbacks.measurements import (
     PlanCheck,
     Tracer,
 )
-from frontier_llm.trainer.callbacks.records import (
-    Ledger,
-    MetricsFile,
-    ProgressBar,
-    TensorBoard,
-    WeightsAndBiases,
-)
+from frontier_llm.trainer.callbacks.records import ConsoleAndTrackers, Ledger, MetricsFile
 from frontier_llm.trainer.callbacks.run_checks import CorpusIntegrity, Divergence, Stragglers
 from frontier_llm.trainer.callbacks.run_report import Announcements, RunReport
 from frontier_llm.trainer.context import TrainerContext
@@ -111,15 +105,15 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
     """Make the built-in callbacks of a rank, and after them the callbacks of the user.
 
     The order must be the same on all ranks: if two callbacks run collectives in another order on
-    one rank, the run hangs. It is therefore fixed here. These are the reasons for it:
+    one rank, the run hangs. It is therefore fixed here; callbacks that only rank 0 has run no
+    collectives. These are the reasons for it:
 
     - `PlanCheck` adds the comparison with the plan to the metrics, so it comes before the callbacks
       that write metrics.
-    - `MetricsFile` comes before the other callbacks that write metrics, so that none shows a step
-      that is not recorded, or waits for space to be.
-    - `PipelineTimeline` logs a line after those of `PlanCheck`, and before `ProgressBar` shows the
-      step.
-    - `ProgressBar` removes its live line before `Announcements` prints the last lines.
+    - `MetricsFile` comes before `ConsoleAndTrackers`, so that these show no step that is not
+      recorded, or waits for space to be.
+    - `PipelineTimeline` logs a line after those of `PlanCheck`, before the console shows the step.
+    - The console removes its live line before `Announcements` prints the last lines.
     - `Tracer` ends its trace before `RunReport` samples text, so that the trace has only training.
     - `Announcements` prints the summary that `RunReport` has written.
     - `CorpusIntegrity` and `Divergence` may end the run, so they come after the callbacks that
@@ -129,20 +123,16 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
         ConfigError: a callback that the configuration names cannot be imported.
         TrainingError: a user's callback cannot be constructed, or metrics.jsonl cannot be opened.
     """
-    report = RunReport(context)
+    is_first, report = context.world.rank == 0, RunReport(context)
     built_in: list[Callback] = [
-        Ledger(context),
-        PlanCheck(context),
+        *([Ledger(context), PlanCheck(context)] if is_first else []),
         PipelineTimeline(context),
-        MetricsFile(context),
-        ProgressBar(context),
-        WeightsAndBiases(context),
-        TensorBoard(context),
+        *([MetricsFile(context), ConsoleAndTrackers(context)] if is_first else []),
         KernelTrial(context),
         Stragglers(context),
         Tracer(context),
         report,
-        Announcements(context, report),
+        *([Announcements(context, report)] if is_first else []),
         CorpusIntegrity(context),
         Divergence(context),
     ]

@@ -53,13 +53,12 @@ class PlanCheck(Callback):
     """Compares memory and step time of rank 0 with the plan, after the first few steps.
 
     The comparison is made once per run, when the timer of the step phases has measured enough
-    steps. Other ranks do nothing, and with `plan=off` rank 0 does nothing either. Runs no
-    collectives.
+    steps; with `plan=off` never. Only rank 0 has this callback. Runs no collectives.
     """
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
-        self._pending = context.world.rank == 0 and context.config.plan != "off"
+        self._pending = context.config.plan != "off"
         if self._pending:
             layout = context.model.layout
             candidate = Candidate(context.config, layout, StageKinds(layout))
@@ -87,7 +86,6 @@ class PlanCheck(Callback):
         end.metrics = replace(end.metrics, plan=values_of(rows))
 
     def _warn(self, rows: list[PlanRow]) -> None:
-        """Warn if the peak memory of the device is larger than planned."""
         peak = next((row for row in rows if row.name == "peak of the device"), None)
         if peak is None or peak.predicted is None:
             return
@@ -166,7 +164,6 @@ def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[Plan
 
 
 def _time_rows(measured: dict[str, float], planned: StepTime | None) -> Iterator[PlanRow]:
-    """Compare the seconds of each phase of a step and of the whole step."""
     for phase, names in PHASES.items():
         predicted = None if planned is None else sum(planned.parts[name] for name in names)
         yield PlanRow(name=phase, unit="seconds", predicted=predicted, measured=measured[phase])

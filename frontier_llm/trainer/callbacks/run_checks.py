@@ -221,10 +221,7 @@ class Stragglers(Callback):
         self.compare(end.metrics.step)
 
     def compare(self, step: int) -> list[int]:
-        """Return the ranks that are slow for the second time in a row, if a comparison is due.
-
-        Collective over all ranks.
-        """
+        """Return the ranks that are slow for the second time in a row, if a comparison is due."""
         every = self._config.stragglers_every_steps
         if not every or step % every or self._world.size == 1:
             return []
@@ -238,7 +235,6 @@ class Stragglers(Callback):
         return again
 
     def _ask_for_others(self, step: int, slow: Sequence[int]) -> None:
-        """Let processes that wait take the places of slow ranks, if the configuration says so."""
         report = self.context.control.watchdog.report_late
         if self._config.replace_stragglers and report is not None:
             names = self._world.name_ranks(slow)
@@ -269,7 +265,6 @@ class Stragglers(Callback):
         return median(times)
 
     def _gather(self, seconds: float) -> list[float]:
-        """Return the seconds of all ranks, in the order of the ranks."""
         device = self._accelerator.device
         by_rank = torch.zeros(self._world.size, dtype=torch.float64, device=device)
         by_rank[self._world.rank] = seconds

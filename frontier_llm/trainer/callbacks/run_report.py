@@ -137,7 +137,6 @@ class RunReport(Callback):
         self.summary = self.summary.model_copy(update=facts)
 
     def _sample(self) -> list[TextSample]:
-        """Let the model continue `trainer.sample_prompts`. Collective over all ranks."""
         trainer = self.context.config.trainer
         if not trainer.sample_tokens:
             return []
@@ -207,7 +206,7 @@ table 2.1) trains 125M parameters with 6e-4 and larger models with less."""
 
 
 class Announcements(Callback):
-    """Logs on rank 0 what the run trains and how it has ended. Runs no collectives.
+    """Logs what the run trains and how it has ended. Only rank 0 has it, without collectives.
 
     It reads the summary of `report`, which is called before it.
     """
@@ -215,12 +214,9 @@ class Announcements(Callback):
     def __init__(self, context: TrainerContext, report: RunReport) -> None:
         super().__init__(context)
         self._report = report
-        self._is_writer = context.world.rank == 0
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
         """Log model, layout, data and precision; after a resume, also the changed settings."""
-        if not self._is_writer:
-            return
         for name, text in self._lines_at_start().items():
             _log_line(name, text, logging.INFO if name in ON_THE_CONSOLE else logging.DEBUG)
         for warning in _warnings(self.context):
@@ -238,20 +234,17 @@ class Announcements(Callback):
 
     def on_rewind(self, rewind: Rewind) -> None:
         """Log why the run went back to an earlier checkpoint, and where it continues."""
-        if self._is_writer:
-            _LOG.warning(
-                "step %d: %s. The run continues from step %d with sample %d; the samples in "
-                "between are skipped",
-                rewind.from_step,
-                rewind.reason,
-                self.context.progress.step,
-                self.context.progress.next_sample,
-            )
+        _LOG.warning(
+            "step %d: %s. The run continues from step %d with sample %d; the samples in "
+            "between are skipped",
+            rewind.from_step,
+            rewind.reason,
+            self.context.progress.step,
+            self.context.progress.next_sample,
+        )
 
     def on_stop(self, *, is_early: bool) -> None:
         """Log text samples from the model, the validation loss, and the path of the report."""
-        if not self._is_writer:
-            return
         summary = self._report.summary
         for sample in summary.samples:
             _log_line("sample", f"{sample.prompt}|{sample.text}".replace("\n", "\n" + " " * 11))
@@ -265,7 +258,6 @@ class Announcements(Callback):
         _log_line("report", str(self._report.path))
 
     def _lines_at_start(self) -> dict[str, str]:
-        """Return the lines that are logged before the first step, by their heading."""
         context, summary = self.context, self._report.summary
         config, hardware = context.config, context.hardware
         manifest = context.data.corpus.manifest
@@ -278,7 +270,7 @@ class Announcements(Callback):
             "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
             "kernels": hardware.kernels.source,
             "attention": ", ".join(f"{kind}: {name}" for kind, name in hardware.attention.items()),
-            "peak": context.meter.peak_description,
+            "peak": context.meter.throughput.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
             f"{context.data.corpus.left_out}; "
@@ -300,7 +292,6 @@ class Announcements(Callback):
         return lines
 
     def _lines_of_layout(self) -> dict[str, str]:
-        """Return the lines that say how the model and its states are divided over ranks."""
         config, grid = self.context.config, self.context.groups.grid
         factors = self.context.states.factors
         state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
@@ -342,7 +333,6 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
 
 
 def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
-    """Describe where the states of a dead rank come from."""
     if recovery.partner_copies and survived != "node":
         first = "" if survived == "nothing" else "from another rank, or else "
         return (
@@ -394,7 +384,6 @@ def _describe_formats(context: TrainerContext) -> str:
 
 
 def _by_level(formats: Sequence[str]) -> str:
-    """Describe formats in a package, in a node and between nodes."""
     package, node, network = formats
     if package == node == network:
         return node
