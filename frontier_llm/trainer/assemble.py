@@ -60,13 +60,9 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
-    """Do the work of one rank from beginning to end.
+    """Do the work of one rank from beginning to end. Collective over all ranks.
 
-    Collective over all ranks, which exchange short messages through the store. `corpora` are the
-    folders of the prepared corpora.
-
-    Raises:
-        FrontierError: the run cannot continue, or was asked to stop.
+    Raises a FrontierError if the run cannot continue, or was asked to stop.
     """
     setup_logging(world.rank)
     accelerator = prepare_device(config, world)
@@ -110,10 +106,7 @@ def build_context(
     watchdog: Watchdog,
     archive: Archive | None = None,
 ) -> TrainerContext:
-    """Build the objects of one rank.
-
-    Collective over all ranks. An `archive` that is passed outlives the other objects.
-    """
+    """Build the objects of one rank. Collective. An `archive` that is given outlives the others."""
     precision = resolve_precision(config, world, store, accelerator)
     corpus = open_all(config.data, corpora)
     layout = ResolvedLayout.resolve(
@@ -167,8 +160,8 @@ def resolve_precision(
 ) -> ResolvedPrecision:
     """Return the compute precision of the run.
 
-    Collective over all ranks, if `precision=auto`: rank 0 chooses by its device and sends its
-    choice to the other ranks, whose devices may differ.
+    Collective over all ranks, if `precision=auto`: rank 0 chooses by its device for all ranks,
+    whose devices may differ.
     """
     wanted = config.precision.name
     if wanted != "auto":
@@ -208,7 +201,7 @@ def build_data(
 
 
 def wait_for_snapshot(checkpoints: Checkpoints, watchdog: Watchdog) -> None:
-    """Wait until the states may change, because the checkpoint being written has copied them."""
+    """Wait until the checkpoint being written has copied the states."""
     with watchdog.phase("checkpoint"):
         checkpoints.before_update()
 

@@ -60,11 +60,8 @@ def refuse(found: Changes, config: RunConfig) -> None:
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, and another length of packed samples.
-
-    Raises:
-        ConfigError: some changes are refused. The message names the first of them, and says how to
-            allow all of them.
+    hold, and another length of packed samples. The ConfigError names the first of the refused
+    changes, and says how to allow all of them.
     """
     now, allowed = config.model_dump(mode="json"), config.run.allow_changes
     _refuse_other_shapes(found, now)
@@ -110,12 +107,8 @@ def check_corpus(
 
     A blend may get more corpora with the same tokenizer, if its corpora may change. Another
     tokenizer has to be allowed itself: it is often trained on the text by itself, and changes the
-    meaning of all tokens. `corpus` is the manifest of the corpora that the run reads, `meta` what
-    the checkpoint stores besides the states. Returns a warning if the ids of tokens have changed
-    their meaning.
-
-    Raises:
-        ConfigError: the corpus differs.
+    meaning of all tokens; then a warning is returned. `corpus` is the manifest of the corpora that
+    the run reads, `meta` what the checkpoint stores besides the states.
     """
     if meta["corpus"] == corpus.digest:
         return None
@@ -256,11 +249,8 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     """Refuse initial weights whose token ids stand for other texts than those of the new corpus.
 
     Weights that do not say which tokenizer they belong to are accepted. `tokenizer` is a file, or
-    a folder such as that of a prepared corpus.
-
-    Raises:
-        ConfigError: the tokenizers differ, and `run.allow_changes` does not name `data.tokenizer`.
-        CheckpointError: `run.init_from` has no checkpoint, or it is damaged.
+    a folder such as that of a prepared corpus. Raises a ConfigError unless the tokenizers are equal
+    or `run.allow_changes` names `data.tokenizer`, and a CheckpointError if there is no checkpoint.
     """
     run, data = config.run, config.data
     if run.init_from is None or {"data", "data.tokenizer"} & set(run.allow_changes):

@@ -175,10 +175,7 @@ class Levels:
             mover.abandon()
 
     def remove_copies(self) -> None:
-        """Delete the copies in memory (`recovery.partner_copies`); nothing may write any more.
-
-        Collective over all ranks.
-        """
+        """Delete the copies in memory, which nothing may write any more. Collective over all ranks."""
         root = local_root(self._run_config)
         if root is None or not self._run_config.recovery.partner_copies:
             return
@@ -341,11 +338,8 @@ class BoundedEnd:
 
         `is_safe`: the run directory has had the step since the start of the run. Returns whether
         every rank has written and copied everything, or knows why it has failed. If not, the run
-        directory has at least the last step.
-
-        Raises:
-            CheckpointError: the run directory hangs and does not have the last step, or could not
-                take it and `checkpoint.on_error` is `stop`.
+        directory has at least the last step. Raises a CheckpointError if it does not have this step
+        because it hangs, or could not take it and `checkpoint.on_error` is `stop`.
         """
         limit = self._config.checkpoint.end_seconds
         assert limit is not None

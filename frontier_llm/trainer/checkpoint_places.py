@@ -77,10 +77,7 @@ def _refuse_strangers(config: RunConfig) -> None:
 
 
 def saved_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration in a checkpoint; None if it cannot be read.
-
-    The later attempt to restore the checkpoint then reports the reason.
-    """
+    """Return the configuration in a checkpoint; None if it cannot be read, as a restore reports."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         config: dict[str, Any] = manifest["meta"]["config"]

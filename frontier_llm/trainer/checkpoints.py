@@ -170,10 +170,7 @@ class Checkpoints:
         self.save(step)
 
     def finish(self) -> None:
-        """Wait until the checkpoints being written are committed or have failed.
-
-        Raises a CheckpointError if the last one failed, and `checkpoint.on_error` is `stop`.
-        """
+        """Wait until all checkpoints are committed or have failed; raise as `handle_failure`."""
         for manager in self.levels.managers:
             with self._reporting_failure():
                 manager.close()
@@ -185,10 +182,10 @@ class Checkpoints:
             self._announce(step)
 
     def end(self, step: int) -> None:
-        """Do what `finish` does, after the last step, but do not wait forever.
+        """Do what `finish` does after the last step, but not forever, and delete copies in memory.
 
-        Collective over all ranks. Copies in memory (`recovery.partner_copies`) are deleted. Raises
-        a CheckpointError as `finish`, or if the run directory did not take the last step in time.
+        Collective over all ranks. Also raises a CheckpointError if the run directory did not take
+        the last step in time.
         """
         config, levels = self._config, self.levels
         if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
@@ -204,11 +201,8 @@ class Checkpoints:
 
         Copies of node-local checkpoints go on in the background, unless the run ends. The next
         checkpoint in the run directory is written directly, because the nodes' disks may be the
-        cause.
-
-        Raises:
-            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`; or no copy
-                has reached the next node for `checkpoint.protection_minutes`.
+        cause. Raises a CheckpointError if a checkpoint failed and `checkpoint.on_error` is `stop`,
+        or no copy has reached the next node for `checkpoint.protection_minutes`.
         """
         if self.levels.partner is not None:
             self.levels.partner.poll()

@@ -67,12 +67,9 @@ def connect(
     """Make all process groups of a rank, in the same order on all ranks, and test those in use.
 
     Collective over all ranks. The test of a group is its first messages. Returns the groups of
-    tensor, pipeline and data parallelism, and the groups over which states are sharded.
-
-    Raises:
-        ConfigError: `collectives.backend` cannot be used here.
-        LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
-            ranks.
+    tensor, pipeline and data parallelism, and the groups over which states are sharded. Raises a
+    ConfigError if `collectives.backend` cannot be used here, and a LaunchError that names ranks if
+    they are absent or misplaced, or a group does not work.
     """
     local = local_root(config) if config.checkpoint.mode != "off" else None
     check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, local)
@@ -196,10 +193,7 @@ def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
 
 
 def _collective_timeout(config: RunConfig, backend: str) -> timedelta:
-    """Return how long a collective may wait for other ranks.
-
-    With gloo this applies only to the group of all ranks; the other groups have `TIMEOUT`.
-    """
+    """Return how long a collective waits; with gloo only one of all ranks, others `TIMEOUT`."""
     if backend == "gloo" and config.recovery.enabled:
         return timedelta(seconds=config.recovery.timeout_seconds)
     if backend == "gloo" or not config.watchdog.enabled:

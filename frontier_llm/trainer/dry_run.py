@@ -62,13 +62,10 @@ class BuiltStage:
 def dry_run(
     candidate: Candidate, stages: Sequence[int], progress: Callable[[float], None]
 ) -> list[BuiltStage]:
-    """Build stages one after the other, and compare each with the plan.
+    """Build stages one after the other; raise a DryRunError if one differs from the plan.
 
     The process must have no process group, and has none afterwards. The candidate has the full
     world size. `progress` is called before each stage with the completed fraction, from 0 to 1.
-
-    Raises:
-        DryRunError: a parameter, a shape or a byte differs from the prediction.
     """
     megatron_cpu.install()
     built = []

@@ -45,11 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
-    """Hold ranks of the run until the job is over.
-
-    Raises:
-        FrontierError: the run cannot continue, or was asked to stop.
-    """
+    """Hold ranks of the run until the job is over; raise a FrontierError if the run cannot go on."""
     membership.abort = abort_groups
     member = _Member(config, corpora, membership)
     while (place := membership.next_place()) is not None:
@@ -83,7 +79,8 @@ class _Member:
     def work(self, place: Place) -> None:
         """Do the work of a rank until all ranks are done.
 
-        Raises a GenerationOverError if a member died, and a StopRequested if the run was asked to stop.
+        Raises a GenerationOverError if a member died, and a StopRequested if the run was asked to
+        stop.
         """
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
@@ -180,10 +177,7 @@ class _Member:
         return agree(config, place, own, decide_all)
 
     def _continue(self, context: TrainerContext, decision: Decision) -> Continuation | None:
-        """Fill the new objects with the states in memory; return None if there are none.
-
-        Collective over all ranks.
-        """
+        """Fill the new objects with the states in memory, if there are some. Collective."""
         if decision.source == "checkpoint":
             self._has_states, self._ended = True, 0
             return None

@@ -86,11 +86,8 @@ class Restorer:
         """Load the newest checkpoint of a step before `before` that every rank can read.
 
         Collective over all ranks. If one rank fails, all ranks try the next older checkpoint (with
-        `checkpoint.fallback`) or raise. Returns None if there is no checkpoint.
-
-        Raises:
-            CheckpointError: the newest checkpoint cannot be used, or with the fallback none.
-            ConfigError: the checkpoint has another model, other data or another update rule.
+        `checkpoint.fallback`) or raise a CheckpointError. Returns None if there is no checkpoint.
+        Raises a ConfigError if the checkpoint has another model, other data or another update rule.
         """
         self._states.settle()  # no collective may still write to the states
         newest_error = None

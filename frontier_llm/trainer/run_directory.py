@@ -81,9 +81,8 @@ def check_new(
 ) -> None:
     """Check that a run that has no checkpoint may start (see `lock_run_dir`).
 
-    Raises:
-        ConfigError: the folder holds a run that has trained, or `run.resume` requires a checkpoint,
-            or a file cannot be renamed.
+    Raises a ConfigError if the folder holds a run that has trained, `run.resume` requires a
+    checkpoint, or a file cannot be renamed.
     """
     if resume == "required":
         raise ConfigError(
@@ -106,10 +105,7 @@ def check_new(
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write `config.yaml` and its digest `config.yaml.sha256` (in the format of sha256sum).
-
-    Raises a ConfigError if the files cannot be written.
-    """
+    """Write `config.yaml` and its digest in the format of sha256sum, or raise a ConfigError."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
         for name, content in ((CONFIG, text), (f"{CONFIG}.sha256", f"{digest}  {CONFIG}\n")):

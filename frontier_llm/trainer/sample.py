@@ -99,10 +99,7 @@ class Sampler:
     def _encoder_decoder_batch(
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
-        """Return the input of an encoder-decoder, and the position of the next token.
-
-        The encoder reads the prompt and a sentinel. The decoder reads the tokens written so far.
-        """
+        """As `_batch`: the encoder reads prompt and sentinel, the decoder the tokens written so far."""
         sentinel = self._tokenizer.first_sentinel
         source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
         target = [START, sentinel, *written]
@@ -112,10 +109,7 @@ class Sampler:
         return batch, len(target) - 1
 
     def _padded(self, context: Sequence[int]) -> torch.Tensor:
-        """Pad tokens to a length that is divisible by the number of tensor ranks.
-
-        The padding is on the right, where no token attends to it.
-        """
+        """Pad on the right, where no token attends to it, to a multiple of the tensor ranks."""
         multiple = CONTEXT_MULTIPLE * self._groups.grid.tensor
         length = -(-len(context) // multiple) * multiple
         if len(context) <= self._window:
@@ -125,10 +119,7 @@ class Sampler:
         return tokens
 
     def _whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """Gather the logits of all tensor ranks, and mask the padding of the vocabulary.
-
-        From [samples, vocabulary / tensor ranks] to [samples, vocabulary].
-        """
+        """Gather [samples, vocabulary / tensor ranks] of all ranks, and mask the padding."""
         mask_padding(logits, self._vocabulary, self._groups.coordinates.tensor)
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]
         dist.all_gather(parts, logits.contiguous(), group=self._groups.tensor)

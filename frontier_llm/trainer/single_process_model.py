@@ -36,8 +36,8 @@ def single_process_config(run: Path) -> RunConfig:
 def read_config(run: Path) -> RunConfig:
     """Return a run's configuration.
 
-    Raises a DataError if the folder is no run directory, and a ConfigError if the configuration has
-    keys of another version.
+    Raises a DataError if the folder is no run directory, and a ConfigError for keys of another
+    version.
     """
     return decode(_read_values(run))
 

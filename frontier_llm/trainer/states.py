@@ -28,10 +28,7 @@ def shard(
     traffic: Traffic,
     state_groups: StateGroups | None = None,
 ) -> ShardedStates:
-    """Shard a rank's model states.
-
-    Collective over all ranks if no `state_groups` are given, which this function then makes.
-    """
+    """Shard a rank's model states. Collective over all ranks if it makes the `state_groups`."""
     device = next(model.chunks[0].parameters()).device
     states = ShardedStates(
         model.records,
@@ -74,10 +71,7 @@ def _transport(
 def bare_step(
     config: RunConfig, layout: ResolvedLayout, groups: Groups, device: torch.device
 ) -> tuple[Model, TrainStep]:
-    """Build the model chunks of this rank and its training step, to measure steps.
-
-    Without data, checkpoints and callbacks. Collective over all ranks.
-    """
+    """Build a step without data, checkpoints and callbacks, to measure it. Collective."""
     kernels = resolve(config.kernels, device)
     model = build_model(layout, groups, device, kernels, config.trainer.seed)
     traffic = Traffic(groups.grid, groups.rank)

@@ -149,10 +149,8 @@ def import_callbacks(names: Sequence[str]) -> list[type[Callback]]:
     """Import the classes of a user's callbacks, given as `MODULE:CLASS`.
 
     The current folder is added to the end of Python's import path. Otherwise the installed program
-    (`frontier-llm`) would not find modules there.
-
-    Raises:
-        ConfigError: a module cannot be imported, or has no subclass of `Callback` of this name.
+    (`frontier-llm`) would not find modules there. Raises a ConfigError if a module cannot be
+    imported, or has no subclass of `Callback` of this name.
     """
     if names and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)

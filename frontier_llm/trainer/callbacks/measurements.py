@@ -347,10 +347,7 @@ class Tracer(Callback):
         self._writer: Thread | None = None
 
     def on_step_begin(self, step: int) -> None:
-        """End the region of the previous step in the trace, and begin the region of this step.
-
-        The region of a step thus contains its checkpoint.
-        """
+        """End the region of the previous step, with its checkpoint, and begin that of this step."""
         self._end_region()
         if step not in self._steps:
             self._end_trace()

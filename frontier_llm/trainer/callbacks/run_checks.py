@@ -38,11 +38,7 @@ class Divergence(Callback):
         self._config, self._progress = context.config.trainer, context.progress
 
     def on_step_end(self, end: StepEnd) -> None:
-        """Count bad steps, and ask for a rewind after a spike of the loss.
-
-        Raises:
-            TrainingError: there were too many bad steps in a row, or too many rewinds.
-        """
+        """Count bad steps, and ask for a rewind after a spike; raise a TrainingError after too many."""
         self._count_bad_steps(end.result)
         if self.is_spike(end.result):
             self._count_rewind(end.result)
