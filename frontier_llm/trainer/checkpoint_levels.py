@@ -175,7 +175,7 @@ class Levels:
             mover.abandon()
 
     def remove_copies(self) -> None:
-        """Delete the copies in memory, which nothing may write any more. Collective over all ranks."""
+        """Delete the copies in memory, which nothing writes any more. Collective over all ranks."""
         root = local_root(self._run_config)
         if root is None or not self._run_config.recovery.partner_copies:
             return

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
-    """Hold ranks of the run until the job is over; raise a FrontierError if the run cannot go on."""
+    """Hold ranks of the run until the job is over, or raise why it cannot go on."""
     membership.abort = abort_groups
     member = _Member(config, corpora, membership)
     while (place := membership.next_place()) is not None:

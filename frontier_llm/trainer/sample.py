@@ -99,7 +99,7 @@ class Sampler:
     def _encoder_decoder_batch(
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
-        """As `_batch`: the encoder reads prompt and sentinel, the decoder the tokens written so far."""
+        """As `_batch`: the encoder reads the prompt and a sentinel, the decoder what is written."""
         sentinel = self._tokenizer.first_sentinel
         source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
         target = [START, sentinel, *written]

@@ -38,7 +38,7 @@ class Divergence(Callback):
         self._config, self._progress = context.config.trainer, context.progress
 
     def on_step_end(self, end: StepEnd) -> None:
-        """Count bad steps, and ask for a rewind after a spike; raise a TrainingError after too many."""
+        """Count bad steps, and ask for a rewind after a spike; too many raise a TrainingError."""
         self._count_bad_steps(end.result)
         if self.is_spike(end.result):
             self._count_rewind(end.result)
