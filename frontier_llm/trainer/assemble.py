@@ -133,7 +133,6 @@ def build_context(
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)
     throughput = Throughput(config, world.size, accelerator, precision.name)
-    is_first = world.rank == 0
     return TrainerContext(
         config=config,
         world=world,
@@ -147,7 +146,7 @@ def build_context(
             model, groups, config, data.validation, corpus, data.validation_windows
         ),
         sampler=Sampler(model, groups, config, corpus.tokenizer),
-        meter=StepMeter(throughput, progress, checkpoints, logs=is_first),
+        meter=StepMeter(throughput, progress, checkpoints, logs=world.rank == 0),
         progress=progress,
         checkpoints=checkpoints,
         restorer=Restorer(config, world, states, shapes, corpus.manifest),

@@ -131,7 +131,9 @@ def first_uses(
         reduces, exchanges = used.ring > 1, used.exchanges
         if group is not None and (reduces or exchanges):
             yield collective_trial(used.name, group, reduces=reduces, exchanges=exchanges)
-    yield from _messages(groups, layout)
+    ranks = groups.grid.pipeline_group(groups.rank)
+    for low, high in _pairs(groups, layout):  # the connections of this stage with other ones
+        yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
 
 
 def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLayout) -> Trial:
@@ -144,12 +146,6 @@ def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLa
         ranks[low + high - groups.coordinates.pipeline] for low, high in _pairs(groups, layout)
     ]
     return concurrent_trial(list(dict.fromkeys(several)), partners, groups.pipeline)
-
-
-def _messages(groups: Groups, layout: ResolvedLayout) -> Iterator[Trial]:
-    ranks = groups.grid.pipeline_group(groups.rank)
-    for low, high in _pairs(groups, layout):
-        yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
 
 
 def _pairs(groups: Groups, layout: ResolvedLayout) -> list[tuple[int, int]]:

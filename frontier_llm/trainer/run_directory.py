@@ -68,7 +68,13 @@ def lock_run_dir(
         raise _not_writable(path, error) from None
     is_new = {"auto": False, "required": False, "never": True}[resume]
     if is_new and (has_checkpoint or (path / CONFIG).exists()):
-        raise _already_used(path)
+        raise ConfigError(
+            "run.dir",
+            path,
+            "a new folder, because run.resume=never: this one already holds a run",
+            "choose another run.dir, remove this one if it is not needed, or set run.resume=auto "
+            "to resume it",
+        )
     if has_checkpoint:
         return True
     if not nodes_may_have:
@@ -165,16 +171,6 @@ def _set_aside(path: Path) -> None:
 
 def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
-
-
-def _already_used(path: Path) -> ConfigError:
-    return ConfigError(
-        "run.dir",
-        path,
-        "a new folder, because run.resume=never: this one already holds a run",
-        "choose another run.dir, remove this one if it is not needed, or set run.resume=auto "
-        "to resume it",
-    )
 
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:

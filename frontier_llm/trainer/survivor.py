@@ -56,7 +56,11 @@ class Survivor:
         self._states: ShardedStates | None = context.states
         self._step, self._rate = context.train_step, LearningRate.of(context.config)
         self._sums, self._ended, self._unjudged = context.train_step.sums, ended, unjudged
-        self._counters = counters_of(context)
+        self._counters = {
+            "progress": context.progress.to_meta(),
+            "loss_scale": context.train_step.loss_scale.to_meta(),
+            **context.data.to_meta(),
+        }
         self.rank, self.ranks = context.world.rank, context.world.size
         self._precision = context.hardware.precision.name
         self.shards: list[StateShard] = []
@@ -96,15 +100,6 @@ def tensors_of(shards: Iterable[StateShard]) -> Iterator[torch.Tensor]:
         for values in shard.states.values():
             assert isinstance(values, torch.Tensor)
             yield values
-
-
-def counters_of(context: TrainerContext) -> dict[str, Any]:
-    """Return the counters of a run as plain JSON."""
-    return {
-        "progress": context.progress.to_meta(),
-        "loss_scale": context.train_step.loss_scale.to_meta(),
-        **context.data.to_meta(),
-    }
 
 
 def counters_after(decision: Decision, config: RunConfig) -> dict[str, Any]:
