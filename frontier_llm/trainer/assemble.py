@@ -81,11 +81,7 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
 
 
 def prepare_device(config: RunConfig, world: World) -> Accelerator:
-    """Return the device of this rank.
-
-    A rank without a GPU computes on the CPU. It sets its number of threads and replaces those parts
-    of megatron-core that need a GPU.
-    """
+    """Return the device of this rank. On a CPU, replace the parts of megatron-core for GPUs."""
     may_share = config.collectives.backend == "gloo"
     accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     if accelerator.is_cpu:
@@ -157,11 +153,7 @@ def build_context(
 def resolve_precision(
     config: RunConfig, world: World, store: "Store", accelerator: Accelerator
 ) -> ResolvedPrecision:
-    """Return the compute precision of the run.
-
-    Collective over all ranks, if `precision=auto`: rank 0 chooses by its device for all ranks,
-    whose devices may differ.
-    """
+    """Return the compute precision. With `auto`, rank 0 chooses for all ranks: collective."""
     wanted = config.precision.name
     if wanted != "auto":
         return ResolvedPrecision(wanted, f"precision={wanted}")
@@ -176,10 +168,7 @@ def resolve_precision(
 def build_data(
     config: RunConfig, corpus: Corpora, groups: Groups, device: torch.device
 ) -> TrainingData:
-    """Make the loaders of the training and the validation samples for this rank.
-
-    A loader reads only the samples of the data-parallel replica to which the rank belongs.
-    """
+    """Make the loaders of this rank, which read only the samples of its replica."""
     windows = make_windows(config, corpus, train=True)  # the samples by index
     # Every pipeline stage of an encoder-decoder makes masks from the tokens. In a GPT the stages
     # without embedding and head need only the shape of the batch, so they do not read the corpus.

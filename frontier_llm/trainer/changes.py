@@ -232,7 +232,6 @@ def _is_within(key: str, names: Sequence[str]) -> bool:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of nested values; the names of a key are joined by dots."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:

@@ -162,10 +162,7 @@ class Levels:
             )
 
     def abandon(self) -> None:
-        """Give up what is not committed, when other ranks cannot be reached any more.
-
-        The threads that write fail when they wait for other ranks. None uses states or files then.
-        """
+        """Give up what is not committed, and wait until no thread uses states or files."""
         self._cancellation.cancel()
         if self._partner_files is not None:
             self._partner_files.close()

@@ -278,10 +278,7 @@ class Checkpoints:
         return outcome or (None if drain is None else drain.outcomes.get(step))
 
     def _announce_written(self) -> None:
-        """Announce all checkpoints that were written directly. All ranks have waited for them.
-
-        A failed checkpoint has failed on every rank, so no rank announces it.
-        """
+        """Announce what was written directly. All ranks waited; what failed has failed on all."""
         shared = self.levels.shared
         for step in tuple(self._unannounced):
             if shared is not None and step in shared.outcomes:

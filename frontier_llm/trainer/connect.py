@@ -107,7 +107,6 @@ def make_state_groups(groups: Groups, layout: ResolvedLayout) -> StateGroups:
 
 
 def _stages_with_copies(layout: ResolvedLayout) -> dict[str, tuple[int, ...]]:
-    """Return the stages that hold copies of a parameter, by its name."""
     shared = shared_parameters(layout.model, layout.model_chunks)
     return {
         name: tuple(sorted({chunk.stage for chunk in chunks})) for name, chunks in shared.items()

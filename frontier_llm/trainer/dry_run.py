@@ -179,10 +179,7 @@ def _essence(layout: FlatLayout | None) -> object:
 
 
 def _counted(records: Sequence[ParameterRecord]) -> int:
-    """Return the number of the model's parameters on this stage, before tensor parallelism.
-
-    An embedding table that two stages share (tied weights) is counted on one of them.
-    """
+    """Return the model's parameters on this stage; a tied table is counted on one of its stages."""
     shapes = {
         placement.name: placement.global_shape
         for record in records

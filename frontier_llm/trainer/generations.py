@@ -77,11 +77,7 @@ class _Member:
         self._ended = 0
 
     def work(self, place: Place) -> None:
-        """Do the work of a rank until all ranks are done.
-
-        Raises a GenerationOverError if a member died, and a StopRequested if the run was asked to
-        stop.
-        """
+        """Do the work of a rank until all are done, a member dies or the run is asked to stop."""
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
         if place.former_size:
@@ -208,7 +204,6 @@ class _Member:
 
 @contextmanager
 def _logging_warnings_only() -> Iterator[None]:
-    """Do not log again what was logged at the start of the run."""
     logging.disable(logging.INFO)
     try:
         yield
@@ -217,7 +212,6 @@ def _logging_warnings_only() -> Iterator[None]:
 
 
 def _of_generation(config: RunConfig, place: Place) -> RunConfig:
-    """Return the configuration for the ranks and the time limit of the generation."""
     recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
     return fitted_to(config, place.world.size).model_copy(update={"recovery": recovery})
 

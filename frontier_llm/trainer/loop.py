@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from frontier_llm.errors import StopRequested
@@ -45,18 +44,17 @@ class Loop:
         self._seconds_between = 0.0
         """Seconds of saving or rewinding after the last metrics: they count in the next step."""
         self._call = callbacks.call
-        self._checkpoints.on_begin = partial(self._call, Callback.on_checkpoint_begin)
-        self._checkpoints.on_committed = partial(self._call, Callback.on_checkpoint_committed)
+        self._checkpoints.on_begin = lambda step: self._call(Callback.on_checkpoint_begin, step)
+        self._checkpoints.on_committed = lambda saved: self._call(
+            Callback.on_checkpoint_committed, saved
+        )
 
     def run(self, continuation: Continuation | None = None) -> None:
-        """Train to the last step, or until a stop is requested.
+        """Train to the last step, or until a stop is requested, which raises a StopRequested.
 
         If ranks were replaced and the states are in memory, training goes on at a `continuation`.
-
-        Raises:
-            StopRequested: the run was asked to stop; the states are saved.
-            CheckpointError: a checkpoint cannot be written, or none can be resumed from.
-            TrainingError: the run has diverged, or samples were lost.
+        Raises a CheckpointError if a checkpoint cannot be written, or none can be resumed from, and
+        a TrainingError if the run has diverged, or samples were lost.
         """
         data, ending = self._context.data, self._callbacks.ending(self._outlives)
         with ending, closing(data.train), closing(data.validation):

@@ -44,8 +44,8 @@ class Progress:
     def load_meta(self, meta: dict[str, Any], tokens_per_sample: int = 0) -> None:
         """Set the counters to those of a checkpoint.
 
-        Older checkpoints lack the recent losses and the tokens, which are then computed from the
-        tokens per sample of the run that saved it.
+        Older checkpoints lack losses, and tokens, which follow from the tokens per sample of that
+        run.
         """
         for field in fields(self):
             setattr(self, field.name, meta.get(field.name, field.default))

@@ -135,7 +135,6 @@ class Restorer:
         self._states.adopt(updates=0, step=0)
 
     def _load(self, candidate: Checkpoint | Path) -> Resumed:
-        """Load a checkpoint: a node-local one, or a folder in the run directory. Collective."""
         if isinstance(candidate, Path):
             folder = candidate
             checkpoint, weights = self._open(lambda: Checkpoint.open(folder))

@@ -196,10 +196,7 @@ def prepare_restart(config: RunConfig) -> RunConfig:
 
 
 def recorded_steps(run: Path) -> int:
-    """Return the last step of which a run has a record; 0 if there is none.
-
-    Reads from the end of the file, since a long run has a record of gigabytes.
-    """
+    """Return the last recorded step, or 0. Reads from the end, as a record may have gigabytes."""
     try:
         with (run / METRICS_FILE).open("rb") as file:
             start = file.seek(0, os.SEEK_END)
@@ -217,7 +214,6 @@ def recorded_steps(run: Path) -> int:
 
 
 def _step(line: bytes) -> int | None:
-    """Return the step of a record; None if the run was killed while it wrote the line."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

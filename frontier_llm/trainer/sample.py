@@ -71,7 +71,6 @@ class Sampler:
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
-        """Choose the next token on the stage with the head, and return it on all ranks."""
         logits = self._pipeline.logits(batch.to(self._device), position)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:

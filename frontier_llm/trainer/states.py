@@ -52,10 +52,7 @@ def _transport(
     device: torch.device,
     rank: int,
 ) -> Transport:
-    """Return what sends states between ranks, in the formats of the configuration.
-
-    Kernels that quantise are compiled only if some format is quantised.
-    """
+    """Return what sends states. Kernels are compiled for it only if a format is quantised."""
     wanted = config.kernels if config.collectives.is_quantised else "torch"
     return Transport(
         partial(StateFormats.at, config.collectives),

@@ -76,11 +76,8 @@ class TrainStep:
         Dropout masks depend on the number of the step, counted from 1. `batches` are the
         micro-batches of this replica, on the device. `flags` returns what this rank tells all
         others, after the passes. If the states will be saved after this step, the updated
-        parameters are sent in full (ShardedStates.refresh).
-
-        Raises:
-            TrainingError: the number of samples processed differs from data.global_batch.
-            RankFailure: the all-reduce was aborted.
+        parameters are sent in full (ShardedStates.refresh). Raises a TrainingError if the number of
+        samples differs from data.global_batch, and a RankFailure if the all-reduce was aborted.
         """
         self._dropout.step = step
         self.timer.begin()
@@ -130,10 +127,7 @@ class TrainStep:
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
-        """Return this rank's addends to the sums over all ranks, by their names in `SCALARS`.
-
-        One rank of each replica has the losses and adds the loss, the samples and their digest.
-        """
+        """Return this rank's addends. One rank of a replica adds its losses, samples and digest."""
         counts, is_first = self._groups.counts_samples, self._groups.rank == 0
         loss_mean = self._config.data.loss_mean
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]

@@ -137,10 +137,7 @@ class PhaseTimer:
 def count_activations(
     traffic: Traffic, groups: Groups, layout: ResolvedLayout, micro_batches: int
 ) -> None:
-    """Count the bytes that this rank sends in its tensor group and to neighbouring stages.
-
-    The bytes follow from formulas, which a test compares with the messages that are sent.
-    """
+    """Count the bytes sent in the tensor group and to other stages, by formulas (tested)."""
     grid, rank, activations = groups.grid, groups.rank, layout.activation_traffic
     own_chunks = layout.chunks_of_stage(groups.coordinates.pipeline)
     # of one micro-batch

@@ -76,8 +76,7 @@ def peak_tflops(
 ) -> tuple[float | None, str]:
     """Return the peak of this device in TFLOP/s and its source, or None and why it is unknown.
 
-    The peak of the cluster file (conf/cluster) is used only if it describes the device that is
-    present.
+    The peak of the cluster file is used only if the file describes the device that is present.
     """
     device = config.cluster.device
     if device.kind != accelerator.kind or not re.search(device.name_pattern, accelerator.name):
@@ -92,10 +91,7 @@ def peak_tflops(
 
 
 class StepMeter:
-    """Makes the metrics of a step from its result, its duration and the counters of the run.
-
-    If it `logs`, it warns of impossible values, such as more TFLOP/s than the peak of the device.
-    """
+    """Makes the metrics of a step. If it `logs`, it warns of impossible ones, as an MFU above 1."""
 
     def __init__(
         self,

@@ -129,10 +129,7 @@ def predict_time(candidate: Candidate) -> StepTime | None:
 
 
 def _memory_rows(context: TrainerContext, planned: StageMemory) -> Iterator[PlanRow]:
-    """Compare the memory of each kind of state, and the peak.
-
-    On a GPU there is also the difference of the two: memory that a step allocates and frees again.
-    """
+    """Compare each kind of state, the peak, and on a GPU what a step allocates and frees again."""
     state_bytes = context.states.memory_bytes()
     for name in STATES:
         yield PlanRow(

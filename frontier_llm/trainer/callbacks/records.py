@@ -101,10 +101,7 @@ class MetricsFile(Callback):
 
 
 class ConsoleAndTrackers(Callback):
-    """Shows metrics on the console and in trackers, if the configuration turns them on.
-
-    A failure of one of them only turns it off.
-    """
+    """Shows metrics on the console and in trackers. A failure turns only that one off."""
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)

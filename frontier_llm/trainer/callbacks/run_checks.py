@@ -247,7 +247,6 @@ class Stragglers(Callback):
             )
 
     def _probe(self) -> float:
-        """Return the median seconds of a matrix product on this rank's device."""
         accelerator, size = self._accelerator, _SIZES[self._accelerator.kind]
         matrix = torch.ones(size, size, dtype=torch.float32, device=accelerator.device)
         torch.matmul(matrix, matrix)  # warm-up

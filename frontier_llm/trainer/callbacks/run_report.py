@@ -148,7 +148,6 @@ class RunReport(Callback):
         return [TextSample(prompt=prompt, text=text) for prompt, text in pairs]
 
     def _gather_ranks(self) -> list[RankSummary]:
-        """Return the place and memory of every rank. Collective over all ranks."""
         context, position = self.context, self.context.groups.coordinates
         own = RankSummary(
             rank=context.world.rank,
@@ -206,10 +205,7 @@ table 2.1) trains 125M parameters with 6e-4 and larger models with less."""
 
 
 class Announcements(Callback):
-    """Logs what the run trains and how it has ended. Only rank 0 has it, without collectives.
-
-    It reads the summary of `report`, which is called before it.
-    """
+    """Logs what the run trains and how it ends, from the summary of `report`. Only on rank 0."""
 
     def __init__(self, context: TrainerContext, report: RunReport) -> None:
         super().__init__(context)
@@ -360,7 +356,6 @@ def _describe_saving(checkpoint: CheckpointConfig) -> str:
 
 
 def _describe_formats(context: TrainerContext) -> str:
-    """Describe the number formats in which states are sent, and the kernels that convert them."""
     config, kernels = context.config.collectives, context.states.kernels
     params, refresh = config.params_format, str(config.refresh_format)
     if config.refresh_differences:
