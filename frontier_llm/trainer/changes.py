@@ -256,9 +256,8 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
         return
     if newest_folder(config) is not None:  # the run resumes, and its own weights are loaded
         return
-    from frontier_llm.checkpoint.discovery import (
-        find,
-    )  # with torch, for which the command line does not wait
+    # imports torch, which the command line does not wait for
+    from frontier_llm.checkpoint.discovery import find
 
     checkpoint = find(Path(run.init_from))
     meta, found = checkpoint.manifest.meta, digest_tokenizer(tokenizer)

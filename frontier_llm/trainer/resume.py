@@ -293,8 +293,6 @@ class Restorer:
 
 
 _Count = Annotated[int, Field(ge=0, le=10**18)]
-
-
 _STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 

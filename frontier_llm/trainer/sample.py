@@ -19,8 +19,6 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
-
-
 _PROMPTS, _PROMPT_TOKENS = 3, 6
 """Number of prompts from validation documents, and of their tokens."""
 

@@ -29,9 +29,7 @@ from frontier_llm.trainer.callbacks.run_report import Announcements, RunReport
 from frontier_llm.trainer.context import TrainerContext
 
 _LOG = logging.getLogger(__name__)
-
 _KEY = "callbacks"
-
 Arguments = ParamSpec("Arguments")
 """Arguments of one method of a callback."""
 
