@@ -46,7 +46,7 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Return (saved value, current value) of every key that differs between nested plain values.
+    """Return (saved value, current value) of every key that differs.
 
     A key that is absent, because an older version has saved the configuration, has its default.
     """

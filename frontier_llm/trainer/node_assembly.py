@@ -46,10 +46,8 @@ Holder = tuple[int, NodePart]
 class NodeAssembly:
     """Finds parts of nodes that together are a checkpoint. All ranks call its methods together.
 
-    Attributes:
-        incomplete_steps: steps of which the disks hold parts that are not a whole checkpoint, as
-            far as they were tried.
-        weights: names of the weights of the checkpoint that was found last.
+    `incomplete_steps` are steps of which the disks hold parts that are not a whole checkpoint, as
+    far as they were tried. `weights` are those of the checkpoint that was found last, by name.
     """
 
     def __init__(

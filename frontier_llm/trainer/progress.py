@@ -54,15 +54,11 @@ class Progress:
 
 
 class LossScale:
-    """The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2).
+    """The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2); 1 in other precisions.
 
     Small gradients are 0 in fp16. Multiplying the loss by a scale makes gradients larger; the
-    update divides them by the scale again. In fp16 the scale is halved after an overflow, and
-    doubled after `growth_steps` steps in a row without an overflow. In other precisions it is 1.
-
-    Attributes:
-        is_dynamic: whether the precision is fp16.
-        value: factor by which the loss of the next step is multiplied.
+    update divides them by the scale again. The scale is halved after an overflow, and doubled after
+    `growth_steps` steps in a row without one. `value` is the scale of the next step.
     """
 
     def __init__(self, config: PrecisionConfig, precision: str) -> None:

@@ -35,10 +35,8 @@ from frontier_llm.trainer.step_result import (
 class TrainStep:
     """Runs the training steps of one rank; every rank runs the same steps.
 
-    Attributes:
-        loss_scale: of fp16; constant 1 in other precisions.
-        sums: those of the last step whose update was done or skipped; None before the first.
-        timer: measures the phases of the first steps.
+    `loss_scale` is that of fp16, constant 1 in other precisions. `sums` are those of the last step
+    whose update was done or skipped; None before the first. `timer` measures the first steps.
     """
 
     def __init__(

@@ -17,11 +17,8 @@ class PassTimes:
     The report shows these times below those that the planner simulates. An action starts when its
     input has arrived and ends when its result is computed. On a GPU these are points in the current
     stream: they are read after the step, so that the host does not wait during the step. Nothing is
-    recorded before `measure` and after `finish`, or without a pipeline.
-
-    Attributes:
-        seconds: start and end of each action in the order of the schedule, in seconds since
-            `measure`; empty until `finish`.
+    recorded before `measure` and after `finish`, or without a pipeline. `seconds` then has the
+    start and end of each action in the order of the schedule, in seconds since `measure`.
     """
 
     def __init__(self, stages: int) -> None:
@@ -88,11 +85,8 @@ class PhaseTimer:
     """A timer of the phases of the first steps, which are named by the caller.
 
     The plan check compares these times with the planner's prediction. Each measurement waits for
-    the device, which slows training down, so later steps are not measured.
-
-    Attributes:
-        laps: for each measured step, the seconds of each phase.
-        passes: start and end of the actions of a pipeline in the last measured step.
+    the device, which slows training down, so later steps are not measured. `laps` has the seconds
+    of each phase by measured step, `passes` the actions of a pipeline in the last one.
     """
 
     def __init__(self, device: torch.device, passes: PassTimes) -> None:

@@ -34,13 +34,10 @@ class Speed:
 
 
 class Throughput:
-    """The operations and tokens of one step, and the peak of the device.
+    """The operations and tokens of one step, and the peak of the device in TFLOP/s, if it is known.
 
-    Attributes:
-        accelerator: the device.
-        precision: compute precision, after `auto` is resolved.
-        peak_tflops: peak of the device in TFLOP/s; None if it is unknown.
-        peak_description: the peak with its source, or why it is unknown.
+    `precision` is the compute precision after `auto` is resolved. `peak_description` has the peak
+    with its source, or says why it is unknown.
     """
 
     def __init__(

@@ -43,11 +43,8 @@ class Survivor:
     the last step that the loop has ended. `unjudged` are the counters of `Progress` after the last
     update, before callbacks saw it; None if no step was done.
 
-    Attributes:
-        rank: the rank whose states these are.
-        ranks: number of ranks over which the states are divided.
-        shards: the states, once the rank has caught up with the others.
-        meta: what is saved in addition to the states, as plain JSON.
+    The states are those of `rank` among `ranks`. `shards` are these states, once the rank has
+    caught up with the others. `meta` is what is saved besides them, as plain JSON.
     """
 
     def __init__(

@@ -40,11 +40,8 @@ class RunReport(Callback):
     """Writes summary.json, the facts of a run for programs, and report.html, for people.
 
     All ranks collect facts. Rank 0 writes the summary, and at the end also the report. `on_start`
-    and `on_stop` are collective over all ranks.
-
-    Attributes:
-        summary: facts of the run so far; complete only on rank 0.
-        path: path of report.html after the end of the run; before, the run directory.
+    and `on_stop` are collective over all ranks. The `summary` so far is complete only on rank 0.
+    The `path` is that of report.html after the end of the run; before, the run directory.
     """
 
     def __init__(self, context: TrainerContext) -> None:
