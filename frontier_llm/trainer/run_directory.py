@@ -97,9 +97,11 @@ def check_new(
             f"a checkpoint to resume from: {path} holds none",
             "check run.dir, or set run.resume=auto, which starts a new run if there is none",
         )
-    if _has_content(path / METRICS_FILE) and started_again:
+    metrics = path / METRICS_FILE
+    has_trained = metrics.exists() and metrics.stat().st_size > 0
+    if has_trained and started_again:
         _set_aside(path)
-    elif _has_content(path / METRICS_FILE):
+    elif has_trained:
         raise ConfigError(
             "run.dir",
             path,
@@ -167,10 +169,6 @@ def _set_aside(path: Path) -> None:
         "kept as *.void (a smaller checkpoint.every_steps saves sooner)",
         path,
     )
-
-
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
 
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:
