@@ -22,9 +22,10 @@ class Loop:
 
     Callbacks do everything else, such as writing metrics. The loop calls them at fixed moments,
     which trainer/callbacks/callback.py lists. They do not learn of an error that this process
-    `outlives`, because it continues in a new loop. The last step that has `ended` has its metrics
-    and the begin of its checkpoint. `unjudged` are the counters of the run after the last step,
-    before callbacks saw the step.
+    `outlives`, because it continues in a new loop.
+
+    `ended` is the last step whose metrics are recorded and whose checkpoint, if due, is begun.
+    `unjudged` are the counters of the run after the last step, before callbacks saw the step.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class PhaseTimer:
 def count_activations(
     traffic: Traffic, groups: Groups, layout: ResolvedLayout, micro_batches: int
 ) -> None:
-    """Count the bytes sent in the tensor group and to other stages, by formulas (tested)."""
+    """Count the bytes sent in the tensor group and to other stages, by formulas under test."""
     grid, rank, activations = groups.grid, groups.rank, layout.activation_traffic
     own_chunks = layout.chunks_of_stage(groups.coordinates.pipeline)
     # of one micro-batch

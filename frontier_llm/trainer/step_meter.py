@@ -88,7 +88,7 @@ def peak_tflops(
 
 
 class StepMeter:
-    """Makes the metrics of a step. If it `logs`, it warns of impossible ones, as an MFU above 1."""
+    """Makes a step's metrics. If it `logs`, it warns of impossible ones, such as an MFU above 1."""
 
     def __init__(
         self,
