@@ -167,7 +167,9 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
     if kept is not None and kept.ranks == size:
         own = kept.report()
         place.store.set("meta", json.dumps(kept.meta))  # rank 0 may be new, and writes the manifest
-    decision = agree(config, place, own, partial(_decide, former, size, world.ranks_per_node))
+    decision = agree(
+        config, place, own, partial(_decide_remains, former, size, world.ranks_per_node)
+    )
     if decision.source == "checkpoint":
         if world.rank == 0:
             _LOG.warning("the remaining ranks cannot save the last step: %s", decision.reason)
@@ -196,7 +198,7 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
         _LOG.warning("the remaining ranks have saved step %d", decision.sums.step)
 
 
-def _decide(config: RunConfig, size: int, per_node: int, found: list[Report]) -> Decision:
+def _decide_remains(config: RunConfig, size: int, per_node: int, found: list[Report]) -> Decision:
     if config.checkpoint.mode == "off":
         return Decision("checkpoint", "checkpoint.mode=off")
     reports = [Report(False)] * size

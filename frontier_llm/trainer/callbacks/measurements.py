@@ -196,7 +196,7 @@ class PipelineTimeline(Callback):
         timeline = StepTimeline(
             step=end.metrics.step, measured=measured, planned=_planned(self.context)
         )
-        _LOG.debug("%-10s %s", "pipeline", describe(timeline))
+        _LOG.debug("%-10s %s", "pipeline", _describe_bubble(timeline))
         try:
             timeline.write(Path(self.context.config.run.dir))
         except OSError as error:  # the run can do without the picture
@@ -227,8 +227,7 @@ class PipelineTimeline(Callback):
         )
 
 
-def describe(timeline: StepTimeline) -> str:
-    """Return the measured and the planned bubble as text."""
+def _describe_bubble(timeline: StepTimeline) -> str:
     text = f"stages waited {timeline.measured.waiting_share:.1%} of the passes of a step"
     planned = timeline.planned
     return text if planned is None else f"{text} (planned {planned.waiting_share:.1%})"
@@ -253,7 +252,7 @@ def _planned(context: TrainerContext) -> PassTimeline | None:
     )
 
 
-STEPS = 3
+TRIAL_STEPS = 3
 """Number of steps with compiled functions, and of steps without. The first step of each kind is not
 measured. In the first step of the run the functions are compiled; the watchdog allows more time for
 it."""
@@ -283,7 +282,7 @@ class KernelTrial(Callback):
 
     def on_step_begin(self, step: int) -> None:
         """Run uncompiled functions from the fourth step on."""
-        if self._is_on and len(self._seconds) == STEPS:
+        if self._is_on and len(self._seconds) == TRIAL_STEPS:
             torch.compiler.set_stance("force_eager")
 
     def on_step_end(self, end: StepEnd) -> None:
@@ -291,7 +290,7 @@ class KernelTrial(Callback):
         if not self._is_on:
             return
         self._seconds.append(end.metrics.step_seconds)
-        if len(self._seconds) == 2 * STEPS:
+        if len(self._seconds) == 2 * TRIAL_STEPS:
             self._is_on = False
             compiled, uncompiled = self._times_of_rank_0()
             torch.compiler.set_stance("default" if compiled < uncompiled else "force_eager")
@@ -311,14 +310,14 @@ class KernelTrial(Callback):
 
     def _times_of_rank_0(self) -> list[float]:
         """Return the seconds of the fastest step with compiled functions, and without."""
-        measured = self._seconds[1:STEPS], self._seconds[STEPS + 1 :]
+        measured = self._seconds[1:TRIAL_STEPS], self._seconds[TRIAL_STEPS + 1 :]
         times = torch.tensor([min(times) for times in measured], dtype=torch.float64)
         times = times.to(self._device)
         dist.broadcast(times, src=0)
         return list(times.tolist())
 
 
-FOLDER = "traces"
+TRACES = "traces"
 """Folder of the traces in the run directory."""
 
 
@@ -383,7 +382,7 @@ class Tracer(Callback):
             return
         finished.stop()
         name = f"steps_{steps[0]}_to_{steps[-1]}_rank_{self.context.world.rank}.json.gz"
-        file = Path(self.context.config.run.dir) / FOLDER / name
+        file = Path(self.context.config.run.dir) / TRACES / name
         self._writer = Thread(target=_write, args=(finished, file), name="trace", daemon=True)
         self._writer.start()
 
