@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.planner_accuracy import errors, in_sample, left_out, table_choices
-from benchmarks.published.tables import TABLES
+from benchmarks.planner_accuracy import TABLES, errors, in_sample, left_out, table_choices
 from docs.generate import frontier_tables
 from docs.generate.marked_page import filled, keep_current
 from frontier_llm.cli.experiments import composed

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.planner_accuracy import left_out
-from benchmarks.published.tables import TABLES
+from benchmarks.planner_accuracy import TABLES, left_out
 from docs.generate.frontier_tables import CURVES, scaling
 from docs.generate.marked_page import filled, keep_current
 from docs.generate.models_and_clusters_page import composed

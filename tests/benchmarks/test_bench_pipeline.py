@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.bench_pipeline import main
-from benchmarks.pipeline.pipeline_case import CONTENDERS, Case, RankFigures, Sizes, TimedStep
-from benchmarks.pipeline.pipeline_results import check_equal, simulated_seconds
+from benchmarks.bench_pipeline import check_equal, main, simulated_seconds
+from benchmarks.pipeline.pipeline_rank import CONTENDERS, Case, RankFigures, Sizes, TimedStep
 from benchmarks.testbed.held_bytes import HeldBytes
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import make_schedule

@@ -5,10 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.layouts.layout_case import LAYOUTS, RANKS, Sizes
-from benchmarks.layouts.layout_rank import RankFigures, TimedStep, run_layout
-from benchmarks.layouts.layout_results import make_row
-from benchmarks.planner_layouts import QUICK, main
+from benchmarks.planner_layouts import (
+    LAYOUTS,
+    QUICK,
+    RANKS,
+    RankFigures,
+    Sizes,
+    TimedStep,
+    main,
+    make_row,
+    run_layout,
+)
 from benchmarks.testbed.foreign_load import is_disturbed
 from benchmarks.testbed.forked import on_ranks
 from frontier_llm.geometry.resolved import ResolvedLayout

@@ -1,7 +1,4 @@
-"""What an agent does when the node of the job script is lost; Slurm's programs are stand-ins.
-
-benchmarks/faults/slurm_replacement.py tries the same on a real Slurm.
-"""
+"""What an agent does when the node of the job script is lost; Slurm's programs are stand-ins."""
 
 import os
 import socket

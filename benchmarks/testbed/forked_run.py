@@ -1,5 +1,6 @@
-"""One start of a training run in forked processes, which can be killed."""
+"""One start of a training run in forked processes, which can be killed; and a tiny run to start."""
 
+import importlib
 import os
 import random
 import signal
@@ -7,9 +8,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
+
+from benchmarks.harness import ROOT
+from frontier_llm.cli.main import main as run_program
+from frontier_llm.errors import TrainingError
+
+OVERRIDES = (
+    "model.layers=2", "model.hidden=32", "model.heads=4", "model.vocabulary=300", "data=text",
+    "data.vocabulary=300", "data.sequence_length=32", "data.global_batch=4", "data.micro_batch=1",
+    "launch.ranks=2", "parallel.pipeline=1", "sharding=zero1", "precision=fp32",
+    "checkpoint=lazy", "checkpoint.every_steps=1", "run.resume=auto", "plan=off",
+    "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1", "trainer.sample_tokens=0",
+    "telemetry.wandb=off", "telemetry.progress=false",
+)  # fmt: skip
+"""Settings of a tiny run."""
 Target = Literal["all ranks", "one rank", "the parent"]
 TARGETS: tuple[Target, ...] = ("all ranks", "one rank", "the parent")
 """Processes that a kill may hit."""
@@ -19,22 +36,39 @@ _ENDED = ("Z", "X")
 """States in /proc of processes that have ended; a zombie's exit code has not been read yet."""
 
 
+def train(overrides: Sequence[str]) -> int:
+    """Train as the command line does; return the exit code."""
+    return run_program(["train", *overrides])
+
+
+def import_training() -> None:
+    """Import what training needs, once, before the forks."""
+    for module in ("frontier_llm.cli.train", "frontier_llm.trainer.assemble"):
+        importlib.import_module(module)
+
+
+def corpus_of(folder: Path) -> tuple[str, str]:
+    """Write the source code of this package as one text to train on; return the overrides."""
+    path = folder / "text.txt"
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
+    path.write_text("\n\n".join(source.read_text() for source in sources))
+    return f"data.path={path}", f"data.directory={folder}/corpora"
+
+
 class ForkedRun:
-    """A process that trains and the ranks that it forks, in their own session (see setsid(2))."""
+    """A process that trains and the ranks that it forks, in their own session (see setsid(2)).
+
+    `train` trains with the given overrides, all modules being imported already; `log` receives the
+    output of all processes.
+    """
 
     def __init__(
         self, train: Callable[[Sequence[str]], int], overrides: Sequence[str], log: Path
     ) -> None:
-        """Fork the first process.
-
-        Args:
-            train: trains with the given overrides; all modules are imported already.
-            overrides: the command line.
-            log: file that receives the output of all processes.
-        """
         sys.stdout.flush()
         sys.stderr.flush()
         self.start_seconds = time.time()
+        self._log = log
         self._pid = os.fork()
         self._exit_code: int | None = None
         if not self._pid:
@@ -49,30 +83,15 @@ class ForkedRun:
         return self._exit_code
 
     def kill(self, target: Target, random_: random.Random) -> Target:
-        """Send SIGKILL; return the target, which is the parent if no rank has been forked yet.
-
-        Args:
-            target: which processes to kill.
-            random_: chooses the rank if the target is one rank.
-        """
-        ranks = self._ranks()
+        """Send SIGKILL; return the target, which is the parent if no rank has been forked yet."""
+        ranks = [pid for pid in self._session() if pid != self._pid]
         if target == "the parent" or not ranks:
             os.kill(self._pid, signal.SIGKILL)
             return "the parent"
         for rank in ranks if target == "all ranks" else [random_.choice(ranks)]:
-            try:
+            with suppress(ProcessLookupError):  # the rank has just ended by itself
                 os.kill(rank, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # the rank has just ended by itself
         return target
-
-    def kill_ranks(self, ranks: range) -> None:
-        """Send SIGKILL to some ranks, in the order in which they were forked."""
-        for pid in sorted(self._ranks())[ranks.start : ranks.stop]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # the rank has just ended by itself
 
     def wait(self, limit_seconds: float) -> float | None:
         """Wait until all processes of the run have ended.
@@ -93,19 +112,26 @@ class ForkedRun:
         while self.exit_code() is None:
             time.sleep(POLL_SECONDS)
 
+    def finish(self, name: str) -> None:
+        """Wait for the end of a run that is not killed.
+
+        Raises:
+            TrainingError: the run failed; the message has the end of its output.
+        """
+        try:
+            self.wait_for_end()
+        finally:
+            self.end()
+        if self._exit_code:
+            raise TrainingError(f"{name} failed:\n{self._log.read_text()[-4000:]}")
+
     def end(self) -> None:
         """Kill all processes that still run."""
         for pid in self._session():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         if self._exit_code is None:
             self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-
-    def _ranks(self) -> list[int]:
-        """Return the processes that the first one has forked."""
-        return [pid for pid in self._session() if pid != self._pid]
 
     def _session(self) -> list[int]:
         """Return the processes of the session that have not ended."""
