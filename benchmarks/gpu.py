@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT, about, bench_console, make_table
-from docs.generate.gpu_table import measured
-from docs.generate.marked_page import filled
-from docs.generate.results import RESULTS
+from docs.generate.blocks import RESULTS, filled
+from docs.generate.measured_tables import gpu_section
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.errors import TrainingError
 
@@ -336,7 +335,7 @@ def publish(folder: Path, scale: Scale) -> None:
         file, page = RESULTS / "gpu.json", ROOT / "docs" / "gpu.md"
     file.write_text(json.dumps(results, indent=1) + "\n")
     text = (ROOT / "docs" / "gpu.md").read_text()
-    page.write_text(filled(text, {"measured": measured(results)}))
+    page.write_text(filled(text, {"measured": gpu_section(results)}))
 
 
 def _device_name() -> str:

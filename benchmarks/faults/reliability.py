@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{file}: the rows. To publish them: `--json benchmarks/results/{chosen.experiment}.json`,"
     )
-    print("then `python -m docs.generate.measured_tables --write`")
+    print("then `python -m docs.generate measured --write`")
     return 0
 
 

@@ -19,6 +19,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ def main() -> None:
     os.dup2(2, 1)  # libraries that print to standard output now print to standard error
     module = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}")
     for line in sys.stdin:
-        turn = Turn.from_json(line)
+        turn, answer = Turn.from_json(line), dict[str, Any]()
         try:
             ranks = on_ranks(
                 _run, turn.ranks, module, turn,

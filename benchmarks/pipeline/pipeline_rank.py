@@ -151,7 +151,7 @@ def run_case(rank: int, case: Case) -> tuple[float, dict[str, RankFigures]]:
     runners: dict[str, _Runner] = {}
     for name, contender in case.contenders.items():
         first = next(iter(runners.values()), None)
-        runners[name] = _Runner(case, contender, first and first.groups)
+        runners[name] = _Runner(case, contender, first.groups if first else None)
     sizes = case.sizes
     latency = message_seconds(rank, torch.empty(sizes.sequence, 1, sizes.hidden))
     batches = random_batches(next(iter(runners.values())).layout)

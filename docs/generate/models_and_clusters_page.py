@@ -1,17 +1,12 @@
-"""Write docs/models_and_clusters.md: every model, cluster and experiment of `conf/`.
+"""docs/models_and_clusters.md: every model, cluster and experiment of `conf/`."""
 
-`python -m docs.generate.models_and_clusters_page` checks whether the page is current; with
-`--write` it writes the page.
-"""
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-
-from docs.generate.marked_page import keep_current
+from docs.generate.blocks import DOCS, table
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
-from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.config.cluster import ClusterConfig
@@ -21,7 +16,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.choice import choose
 from frontier_llm.units import GIB, format_count
 
-PAGE = CONF.parent / "docs" / "models_and_clusters.md"
+PAGE = DOCS / "models_and_clusters.md"
 BASES = ("gpt", "llama", "llama3", "mt5", "qwen3")
 """Files of conf/model/ without dimensions, which other models extend."""
 SEQUENCE_LENGTH = 2048
@@ -38,23 +33,21 @@ def resolved(config: RunConfig, ranks: int) -> ResolvedLayout:
     return ResolvedLayout.resolve(config, ranks, config.cluster.ranks_per_node, precision="bf16")
 
 
+def files() -> dict[Path, str]:
+    """Return the text of the page, by its path."""
+    return {PAGE: page()}
+
+
 def page() -> str:
     """Return the text of the page."""
     return "\n".join([*_introduction(), *_models(), *_experiments(), *_clusters(), ""])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check whether it is current."""
-    return keep_current(
-        __doc__, "docs.generate.models_and_clusters_page", arguments, lambda: {PAGE: page()}
-    )
 
 
 def _introduction() -> Iterator[str]:
     yield "# Models, experiments and clusters"
     yield ""
     yield (
-        "This page is written by `python -m docs.generate.models_and_clusters_page --write` from "
+        "This page is written by `python -m docs.generate models_and_clusters --write` from "
         "`conf/`. A test checks that it is current."
     )
     yield ""
@@ -187,14 +180,6 @@ def _hardware_cells(cluster: ClusterConfig) -> tuple[object, ...]:
 
 
 def _table(columns: str, rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table; `columns` are names separated by `|`."""
-    names = columns.split("|")
-    yield "| " + " | ".join(names) + " |"
-    yield "|" + "---|" * len(names)
-    for row in rows:
-        yield "| " + " | ".join(str(cell) for cell in row) + " |"
+    """Yield a table and an empty line; `columns` are names separated by `|`."""
+    yield from table(columns.split("|"), rows)
     yield ""
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from docs.generate.predictions import predict
+from docs.generate.blocks import table
+from docs.generate.predictions import predict, tokens_per_device
 from frontier_llm.cli.experiments import composed
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
@@ -136,7 +137,7 @@ def recomputation() -> list[Recomputation]:
         kept, recomputed = (
             _run((*overrides, f"recompute={mode}"), ranks) for mode in ("none", "full")
         )
-        tokens = [_tokens(run) for run in (kept, recomputed)]
+        tokens = [float(f"{tokens_per_device(run):.3g}") for run in (kept, recomputed)]
         memory = [round(run.peak.total / GIB, 1) for run in (kept, recomputed)]
         rows.append(Recomputation(model, (tokens[0], tokens[1]), (memory[0], memory[1])))
     return rows
@@ -144,29 +145,22 @@ def recomputation() -> list[Recomputation]:
 
 def memory_table() -> list[str]:
     """Return the lines of the table of model states."""
-    lines = [
-        "| model | parameters | parameters, 2 bytes | gradients, 4 bytes | "
-        "optimizer states, 12 bytes | together | GCDs of 64 GiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
     device_bytes = composed("cluster=frontier_mi250x").cluster.device.memory_gib * GIB
+    rows = []
     for name in MODELS:
         count = count_parameters(composed(f"model={name}").model, 2048)
         sizes = [count * each for each in (PARAMETER_BYTES, SUM_BYTES, STATE_BYTES)]
         cells = [f"{size / 1e9:,.0f} GB" for size in (*sizes, sum(sizes))]
         devices = -(-sum(sizes) // int(device_bytes))
-        row = [f"`{name}`", f"{count / 1e9:,.1f}B", *cells, str(devices)]
-        lines.append("| " + " | ".join(row) + " |")
-    return lines
+        rows.append([f"`{name}`", f"{count / 1e9:,.1f}B", *cells, devices])
+    head = ("model", "parameters", "parameters, 2 bytes", "gradients, 4 bytes",
+            "optimizer states, 12 bytes", "together", "GCDs of 64 GiB")  # fmt: skip
+    return list(table(head, rows))
 
 
 def _percent(overrides: Sequence[str], ranks: int) -> float:
     """Return the percent of the peak with recomputation; a tenth of a percent is the precision."""
     return round(100 * (_run(overrides, ranks).hfu or 0), 1)
-
-
-def _tokens(run: Estimate) -> float:
-    return float(f"{run.tokens_per_second / run.candidate.grid.size:.3g}")
 
 
 def _run(overrides: Sequence[str], ranks: int) -> Estimate:

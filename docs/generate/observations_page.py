@@ -1,10 +1,6 @@
-"""Write the charts and the table of docs/observations.md, which the planner predicts.
-
-`python -m docs.generate.observations_page` checks whether they are current; `--write` writes them.
-"""
+"""The charts and the table of docs/observations.md, which the planner predicts."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,24 +11,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from docs.generate import observations
-from docs.generate.chart_style import (
+from docs.generate.blocks import (
+    DOCS,
     FOURTH,
     GRID,
+    IMAGES,
     NEUTRAL,
     OURS,
     TEXT,
     THEIRS,
-    digest_comment,
+    chart,
+    filled,
     side_by_side,
-    svg,
 )
-from docs.generate.marked_page import filled, keep_current
 from docs.generate.observations import Chart, Recomputation
-from docs.generate.results import ROOT
-from frontier_llm.cli.options import run_command
 
-PAGE = ROOT / "docs" / "observations.md"
-IMAGES = ROOT / "docs" / "images"
+PAGE = DOCS / "observations.md"
 LINE_COLOURS = (OURS, THEIRS, FOURTH)
 CHARTS: Mapping[str, Callable[[], Chart]] = {
     "tensor": observations.tensor,
@@ -44,38 +38,33 @@ CHARTS: Mapping[str, Callable[[], Chart]] = {
 """The function that predicts each chart, by the name of its block."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page and its charts, or check whether they are current."""
-    return keep_current(__doc__, "docs.generate.observations_page", arguments, files)
-
-
 def files() -> dict[Path, str]:
     """Return the text of the page and of its charts, by their paths."""
     blocks: dict[str, Sequence[str]] = {"memory": observations.memory_table()}
     images = {}
     for name, predicted in CHARTS.items():
-        chart = predicted()
-        images[_image(name)] = _current(_image(name), chart, partial(draw_lines, chart))
-        blocks[name] = list(_block(name, _sentence(chart)))
+        found = predicted()
+        images[_image(name)] = _drawn(name, found, partial(draw_lines, found))
+        blocks[name] = list(_block(name, _sentence(found)))
     rows = observations.recomputation()
-    image = _image("recomputation")
-    images[image] = _current(image, rows, partial(draw_recomputation, rows))
-    blocks["recomputation"] = list(_block("recomputation", _recomputation_sentence(rows)))
+    name = "recomputation"
+    images[_image(name)] = _drawn(name, rows, partial(draw_recomputation, rows))
+    blocks[name] = list(_block(name, _recomputation_sentence(rows)))
     return {PAGE: filled(PAGE.read_text(), blocks), **images}
 
 
-def draw_lines(chart: Chart) -> Figure:
-    """Draw the lines of a chart over its setting, whose values are spaced logarithmically."""
+def draw_lines(found: Chart) -> Figure:
+    """Draw lines over their setting, whose values are spaced logarithmically."""
     figure = Figure(figsize=(6, 2.8))
     (axes,) = side_by_side(figure, 1)
-    for (name, line), colour in zip(chart.lines.items(), LINE_COLOURS, strict=False):
+    for (name, line), colour in zip(found.lines.items(), LINE_COLOURS, strict=False):
         axes.plot(list(line), list(line.values()), marker="o", color=colour, label=name)
-    values = sorted({value for line in chart.lines.values() for value in line})
+    values = sorted({value for line in found.lines.values() for value in line})
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [str(value) for value in values])
     axes.minorticks_off()
-    axes.set_xlabel(chart.label)
-    axes.set_ylim(0, 1.1 * max(max(line.values()) for line in chart.lines.values()))
+    axes.set_xlabel(found.label)
+    axes.set_ylim(0, 1.1 * max(max(line.values()) for line in found.lines.values()))
     axes.grid(axis="y", color=GRID)
     axes.set_title("predicted percent of the peak", loc="left", color=TEXT)
     axes.legend(frameon=False, labelcolor=TEXT)
@@ -114,13 +103,13 @@ def _block(name: str, sentence: str) -> Iterator[str]:
     yield sentence
 
 
-def _sentence(chart: Chart) -> str:
+def _sentence(found: Chart) -> str:
     """Say the first and the last value of each line."""
     parts = []
-    for name, line in chart.lines.items():
+    for name, line in found.lines.items():
         (first, start), *_, (last, end) = line.items()
         parts.append(f"{start:.1f}% at {first} and {end:.1f}% at {last} ({name})")
-    return f"Predicted by {chart.label}: " + "; ".join(parts) + "."
+    return f"Predicted by {found.label}: " + "; ".join(parts) + "."
 
 
 def _recomputation_sentence(rows: Sequence[Recomputation]) -> str:
@@ -136,13 +125,5 @@ def _image(name: str) -> Path:
     return IMAGES / f"observations_{name}.svg"
 
 
-def _current(file: Path, data: Any, draw: Callable[[], Figure]) -> str:
-    """Return the content of a chart's file if it shows these data, or else a new chart."""
-    digest = digest_comment(__file__, [json.dumps(data).encode()])
-    if file.exists() and digest in (content := file.read_text()):
-        return content
-    return svg(draw, digest)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+def _drawn(name: str, data: Any, draw: Callable[[], Figure]) -> str:
+    return chart(_image(name), __file__, json.dumps(data).encode(), draw)

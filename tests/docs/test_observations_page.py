@@ -13,24 +13,6 @@ def values(chart, name):
     return list(chart.lines[name].values())
 
 
-@pytest.mark.exhaustive
-def test_the_page_and_its_charts_are_current(capsys):
-    assert observations_page.main([]) == 0, capsys.readouterr().err
-
-
-def test_a_chart_of_other_predictions_is_drawn_again(tmp_path):
-    file = tmp_path / "chart.svg"
-    first, second = (Chart("size", {"line": {1: 30.0, 2: value}}) for value in (20.0, 21.0))
-    file.write_text(
-        observations_page._current(file, first, lambda: observations_page.draw_lines(first))
-    )
-    kept = observations_page._current(file, first, lambda: pytest.fail("drawn without a need"))
-    assert kept == file.read_text()
-    drawn = observations_page._current(file, second, lambda: observations_page.draw_lines(second))
-    assert drawn != kept
-    assert drawn.startswith("<?xml")
-
-
 def test_a_sentence_gives_the_ends_of_each_line():
     chart = Chart("tensor size", {"a": {1: 30.0, 2: 25.0, 4: 20.25}, "b": {2: 1.0, 8: 2.0}})
     assert observations_page._sentence(chart) == (
