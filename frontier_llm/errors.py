@@ -35,9 +35,10 @@ class ConfigError(FrontierError):
         super().__init__(key, got, wants, todo)
 
     def __str__(self) -> str:
+        got = "null" if self.got is None else self.got  # as in YAML
         return printable(
             f"configuration error at {self.key}\n"
-            f"  got:    {self.got}\n"
+            f"  got:    {got}\n"
             f"  wants:  {self.wants}\n"
             f"  do:     {self.todo}"
         )

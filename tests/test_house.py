@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "frontier_llm"
 ROOMS = ("frontier_llm", "benchmarks", "docs", "examples", "tests", "tools", "train.py", ".ci")
 SHIM_LINES, TRAIN_LINES, FILE_LINES, FUNCTION_LINES = 15, 40, 500, 60
+MOST_WORDS = 12
+"""Words of the name of a test, besides `test`."""
 ALWAYS_SHARED = {"__init__.py", "main.py"}
 CONFIG = "config/ mirrors conf/"
 COMMAND = "a file of cli/ has the name of its command"
@@ -94,6 +96,16 @@ def test_tools_and_train_only_call_the_program():
 def test_files_are_short():
     found = {name(path) for path in PACKAGE.rglob("*.py") if lines(path) > FILE_LINES}
     assert found == set(LONG_FILES), "shorten the file, or remove an entry that is out of date"
+
+
+def test_names_of_tests_are_short():
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name.split("_")) - 1 > MOST_WORDS] == []
 
 
 def test_functions_are_short():

@@ -412,16 +412,6 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
             "tokens/s": lambda row: f"{row['tokens_per_second'] / 1e6:.2f}M",
             "peak MiB": "{peak_mib}",
         }),
-        "tokenizers": Table("tokenizers", {
-            "tokenizer": "{tokenizer}", "seconds": "{seconds}", "MB/s": "{mb_per_second}",
-            "CPU seconds": "{cpu_seconds}", "library MB/s": "{library_mb_per_second}",
-            "documents": "{documents:,}", "differ": "{differ}",
-        }),
-        "documents": Table("documents", {
-            "attention": "{contender}", "seconds": "{seconds:.2f}",
-            "relative to joined": "{seconds_over_joined:.2f}", "peak MiB": "{peak_mib}",
-            "peak relative to joined": "{peak_over_joined:.2f}",
-        }),
     },
     "planner.md": {"layouts": layouts},
     "gpu.md": {"measured": gpu},

@@ -86,7 +86,6 @@ class Archive:
             self._archive_failed()
 
     def _archive_failed(self) -> None:
-        """Run the command once for each checkpoint for which it has failed before."""
         for step in tuple(self._failed):
             if self._run(step) == "":
                 with self._lock:
@@ -111,7 +110,6 @@ class Archive:
         return False
 
     def _run(self, step: int) -> str:
-        """Run the command once; return "" or why it has failed."""
         path, command = self._path(step), self._config.command
         assert command is not None
         failure = ""

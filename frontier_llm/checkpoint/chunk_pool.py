@@ -27,10 +27,8 @@ class ChunkPool:
     """A fixed number of buffers of one chunk each.
 
     Every page is touched at once. A CheckpointError is raised if the host has not enough memory.
-
-    Attributes:
-        changed: held while buffers or snapshots that use the pool change, and notified after that.
-            Several snapshots may share a pool, so a buffer that one returns wakes the others.
+    `changed` is held while buffers or snapshots that use the pool change, and notified after that.
+    Several snapshots may share a pool, so a buffer that one returns wakes the others.
     """
 
     def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:

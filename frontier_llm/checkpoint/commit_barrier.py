@@ -40,7 +40,6 @@ _COMMIT = "commit"
 _COMMITTED = ""
 """Value of the key `end` after success; after a failure its value is the cause."""
 _MAX_NAMED_RANKS = 8
-"""Most ranks that an error message lists."""
 
 
 class UnknownOutcomeError(CheckpointError):
@@ -137,7 +136,6 @@ class CommitBarrier:
             self._store.delete_key(self._key(name))
 
     def _wait_for_end(self) -> str | None:
-        """Wait for the outcome that rank 0 publishes, and return it; None after the timeout."""
         try:
             self._store.wait([self._key("end")], self._timeout)
         except RuntimeError:
@@ -158,7 +156,6 @@ class CommitBarrier:
         return "" if decision == _COMMIT else decision
 
     def _decide(self, decision: str) -> str:
-        """Set the key `decision` unless it is set already; return its value."""
         return str(self._store.compare_set(self._key("decision"), "", decision).decode())
 
     def _describe_late_ranks(self) -> str:

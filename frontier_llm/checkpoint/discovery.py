@@ -41,8 +41,7 @@ class Checkpoint:
     def open(cls, folder: Path) -> "Checkpoint":
         """Read a checkpoint's manifest and check the sizes of its files.
 
-        Raises:
-            CheckpointError: the manifest or a file, which the message names, is absent or damaged.
+        A CheckpointError names the manifest or file that is absent or damaged.
         """
         if not (folder / MANIFEST).is_file():
             raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
@@ -103,7 +102,15 @@ def find(path: Path) -> Checkpoint:
     A CheckpointError is raised if there is none, or it is damaged.
     """
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    return newest(folder) or Checkpoint.open(path)
+    found = newest(folder)
+    if found is None and (path / "config.yaml").is_file():
+        raise CheckpointError(f"the run in {path} has saved no checkpoint yet")
+    if found is None and (path / "config.json").is_file():
+        raise CheckpointError(
+            f"{path} is a folder of Hugging Face, no checkpoint: convert it first with\n"
+            f"  frontier-llm convert --from hf {path} OUT"
+        )
+    return found or Checkpoint.open(path)
 
 
 def _folders(folder: Path) -> list[tuple[int, str, Path]]:
@@ -156,7 +163,6 @@ def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
 
 
 def _entries(path: Path, size: int) -> dict[str, tuple[int, int]]:
-    """Return the first byte and the end of each entry of a file of `size` bytes."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

@@ -62,9 +62,8 @@ class DrainSource:
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks of the file.
 
-        Raises:
-            CheckpointError: the node's checkpoint is absent or damaged, has rounded moments, or
-                lacks a range, for example because the layout has changed.
+        A CheckpointError is raised if the node's checkpoint is absent or damaged, has rounded
+        moments, or lacks a range, for example because the layout has changed.
         """
         folder, cancellation = self._folder, self._pacer.cancellation
         checkpoint = open_when_committed(folder, self._step, self._timeout, cancellation)
@@ -94,7 +93,6 @@ class DrainSource:
         """Do nothing: the buffers belong to the caller."""
 
     def _copy(self, reader: RangeReader, segment: Segment, begin: int, size: int) -> None:
-        """Copy the part of a segment that lies in the chunk [begin, begin + size)."""
         done = max(0, begin - segment.target)
         stop = min(segment.count, begin + size - segment.target)
         while done < stop:
@@ -108,7 +106,6 @@ class DrainSource:
             done += count
 
     def _chunk(self, reader: RangeReader, name: str, offset: int) -> torch.Tensor:
-        """Return the stored chunk that holds a byte, read and verified."""
         manifest = self._manifest
         start = offset // manifest.chunk_bytes * manifest.chunk_bytes
         stop = min(start + manifest.chunk_bytes, manifest.files[name].size)
@@ -132,7 +129,6 @@ def _segments(plan: WritePlan, checkpoint: Checkpoint) -> Iterator[Segment]:
 def _segments_of(
     plan: WritePlan, name: str, wanted: StoredRange, stored: list[StoredRange]
 ) -> Iterator[Segment]:
-    """Yield the segments that together hold one range, for all states."""
     first, stop = wanted.first, wanted.first + wanted.count
     while first < stop:
         covering = [s for s in stored if s.first <= first < s.first + s.count]

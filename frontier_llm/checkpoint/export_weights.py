@@ -36,9 +36,6 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
     The file gets its final name when it is complete and on disk. The export needs memory for the
     largest tensor in fp32, and for two chunks of a checkpoint file (16 MiB each by default).
     `advance` gets the number of elements after each write. bf16 is rounded to nearest.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or the file cannot be written.
     """
     check_headers(checkpoint)
     partial = path.with_name(f"{path.name}.partial")

@@ -40,16 +40,15 @@ def partial_folder(step: int) -> str:
 
 
 def parse_folder(name: str) -> tuple[int, str] | None:
-    """Split a folder's name into its step and its suffix.
+    """Split a folder's name into its step and its suffix; None for another folder.
 
-    Returns:
-        (step, suffix), or None if this is not the name of a checkpoint folder. Suffixes:
+    The suffix is one of:
 
-        - "": a committed checkpoint.
-        - ".partial": a checkpoint that is being written or was never completed.
-        - ".replaced": a committed checkpoint that a newer one of the same step is replacing.
-        - ".deleting": a checkpoint that is being deleted.
-        - ".void": a checkpoint that no longer counts, because the run resumed from an earlier step.
+    - "": a committed checkpoint.
+    - ".partial": a checkpoint that is being written or was never completed.
+    - ".replaced": a committed checkpoint that a newer one of the same step is replacing.
+    - ".deleting": a checkpoint that is being deleted.
+    - ".void": a checkpoint that no longer counts, because the run resumed from an earlier step.
     """
     match = _FOLDER.fullmatch(name)
     return (int(match[1]), match[2] or "") if match else None

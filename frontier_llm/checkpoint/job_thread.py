@@ -70,7 +70,6 @@ class JobThread:
 
 
 def _yield_to_training() -> None:
-    """Lower the priority of this thread on Linux, where threads have priorities of their own."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with suppress(OSError):

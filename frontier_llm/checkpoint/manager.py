@@ -36,7 +36,6 @@ _log = logging.getLogger(__name__)
 _LOGGED_STALL_SECONDS = 0.1
 """Shorter waits are counted but not logged."""
 _REMEMBERED = 1000
-"""Number of checkpoints whose outcome is remembered."""
 
 
 class CheckpointManager:
@@ -45,12 +44,9 @@ class CheckpointManager:
     All ranks create their managers and begin their checkpoints in the same order. One thread calls
     all methods. After a failure the manager remains usable and the previous checkpoint is intact.
     The store must outlive `close` on every rank. In mode `blocking`, `begin` returns when the
-    checkpoint is committed; in mode `lazy` it returns at once and a thread writes.
-
-    Attributes:
-        outcomes: how the last checkpoints ended, by step, as far as this rank knows. The writer
-            thread sets them.
-        unfinished: steps of checkpoints that are begun and have not ended.
+    checkpoint is committed; in mode `lazy` it returns at once and a thread writes, which sets
+    `outcomes`: how the last checkpoints ended, by step, as far as this rank knows. `unfinished` has
+    the steps that are begun and have not ended.
     """
 
     def __init__(
@@ -232,7 +228,6 @@ class CheckpointManager:
             self._end(task.step, "failed")
 
     def _end(self, step: int, outcome: Outcome) -> None:
-        """Record how a checkpoint ended, and forget those of long ago."""
         self.outcomes[step] = outcome
         self.unfinished.discard(step)
         self._options.on_end(step, outcome)

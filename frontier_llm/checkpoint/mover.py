@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
-"""Number of steps whose outcome is remembered."""
 Copy = Callable[[int, dict[str, Any], CommitBarrier], None]
 """Copies this rank's part of a checkpoint and commits it: (step, meta, barrier)."""
 
 
 class Mover:
-    """The queue of one kind of copies on one rank.
+    """The queue of one kind of copies on one rank, each made by `copy` with a thread of this name.
 
     Attributes:
         is_redundant: whether the copies are of use only if a node is lost, so that a failure is a
@@ -54,17 +53,9 @@ class Mover:
         copy: Copy,
         is_permanent: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Initialise without copying anything.
+        """Take how to copy this rank's part; the timeout limits the wait for other ranks after it.
 
-        Args:
-            name: name of the thread, different for each mover of a rank.
-            target: where the copies go, for the log.
-            rank: rank of this process.
-            world_size: number of ranks.
-            store: key-value store of all ranks.
-            timeout: how long this rank waits for the other ranks after it has copied its part.
-            copy: copies this rank's part.
-            is_permanent: whether a step is never skipped.
+        `target` says in the log where the copies go. A permanent step is never skipped.
         """
         self._name, self._target = name, target
         self._rank, self._size = rank, world_size
@@ -90,11 +81,7 @@ class Mover:
         return self._error is not None
 
     def poll(self) -> None:
-        """Raise the first error since the last call.
-
-        Raises:
-            CheckpointError: a step was not copied.
-        """
+        """Raise the first error since the last call: a step was not copied."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -102,12 +89,8 @@ class Mover:
     def enqueue(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
         """Copy a checkpoint as soon as it is committed on the nodes' disks.
 
-        Collective over all ranks.
-
-        Args:
-            step: step of the checkpoint.
-            meta: plain JSON for the manifest of the copy.
-            is_saved: whether the checkpoint is committed already.
+        Collective over all ranks. `is_saved`: it is committed already. `meta` is plain JSON for
+        the manifest of the copy.
         """
         with self._changed:
             self.outcomes.pop(step, None)
@@ -203,11 +186,7 @@ class Mover:
                 del self.outcomes[old]
 
     def _is_chosen(self, prefix: str, step: int) -> bool:
-        """Return whether a step is copied or skipped, which rank 0 decides for all ranks.
-
-        Raises:
-            UnknownOutcomeError: rank 0's store is lost.
-        """
+        """Return whether a step is copied or skipped, which rank 0 decides for all ranks."""
         key = f"{prefix}/order"
         if self._rank == 0:
             chosen = self._choose(step)

@@ -25,11 +25,9 @@ class NodePart:
     """A committed part of a checkpoint on a disk."""
 
     node: int
-    """Number of the node that saved it."""
     is_copy: bool
     """Whether it lies on the next node's disk."""
     folder: str
-    """Path of the folder with the files and the manifest."""
     step: int
     start: str
     """Id of the start of the run that saved it. Parts of different starts do not fit together."""
@@ -115,9 +113,6 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     """Copy and sync a file of a checkpoint, and compare each chunk with its digest on the way.
 
     Chunks that an interrupted copy has left in the target are not written again.
-
-    Raises:
-        CheckpointError: the file cannot be read, is damaged, or cannot be written.
     """
     file, chunks = checkpoint.manifest.files[name], chunk_ranges(checkpoint, name)
     largest = max((chunk.pages_bytes for chunk in chunks), default=PAGE_BYTES)

@@ -46,7 +46,6 @@ class ReceivedPlan:
     size: int
     """Size of the file in bytes; 0 if that rank saves nothing."""
     chunk_bytes: int
-    """Size of every chunk but the last, in bytes."""
     tensors: RankRecord
     offset_bytes: int = 0
     total: int | None = None
@@ -55,10 +54,9 @@ class ReceivedPlan:
     def of(
         cls, own_chunk_bytes: int, name: str, size: int, chunk_bytes: int, record: str
     ) -> "ReceivedPlan":
-        """Check what another rank says of its file.
+        """Check what another rank says of its file; raise ValueError if it is too large.
 
-        Raises:
-            ValueError: the chunks are not those of this rank, or the file is too large.
+        The chunks must also be those of this rank.
         """
         plan = cls(name, size, chunk_bytes, RankRecord.model_validate_json(record))
         files = {name: FilePart(size=size, chunks=(), offset_bytes=0)}
@@ -87,10 +85,7 @@ class PartnerFiles:
 
     The constructor is collective over all ranks: they exchange layouts and addresses through the
     store. It raises a CheckpointError if another rank does not answer, or this host has no
-    address for it.
-
-    Attributes:
-        plan: layout of the file that this rank receives.
+    address for it. `plan` is the layout of the file that this rank receives.
     """
 
     def __init__(

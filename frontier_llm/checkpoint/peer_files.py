@@ -86,7 +86,6 @@ class PeerServer:
                     connection.sendall(_ANSWER.pack(False, len(text)) + text)
 
     def _read(self, name: str, offset: int, content: memoryview) -> int:
-        """Read a range, or its part before the end of the file; return the number of bytes."""
         done = 0
         with self._files[name].open("rb", buffering=0) as stream:
             while done < len(content):

@@ -21,7 +21,6 @@ _KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 3, 3
 without an answer the node is lost."""
 SECRET_BYTES = 16
 _GREETING_SECONDS = 2.0
-"""How long a new connection may take to send its greeting."""
 _GREETINGS = 64
 """Most connections of which the greeting is awaited. If more come, the oldest is closed."""
 _PAUSE_SECONDS = 0.05
@@ -60,11 +59,9 @@ class OpenSockets:
 class Listener:
     """Accepts the connections that begin with the right greeting, and closes all others.
 
-    Raises an OSError if the address, given as a number, is not of this host.
-
-    Attributes:
-        secret: [SECRET_BYTES] random bytes, for greetings. Ranks learn them from their store.
-        address: host and port, under which other ranks connect.
+    Raises an OSError if the address, given as a number, is not of this host. `secret` has
+    [SECRET_BYTES] random bytes, for greetings, which ranks learn from their store. `address` is
+    host and port, under which other ranks connect.
     """
 
     def __init__(self, host: str) -> None:
@@ -81,11 +78,7 @@ class Listener:
         """Return the next connection that begins with a greeting, which contains the secret.
 
         Silent connections delay no other connection. `seconds` limits the wait and each later
-        operation; None: no limit.
-
-        Raises:
-            TimeoutError: no such connection was made in time.
-            OSError: the listener was closed.
+        operation; None: no limit. Raises TimeoutError, or OSError if the listener was closed.
         """
         end = None if seconds is None else time.monotonic() + seconds
         try:
@@ -129,7 +122,6 @@ class Listener:
         return [connection for connection in self._new if connection in ready]
 
     def _has_greeted(self, connection: socket.socket, greeting: bytes) -> bool:
-        """Read more of a greeting; close the connection if it is complete and wrong."""
         deadline, begin = self._new[connection]
         try:
             came = connection.recv(len(greeting) - len(begin))

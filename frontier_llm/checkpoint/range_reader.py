@@ -22,7 +22,6 @@ _BUFFERS = 2
 _MOST_THREADS = 4
 """Most threads; more places than that share them."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
-"""Flag that bypasses the page cache; 0 on systems without it."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,12 @@ class RangeReader:
         )
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}")
+class Unreadable(CheckpointError):
+    """The system does not read a file, which need not be damaged."""
+
+
+def _unreadable(path: Path, error: OSError) -> Unreadable:
+    return Unreadable(f"{path} cannot be read: {error.strerror or error}")
 
 
 class ReadAhead:
@@ -231,7 +234,6 @@ class ReadAhead:
             lane.free.put(buffer)
 
     def _read(self, lane: "_Lane") -> None:
-        """Fill buffers until all ranges are read or the context is left. Runs in a thread."""
         with lane.reader as reader:
             for range_ in lane.ranges:
                 buffer = lane.free.get()

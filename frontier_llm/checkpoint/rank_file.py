@@ -25,7 +25,6 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_bytes
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
-"""Flag that bypasses the page cache; 0 on systems without it."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, an exhausted quota and an exceeded file size."""
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -37,10 +36,7 @@ class RankFile:
 
     It is a context manager that removes the file if an exception leaves the context. Methods and
     constructor raise a CheckpointError if the file cannot be written. An existing part is
-    overwritten.
-
-    Attributes:
-        kept_bytes: bytes that were not written, because the file held them already.
+    overwritten. `kept_bytes` were not written, because the file held them already.
     """
 
     def __init__(
@@ -54,12 +50,9 @@ class RankFile:
     ) -> None:
         """Create the file and reserve the space of this rank's part.
 
-        Args:
-            size: size of this rank's part in bytes.
-            offset_bytes: offset of this rank's part in a shared file, a multiple of 4096 (a page).
-            total: size of a shared file in bytes; None if this rank writes the file alone.
-            continues: whether the file may hold chunks that an earlier attempt has written. Each
-                is read and compared before it is written.
+        A file of `total` bytes is shared, and this part begins at a multiple of 4096 (a page). If
+        the file `continues`, it may hold chunks that an earlier attempt has written: each is read
+        and compared before it is written.
         """
         self._path, self._size, self._offset, self._written = path, size, offset_bytes, 0
         self._ends_file = total is None or offset_bytes + size == total
@@ -120,14 +113,12 @@ class RankFile:
         return FilePart(offset_bytes=self._offset, size=self._size, chunks=tuple(self._chunks))
 
     def _start_digest(self, content: memoryview) -> Callable[[], str]:
-        """Start to compute a digest; return a function that waits for it and returns it."""
         try:
             return self._hasher.submit(xxhash.xxh3_128_hexdigest, content).result
         except RuntimeError:  # the interpreter is ending: threads cannot be started any more
             return partial(xxhash.xxh3_128_hexdigest, content)
 
     def _holds(self, buffer: torch.Tensor, size: int) -> bool:
-        """Return whether the file holds the next chunk; false if it cannot be read."""
         if self._earlier is None:
             self._earlier = host_buffer(buffer.numel())
         content, done = self._earlier.numpy().data, 0
@@ -171,7 +162,6 @@ class RankFile:
 
 
 def _create(path: Path, mode: int) -> int:
-    """Open a file for writing, and bypass the page cache where the file system supports this."""
     flags = mode | os.O_CREAT | os.O_CLOEXEC
     for direct in (_DIRECT, _DIRECT, _DIRECT, 0):
         path.parent.mkdir(parents=True, exist_ok=True)

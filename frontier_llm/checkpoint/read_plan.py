@@ -58,7 +58,6 @@ class Decoder:
     """First element of the stored box in the first block."""
     shape: Shape
     source: Slices
-    """Part of the stored box that is copied."""
     target: torch.Tensor
     """Elements of the state that are overwritten, in the shape of `source`."""
 
@@ -125,11 +124,9 @@ def plan_copies(
 ) -> Iterator[FileCopy]:
     """Yield copies that together fill each element of a range of a parameter's states once.
 
-    The range begins at element `start` of the flattened parameter; `targets` hold it, by state.
-
-    Raises:
-        CheckpointError: a tensor or a state of it is absent, a tensor has another shape, or an
-            element is not stored exactly once; the message names the tensor.
+    The range begins at element `start` of the flattened parameter; `targets` hold it, by state. A
+    CheckpointError names the tensor if it or a state is absent, it has another shape, or an element
+    is not stored exactly once.
     """
     count = len(next(iter(targets.values())))
     for part in placed_ranges(record.placements, record.parameter.shape, start, count):
@@ -150,7 +147,6 @@ def stored_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> Iterator[FileCopy]:
-    """Yield copies that fill a range of one box; `targets` are the elements of this range."""
     placement = part.placement
     tensor = stored_tensor(checkpoint, placement.name)
     if absent := [state for state in targets if state not in tensor.states]:
@@ -191,8 +187,6 @@ def _boxes(box_start: Shape, elements: StoredRange | PlacedRange) -> Iterator[Bo
 
 @dataclass(frozen=True)
 class _Intersection:
-    """The intersection of a stored box and a wanted box, as a part of each of them."""
-
     stored: StoredRange
     box: Box
     source: Slices
@@ -239,11 +233,7 @@ class _Intersection:
 def _choose(
     checkpoint: Checkpoint, name: str, shape: Shape, found: list[_Intersection]
 ) -> list[_Intersection]:
-    """Choose intersections that together hold every element of a wanted box.
-
-    Raises:
-        CheckpointError: an element is not stored, or is stored twice without permission.
-    """
+    """Choose intersections that together hold every element of a wanted box."""
     may_repeat = checkpoint.manifest.repeats  # elements may be stored more than once
     for intersection in found if may_repeat or len(found) == 1 else ():
         if intersection.elements == prod(shape):  # the usual case, faster than the mask below

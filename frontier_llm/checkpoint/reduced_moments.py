@@ -58,9 +58,7 @@ class ReducedWords:
     moments: Moments
     signed: bool
     start: int
-    """First word."""
     stop: int
-    """Word after the last one."""
 
     dtype = torch.float32
 

@@ -9,10 +9,11 @@ layout saved the checkpoint, it also needs one byte per element of its largest s
 missing elements. Reduced moments are kept in their reduced form until all of them are read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 
@@ -33,14 +34,10 @@ def load(
 ) -> None:
     """Load this rank's states, also those that another rank saves.
 
-    Args:
-        is_only_reader: whether no other rank of this host reads the same chunks. Then reads bypass
-            the page cache, which is faster. Otherwise the first rank that reads a chunk leaves it
-            in the page cache for the other ranks.
-
-    Raises:
-        CheckpointError: a tensor is absent or has another shape, an element is not stored exactly
-            once, or a file is damaged; the message names it. Some states may be overwritten.
+    If this rank is the only reader of its chunks on this host, reads bypass the page cache, which
+    is faster. Otherwise the first rank that reads a chunk leaves it in the cache for the others.
+    Raises the errors of `plan_copies`, and a CheckpointError that names a damaged file. Some states
+    may then be overwritten.
     """
     copies = [copy for shard in shards for copy in _shard_copies(checkpoint, shard)]
     _run_copies(copies, checkpoint, verify, is_only_reader)
@@ -79,13 +76,13 @@ def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
             pass  # planning the copies raises the error
 
 
-def check_model(checkpoint: Checkpoint, model: Mapping[str, Shape]) -> None:
+def check_model(folder: Path, weights: Collection[str], model: Mapping[str, Shape]) -> None:
     """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them."""
-    others: Sequence[str] = sorted(checkpoint.manifest.weights.keys() - model.keys())
+    others: Sequence[str] = sorted(set(weights) - model.keys())
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise CheckpointError(
-            f"{checkpoint.folder}: {others[0]}{more} is stored, the model has no such tensor; is "
+            f"{folder}: {others[0]}{more} is stored, the model has no such tensor; is "
             "it a checkpoint of another model?"
         )
 

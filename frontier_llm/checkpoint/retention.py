@@ -30,16 +30,10 @@ def prune(
 ) -> None:
     """Delete checkpoints that need not be kept any longer. One rank per folder calls this.
 
-    Damaged checkpoints are neither counted nor deleted, so that they can be inspected. Unfinished
-    folders of this and earlier steps, which a crash has left, are deleted too. A failure to delete
-    is only logged.
-
-    Args:
-        folder: folder of all checkpoints of the run.
-        committed_step: step of the checkpoint that was just committed; it is kept.
-        keep: number of newest checkpoints to keep, at least one.
-        keep_every_steps: checkpoints whose step is a multiple of this number are kept as well.
-        spared: steps that another thread reads or writes, and which are kept for now.
+    The newest `keep` stay, those of every `keep_every_steps` steps, that which was just committed,
+    and `spared` ones, which another thread reads or writes. Damaged checkpoints are neither counted
+    nor deleted, so that they can be inspected. Unfinished folders of this and earlier steps, which
+    a crash has left, are deleted too. A failure to delete is only logged.
     """
     try:
         with _pruning:
@@ -72,14 +66,8 @@ def void_later(folder: Path, step: int) -> None:
 
     A run that resumes from `step` repeats the later steps, perhaps with other samples. A renamed
     folder stays until the user deletes it, or until the same step is voided again. One process per
-    folder calls this.
-
-    Args:
-        folder: folder of all checkpoints of the run; it may be absent.
-        step: step that the run resumes from.
-
-    Raises:
-        CheckpointError: a folder cannot be renamed, so the next start would resume from it.
+    folder calls this. A CheckpointError is raised if a folder cannot be renamed, so that the next
+    start would resume from it.
     """
     renamed = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -102,14 +90,8 @@ def void_later(folder: Path, step: int) -> None:
 def delete_later(folder: Path, step: int) -> None:
     """Delete checkpoints after a step, where renamed ones would fill the memory of the node.
 
-    Several processes may do so in the same folder at the same time.
-
-    Args:
-        folder: folder of all checkpoints of the run; it may be absent.
-        step: step that the run resumes from.
-
-    Raises:
-        CheckpointError: a folder cannot be renamed, so the next start would resume from it.
+    Several processes may do so in the same folder at the same time. Errors are those of
+    `void_later`.
     """
     for later, path in committed(folder):
         if later <= step:
@@ -135,7 +117,6 @@ def _is_undamaged(path: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path, committed_step: int, spared: Collection[int]) -> None:
-    """Delete folders whose suffix shows that a crash interrupted their writing or deletion."""
     for path in folder.iterdir():
         parsed = parse_folder(path.name)
         if parsed is None or not path.is_dir() or parsed[0] in spared:

@@ -130,12 +130,9 @@ class Task:
 def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
     """Write this rank's file and return when the checkpoint is committed.
 
-    Every rank calls this, on any thread. The source is closed when the file is written.
-
-    Raises:
-        CheckpointError: the checkpoint failed. All ranks raise this error, with the first cause,
-            and remove their files.
-        UnknownOutcomeError: rank 0 or the store is lost, so this rank keeps its file.
+    Every rank calls this, on any thread. The source is closed when the file is written. If the
+    checkpoint failed, all ranks raise a CheckpointError with the first cause, and remove their
+    files. With an UnknownOutcomeError (rank 0 or the store is lost) this rank keeps its file.
     """
     path = task.partial / task.plan.name
     try:
@@ -156,7 +153,6 @@ def save(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
 
 
 def _write_and_arrive(task: Task, source: ChunkSource, barrier: CommitBarrier) -> None:
-    """Write this rank's file and report it to rank 0; after an error, abort the checkpoint."""
     try:
         record = task.plan.record(write_file(task, source))
     except Exception as error:  # any error must abort: the other ranks wait for this one
@@ -199,7 +195,6 @@ def write_file(task: Task, source: ChunkSource) -> FilePart | None:
 
 
 def _commit(task: Task, barrier: CommitBarrier) -> None:
-    """Commit the checkpoint and publish the outcome. Rank 0 only."""
     try:
         records = barrier.wait_for_ranks()
         _write_folder_manifest(task, [records[rank] for rank in task.folder_ranks])
@@ -230,7 +225,6 @@ def _complete_node(task: Task, barrier: CommitBarrier) -> None:
 
 
 def _write_folder_manifest(task: Task, records: Sequence[str]) -> None:
-    """Check that the folder has all files, and write the manifest from the records of its ranks."""
     parsed = [RankRecord.model_validate_json(record) for record in records]
     manifest = Manifest.merged(
         task.step, task.plan.chunk_bytes, parsed, task.meta,
@@ -246,7 +240,6 @@ def _rename(task: Task) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error in one line, with the file and the cause."""
     if isinstance(error, FrontierError):
         return str(error)
     if isinstance(error, OSError):

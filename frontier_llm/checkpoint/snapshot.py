@@ -125,7 +125,6 @@ class Snapshot:
         return not self._is_claimed() and self._pool.has_free
 
     def _is_claimed(self) -> bool:
-        """Whether each chunk is copied or being copied, or is not needed any more."""
         return self._is_abandoned or self._front >= self._back
 
     def _next(self, index: int) -> tuple[torch.Tensor, bool]:
@@ -214,7 +213,6 @@ class Snapshot:
             torch.cuda.set_device(self._plan.device)
 
     def _begin_on_device(self) -> None:
-        """Start to capture as many chunks as the pool holds."""
         self._stream = torch.cuda.Stream(self._plan.device)
         self._stream.wait_stream(torch.cuda.current_stream(self._plan.device))
         with torch.cuda.stream(self._stream):
@@ -229,7 +227,6 @@ class Snapshot:
                 self._front = index + 1
 
     def _abandon(self) -> None:
-        """Free all captured chunks and wake all waiting threads."""
         try:
             if self._stream is not None:
                 self._stream.synchronize()  # no copy may still write into a buffer that is freed
@@ -245,10 +242,7 @@ class SnapshotMemory:
     """Makes the snapshots of one manager. They are valid as long as the states keep their memory.
 
     Managers of a rank have different prefixes of keys. If lazy, snapshots survive a change of the
-    states.
-
-    Attributes:
-        plan: layout of this rank's file; `prepare` makes it.
+    states. `prepare` makes `plan`, the layout of this rank's file.
     """
 
     plan: WritePlan
@@ -310,7 +304,6 @@ class SnapshotMemory:
         return Snapshot(self.plan, self._pool, self._writer_buffer)
 
     def _exchange(self, entries: Entries) -> list[Entries]:
-        """Return the keys and sizes of the entries of each rank that writes the same file."""
         assert self._options.file_ranks is not None
         prefix = f"{self._prefix}/layout/{self._planned}"
         self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
@@ -358,7 +351,6 @@ class SnapshotMemory:
 
 
 def _key_of(shards: Sequence[StateShard]) -> list[object]:
-    """Return what must stay equal for a plan to stay valid: shapes and memory addresses."""
     key: list[object] = []
     for shard in shards:
         key += [shard.record, shard.start, shard.elements]

@@ -27,7 +27,6 @@ class Spread:
 
     elements: int = 0
     finite: int = 0
-    """Number of finite values added."""
     mean: float = 0.0
     squares: float = 0.0
     """Sum of the squared differences between the values and their mean."""
@@ -62,8 +61,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class _StateBytes:
-    """Bytes [start, stop) of a file, which store elements of one state of one tensor."""
-
     start: int
     stop: int
     name: str
@@ -77,9 +74,7 @@ def spreads(
 
     This needs memory for two chunks of a file, and twice the size of a chunk for values in fp64.
     `group` maps the name of a tensor to that of its group; `advance` gets the size of each chunk.
-
-    Raises:
-        CheckpointError: a file is damaged, or the moments are reduced.
+    Reduced moments are refused.
     """
     manifest = checkpoint.manifest
     if manifest.moments is not None:
@@ -108,7 +103,6 @@ def spreads(
 
 
 def _state_bytes(checkpoint: Checkpoint) -> dict[str, list[_StateBytes]]:
-    """Return which bytes of each file store elements, by the file's name."""
     found: dict[str, list[_StateBytes]] = {name: [] for name in checkpoint.manifest.files}
     for name, tensor in checkpoint.manifest.tensors.items():
         for stored in tensor.stored_ranges:

@@ -60,11 +60,7 @@ class Reader(StorageReader):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Open a checkpoint; raise a CheckpointError if there is none, or it is damaged.
-
-        Args:
-            folder: folder of one step, or of all checkpoints, of which the newest is read.
-        """
+        """Open the checkpoint of one step, or the newest of a folder of checkpoints."""
         self.reset(folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -149,12 +145,7 @@ class Writer(StorageWriter):
     """
 
     def __init__(self, folder: str | Path, step: int) -> None:
-        """Initialise without writing.
-
-        Args:
-            folder: folder of all checkpoints, on a file system that all ranks share.
-            step: number of steps so far. A checkpoint of the same step is replaced.
-        """
+        """Take the shared folder of all checkpoints; one of the same step is replaced."""
         self._folder, self._step = Path(folder), step
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -275,7 +266,6 @@ class _Shape(tuple[int, ...]):
 
 
 def _key(tensor: str, state: str) -> str:
-    """Return the name of a state of a tensor in a flattened state dict."""
     return f"model.{tensor}" if state == "master" else f"{_OPTIMIZER}{tensor}.{state}"
 
 

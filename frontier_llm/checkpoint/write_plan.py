@@ -54,7 +54,6 @@ class WritePlan:
     total: int | None
     """Size in bytes of a file that ranks share; None if this rank writes the file alone."""
     chunk_bytes: int
-    """Size of every chunk but the last, in bytes."""
     head: torch.Tensor
     """[bytes] uint8, whole pages: the header of the file, if it belongs to this rank's part."""
     chunks: tuple[tuple[ChunkCopy, ...], ...]
@@ -106,14 +105,9 @@ def make_write_plan(
     """Lay out a rank's file: all elements of one state, then all of the next.
 
     Padding is not stored. If several ranks hold the same parameter, for example a norm that tensor
-    parallelism does not split, `record.counted` is set on exactly one of them, which stores it.
-
-    Args:
-        chunk_bytes: size of a chunk in bytes, a multiple of a page.
-        file_ranks: ranks that write one file together; None if each rank writes its own.
-        exchange: exchanges entries between `file_ranks`.
-        everything: whether to store also shards that are not counted on this rank.
-        moments: format in which moments are stored; None: all states are stored as fp32.
+    parallelism does not split, `record.counted` is set on exactly one of them, which stores it;
+    `everything` stores shards also where it is not set. If `file_ranks` write one file together,
+    `exchange` exchanges entries between them. A chunk is a multiple of a page.
     """
     parts = list(_stored_parts(shards, everything=everything))
     # several ranks may store ranges of one tensor in a shared file: their keys must differ
@@ -161,7 +155,6 @@ def _stored_parts(
 
 
 def _stored(shard: StateShard, state: str, part: PlacedRange, moments: Moments | None) -> State:
-    """Return the words that are stored of a state: its elements, or their codes."""
     values = shard.states[state][part.offset : part.offset + part.count]
     if moments is None or state not in MOMENTS:
         return values
@@ -279,7 +272,6 @@ def _describe_tensors(
     parts: Sequence[tuple[StateShard, PlacedRange]],
     offsets: dict[str, int],
 ) -> dict[str, Tensor]:
-    """Return what the manifest says about the stored ranges, by the name of the tensor."""
     found: dict[str, list[StoredRange]] = {}
     shapes = {}
     for key, (shard, part) in zip(keys, parts, strict=True):

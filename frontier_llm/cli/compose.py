@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -37,12 +37,6 @@ from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, nearest, unknown_key
 from frontier_llm.config.needed import Need, unused
-from frontier_llm.config.renamed import (
-    RENAMED_KEYS,
-    current_override,
-    old_names,
-    with_current_names,
-)
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.section import Section
 from frontier_llm.config.synonyms import nearest_value
@@ -74,14 +68,12 @@ Plugins.instance().register(ConfDirSearchPath)
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose `conf/train.yaml` with overrides such as `model=gpt_22b` or `trainer.steps=9`.
 
-    Keys that were renamed are accepted under their old names; stderr shows the new name.
-
     Returns:
         Nested plain dictionaries with all interpolations resolved. Types are not checked here but
         by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
         to this machine's GPU, if that is the GPU of the cluster.
     """
-    overrides = [_quoted_path(current_names(text)) for text in overrides]
+    overrides = [_quoted_path(placed(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
     for override in parsed:
         _check_choice(override)
@@ -93,26 +85,14 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise _missing(parsed, str(error.full_key)) from None
     except OmegaConfBaseException as error:
-        raise _unresolved(error) from None
+        raise _unresolved(parsed, error) from None
     except (HydraException, ValueError) as error:
         raise _refused(parsed, error) from None
     assert isinstance(values, dict)
     sections = {str(key): value for key, value in values.items() if key not in _NOT_KEYS}
-    for old in old_names(sections):
-        _announce(old)
     machine_defaults.limit_memory(sections.get("cluster"))
-    given_keys = {override.key_or_group for override in parsed}
-    sections = with_current_names(sections, given_keys)
     _check_allowed(sections)
     return _in_order(sections)
-
-
-def current_names(override: str) -> str:
-    """Return an override with the present name of its key; print that name if it is new."""
-    current = current_override(override)
-    if current != override:
-        _announce(override.partition("=")[0].lstrip("+~"))
-    return placed(current)
 
 
 def _quoted_path(override: str) -> str:
@@ -129,12 +109,6 @@ def _quoted_path(override: str) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'{key}="{escaped}"'
     return override
-
-
-@cache
-def _announce(old: str) -> None:
-    """Print the new name of a key, once per process."""
-    print(f"{old} is now {RENAMED_KEYS[old]}", file=sys.stderr)
 
 
 def _in_order(values: Mapping[str, Any], section: type[Section] = RunConfig) -> dict[str, Any]:
@@ -245,13 +219,9 @@ def _check_experiment(overrides: Sequence[Override]) -> None:
     if experiment is None:
         return
     given_keys = [o.key_or_group for o in overrides if "." in o.key_or_group]
-    of_experiment = {
-        RENAMED_KEYS.get(key, key): value
-        for key, value in leaves(file_values("experiment", str(experiment)))
-    }
+    of_experiment = dict(leaves(file_values("experiment", str(experiment))))
     for group, name in chosen.items():
-        for old_key, value in leaves(file_values(group, str(name)), f"{section_of(group)}."):
-            key = RENAMED_KEYS.get(old_key, old_key)
+        for key, value in leaves(file_values(group, str(name)), f"{section_of(group)}."):
             is_given = any(key == given or key.startswith(f"{given}.") for given in given_keys)
             if of_experiment.get(key, value) != value and not is_given:
                 raise ConfigError(
@@ -279,21 +249,24 @@ def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
     """Build the error for a key without a value, which other files may complete."""
     wanted = next((kind for name, kind, _ in keys() if name == key), "a value")
     group, _, name = key.partition(".")
-    todo = f"set {key}=VALUE"
+    todo, got = f"set {key}=VALUE", "nothing"
     for chosen in (override.value() for override in overrides if override.key_or_group == group):
         files = [file for file in groups().get(group, ()) if file.startswith(f"{chosen}_")]
+        paths = (folder / group / f"{chosen}.yaml" for folder in conf_folders())
+        got = next((f"nothing: {path} does not set it" for path in paths if path.exists()), got)
         complete = [file for file in files if file_values(group, file).get(name) != "???"]
         if complete:
             todo = f"choose {group}=" + " or ".join(complete) + f", or {todo}"
-    return ConfigError(key, "nothing", wanted, todo)
+    return ConfigError(key, got, wanted, todo)
 
 
-def _unresolved(error: OmegaConfBaseException) -> ConfigError:
+def _unresolved(overrides: Sequence[Override], error: OmegaConfBaseException) -> ConfigError:
     """Build the error for a reference `${...}` that cannot be resolved."""
     message = str(error).splitlines()[0]
-    renamed = [f"{old} is now {new}" for old, new in RENAMED_KEYS.items() if f"'{old}'" in message]
+    for key in (name for name, _, _ in keys() if f"'{name}' not found" in message):
+        return _missing(overrides, key)
     wants = "a reference ${...} to a key that exists, or ${now:%Y%m%d}"
-    todo = "; ".join(["correct the reference, or write the value itself", *renamed])
+    todo = "correct the reference, or write the value itself"
     return ConfigError(str(error.full_key or "?"), message, wants, todo)
 
 
@@ -336,7 +309,7 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
     config = decode(values, partial(_usual, overrides))
     if TRIAL_VARIABLE in os.environ:
         return values
-    given = {key_of(current_override(word)): word for word in overrides}
+    given = {key_of(word): word for word in overrides}
     idle: dict[str, Need] = {}
     for key, need in unused(config):
         words = [key, *need.setting.split()]
@@ -361,7 +334,7 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
 
 def _check_idle_keys(name: str, idle: Collection[str]) -> None:
     """Refuse keys of an experiment's file that have no effect in the experiment itself either."""
-    own = {RENAMED_KEYS.get(key, key) for key, _ in leaves(file_values("experiment", name))}
+    own = {key for key, _ in leaves(file_values("experiment", name))}
     if not own & set(idle):
         return
     values = compose([f"experiment={name}"])
@@ -383,7 +356,7 @@ def _differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> b
 def _usual(overrides: Sequence[str], key: str) -> Any:
     """Return the value of a key without the overrides that set it; None if they need these."""
     try:
-        rest = [word for word in overrides if key_of(current_override(word)) != key]
+        rest = [word for word in overrides if key_of(word) != key]
         return _value(compose(rest), key)
     except (ConfigError, KeyError):
         return None

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import configured
+from frontier_llm.cli.options import check_writable
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
@@ -128,7 +129,7 @@ def describe(
     from frontier_llm.device import identity
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.device.kernels import resolve
-    from frontier_llm.health.rank_report import free_bytes
+    from frontier_llm.health.rank_checks import free_bytes
     from frontier_llm.model.transformer import DTYPES
     from frontier_llm.trainer.checkpoint_places import local_root
 
@@ -152,7 +153,12 @@ def describe(
     folders = {"shared": Path(config.run.dir).absolute(), "local": local_root(config)}
     for tier, folder in folders.items():
         if folder is not None:
-            yield f"{tier} tier", f"{folder}: {format_bytes(free_bytes(folder))} free"
+            try:
+                check_writable(f"{tier} tier", folder)
+                state = f"{format_bytes(free_bytes(folder))} free"
+            except ConfigError:
+                state = "cannot be written"
+            yield f"{tier} tier", f"{folder}: {state}"
     yield "ranks", f"{world.size}, {world.ranks_per_node} per node, started by {world.launcher}"
 
 

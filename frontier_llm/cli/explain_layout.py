@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layout = StateLayout.of(configured(options.overrides))
     if options.svg:
         options.svg.write_text(draw(layout))
+        print(options.svg)
         return 0
     console = wide_console()
     bar = WIDE_BAR if console.width >= COLUMNS_FOR_WIDE_BARS else NARROW_BAR

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontier_llm.cli.compose import current_names
-from frontier_llm.cli.group_files import key_of
+from frontier_llm.cli.group_files import key_of, placed
 from frontier_llm.cli.options import path, tool_parser
 from frontier_llm.cli.sweep import first_configuration, is_axis
 from frontier_llm.cli.sweep_trials import TRIAL_FILE, Trial, markdown_table, read
@@ -52,12 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages and print the report; return the exit code."""
     options = _parse(arguments)
     stages = [
-        Stage(
-            tuple(map(current_names, overrides.split())), int(trials), options.folder / str(number)
-        )
+        Stage(tuple(map(placed, overrides.split())), int(trials), options.folder / str(number))
         for number, (overrides, trials) in enumerate(options.stage, start=1)
     ]
-    text = report(stages, run(stages, list(map(current_names, options.overrides))))
+    text = report(stages, run(stages, list(map(placed, options.overrides))))
     (options.folder / REPORT).write_text(text)
     print(text)
     return 0

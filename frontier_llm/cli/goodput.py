@@ -404,7 +404,10 @@ def draw(outcomes: Sequence[Outcome], step: float, seed: int = 0) -> Any:
     right.set_xlabel(f"seconds between checkpoints, on {largest:,} nodes")
     for axes in (left, right):
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter("")  # labels between powers of 10 would overlap
         axes.set_ylabel("effective training time")
         axes.grid(color="#76839055")
         axes.legend(frameon=False)
+    counts = sorted({found.nodes for found in outcomes})
+    left.set_xticks(counts, list(map(str, counts)))
     return figure

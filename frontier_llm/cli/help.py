@@ -16,7 +16,6 @@ from frontier_llm.cli.group_files import section_of
 from frontier_llm.cli.package_files import conf_file
 from frontier_llm.config import RunConfig
 from frontier_llm.config.decode import keys
-from frontier_llm.config.renamed import RENAMED_KEYS
 from frontier_llm.config.section import Section
 from frontier_llm.config.synonyms import KEYS
 from frontier_llm.errors import ConfigError
@@ -108,7 +107,7 @@ def first_sentence(text: str) -> str:
 def _current(topic: str, known: Iterable[str]) -> str:
     """Return the key or group that a topic such as `data` or `data.path=x` stands for."""
     name = topic.partition("=")[0].lstrip("+~")
-    name, topics = RENAMED_KEYS.get(name, name), ["all", *groups(), *_sections(), *known]
+    topics = ["all", *groups(), *_sections(), *known]
     if name in topics:
         return name
     similar = [key for key in topics if key.rpartition(".")[2] == name]

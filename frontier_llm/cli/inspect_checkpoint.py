@@ -30,11 +30,11 @@ from rich.text import Text
 from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
 from frontier_llm.checkpoint.export_weights import DTYPES, export
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
-from frontier_llm.checkpoint.range_reader import ReadAhead, chunk_ranges
+from frontier_llm.checkpoint.range_reader import ReadAhead, Unreadable, chunk_ranges
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import table_of_numbers, wide_console
-from frontier_llm.cli.options import path, saved, tool_parser
+from frontier_llm.cli.options import check_writable, path, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -132,7 +132,7 @@ def print_config(checkpoint: Checkpoint) -> int:
 
 def verify(checkpoint: Checkpoint, console: Console) -> int:
     """Compare all digests; return the exit code."""
-    damages, manifest = 0, checkpoint.manifest
+    damages, unreadable, manifest = 0, set[str](), checkpoint.manifest
     ranges = [chunk for name in manifest.files for chunk in chunk_ranges(checkpoint, name)]
     with (
         Progress(console=console, transient=True) as progress,
@@ -141,13 +141,20 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
         bar = progress.add_task("verifying", total=manifest.size)
         for range_, content in reader:
             progress.advance(bar, range_.stop - range_.start)
-            if isinstance(content, CheckpointError):
+            if isinstance(content, Unreadable):
+                unreadable.add(str(content))
+            elif isinstance(content, CheckpointError):
                 damages += 1
                 progress.console.print(str(content), style="bold red", soft_wrap=True)
-    if not damages:
+    for reason in sorted(unreadable):
+        console.print(reason, style="bold red", soft_wrap=True)
+    if not damages and not unreadable:
         check_headers(checkpoint)
-    console.print("all bytes match their digests" if not damages else f"{damages} chunks damaged")
-    return 1 if damages else 0
+        console.print("all bytes match their digests")
+        return 0
+    files = f"; {counted(len(unreadable), 'file')} not verified" if unreadable else ""
+    console.print(f"{damages} chunks damaged{files}")
+    return 1
 
 
 def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> int:
@@ -169,7 +176,10 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
 
 
 def write_weights(checkpoint: Checkpoint, console: Console, path: Path, dtype: str) -> int:
-    """Write all weights to one file; return the exit code."""
+    """Write all weights to one new file; return the exit code."""
+    check_writable("--export", path.parent)
+    if path.exists():
+        raise ConfigError("--export", path, "a new file", "choose another one, or remove it")
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("writing", total=_elements(checkpoint))
         export(checkpoint, path, dtype, lambda count: progress.advance(bar, count))

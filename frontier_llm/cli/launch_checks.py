@@ -8,12 +8,12 @@ import math
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from frontier_llm.checkpoint.folders import parse_folder
 from frontier_llm.cli.launch_options import TimeLimit
+from frontier_llm.cli.options import check_writable
 from frontier_llm.cli.planned_experiment import conf_dir_option
 from frontier_llm.cli.run_preparation import lock_run_dir
 from frontier_llm.config import RunConfig
@@ -79,13 +79,7 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, st
     """
     config = candidate.config
     folder = Path(config.run.dir if is_given else "runs").absolute()
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    try:  # permissions do not tell about /proc, quotas and the root user of another machine
-        tempfile.TemporaryDirectory(dir=above).cleanup()
-    except OSError as error:
-        wants = f"a folder that can be written: {above} is none ({error.strerror})"
-        todo = "choose another run.dir, or get write permission"
-        raise ConfigError("run.dir", folder, wants, todo) from None
+    above = check_writable("run.dir", folder)
     saved: list[int] = []
     if is_given:
         lock_run_dir(config, lock=False)

@@ -7,6 +7,7 @@ import math
 import os
 import select
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,6 +94,22 @@ def write_text(path: Path, text: str, option: str = "FILE") -> None:
     except OSError as error:
         wants = f"a file that can be written ({error.strerror})"
         raise ConfigError(option, path, wants, "name another file") from None
+
+
+def check_writable(key: str, folder: Path) -> Path:
+    """Check that a folder can be made and written; return the part of its path that exists.
+
+    Raises:
+        ConfigError: it cannot; the error names `key`.
+    """
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:  # permissions do not tell about /proc, quotas and the root user of another machine
+        tempfile.TemporaryDirectory(dir=above).cleanup()
+    except OSError as error:
+        wants = f"a folder that can be written: {above} is none ({error.strerror})"
+        todo = f"choose another {key}, or get write permission"
+        raise ConfigError(key, folder, wants, todo) from None
+    return above
 
 
 def folder(text: str) -> Path:

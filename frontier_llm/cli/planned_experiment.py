@@ -14,7 +14,6 @@ from frontier_llm.cli.package_files import (
     conf_folders,
     new_conf_file,
 )
-from frontier_llm.config.renamed import current_override, with_current_names
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate
@@ -87,13 +86,13 @@ def _choices_and_values(
     those of the experiment, whatever the order of the overrides, because all values are read from
     the composed configuration.
     """
-    current = map(current_override, overrides)
+    current = overrides
     given = dict(override.lstrip("+").partition("=")[::2] for override in current)
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     if (experiment := given.pop("experiment", "null")) != "null":
         choices = file_choices("experiment", experiment)
-        values = with_current_names(file_values("experiment", experiment))
+        values = file_values("experiment", experiment)
     for key, text in given.items():
         if key.startswith("~"):
             raise ConfigError(

@@ -6,7 +6,7 @@ A run writes its report at its end; this command also works while the run contin
 
 from collections.abc import Sequence
 
-from frontier_llm.cli.options import folder_of_one, tool_parser
+from frontier_llm.cli.options import check_writable, folder_of_one, tool_parser
 from frontier_llm.telemetry.report_page import write_report
 
 
@@ -16,5 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "run_dir", type=folder_of_one, help="run.dir of a run, which need not have finished"
     )
-    print(write_report(parser.parse_args(arguments).run_dir))
+    run_dir = parser.parse_args(arguments).run_dir
+    check_writable("RUN_DIR", run_dir)
+    print(write_report(run_dir))
     return 0

@@ -37,12 +37,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from frontier_llm.cli.compose import compose, configured, current_names, groups
-from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid
+from frontier_llm.cli.compose import compose, configured, groups
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid, placed
 from frontier_llm.cli.launch import Job
-from frontier_llm.cli.options import MULTIRUN
+from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.cli.sweep_trials import Trial
 from frontier_llm.cli.trial_runner import (
@@ -54,7 +54,6 @@ from frontier_llm.cli.trial_runner import (
     run_trial,
 )
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.renamed import with_current_names
 from frontier_llm.errors import ConfigError, FrontierError
 
 JOBS_AT_ONCE = 4
@@ -68,7 +67,11 @@ def main(arguments: Sequence[str]) -> int:
     if {"--help", "-h"} & set(arguments):
         print(__doc__)
         return 0
-    overrides = [current_names(argument) for argument in arguments if argument not in MULTIRUN]
+    overrides = [placed(argument) for argument in arguments if argument not in MULTIRUN]
+    if {"--cfg", "--cfg=job"} & set(overrides):
+        wants = "no --cfg in a sweep, which has a configuration for each trial"
+        todo = "use frontier-llm train --cfg job with the settings of one trial"
+        raise ConfigError(THE_LINE, "--cfg", wants, todo)
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)
@@ -84,11 +87,18 @@ def main(arguments: Sequence[str]) -> int:
     _silence(settings)
     axes = {key_of(setting) for setting in settings if is_axis(setting)}
 
+    folders: list[Path] = []
+
     def task(config: DictConfig) -> float:
+        folders.append(Path(HydraConfig.get().runtime.output_dir).absolute())
         return hydra_task(config, axes)
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
-    return 0
+    if not folders:
+        return 0  # the trials were Slurm jobs, each of which has printed its result
+    sweep = folders[0].parent
+    print(f"{sweep}: compare the trials with frontier-llm sweep-report {sweep}")
+    return 0 if any(Trial.read(folder).status != "refused" for folder in folders) else 2
 
 
 def _silence(settings: Sequence[str]) -> None:
@@ -179,16 +189,17 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
     except FrontierError as error:  # hydra would print a traceback
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    section = {"launch": OmegaConf.to_container(config.launch)}
-    settings = with_current_names(section, set(map(key_of, overrides)))["launch"]
+    settings = {str(key): value for key, value in config.launch.items()}
     trial = replace(trial or _result(overrides, folder, settings), goal=settings["trial_value"])
     if is_first_task():
         trial.write(folder)
         total = getattr(of_hydra.sweeper, "n_trials", None)
-        number = f"{of_hydra.job.num + 1}/{total}" if total else f"{of_hydra.job.num + 1}"
+        number = f"{of_hydra.job.num} of {total}" if total else f"{of_hydra.job.num}"
         speed = f"{trial.speed_number:>10} {trial.speed_unit}"
         shown = [text for text in overrides if key_of(text) in axes] or overrides
         print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(shown)}")
+        if trial.status == "refused":
+            print(f"{'':<10}{trial.outcome}")
     return trial.value
 
 
@@ -232,6 +243,8 @@ def _check(config: RunConfig, settings: Sequence[str]) -> None:
         todo = "set launch.trial_value=speed or launch.trial_runner=train"
         raise ConfigError("launch.trial_value", "loss with launch.trial_runner=plan", wants, todo)
     for key, _, got in (setting.partition("=") for setting in settings):
+        if key_of(key) == "hydra.sweep.dir":
+            check_writable("hydra.sweep.dir", Path(got))
         if key_of(key) == "run.dir":
             wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
             todo = f"set the folder of the sweep instead: hydra.sweep.dir={got}"

@@ -11,7 +11,6 @@ An axis is a setting that differs between the trials of a sweep. Writes these fi
 (hydra/sweeper/sampler=random). Prints sweep.md.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -158,7 +157,7 @@ def table(trials: Sequence[Trial]) -> list[str]:
                 f"{peak_memory(trial) / GIB:.2f}" if trial.peak_bytes else "-",
                 *(column[index] for column in columns.values()),
                 format_seconds(trial.seconds),
-                _outcome(trial),
+                trial.outcome,
             ]
         )
     return markdown_table([*values, "memory GiB", *columns, "duration", "result"], rows)
@@ -175,15 +174,6 @@ def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
         lines += ["", f"With so few trials ({len(trials)}), these shares are mostly noise: axes "
                   f"without any influence would have {chance:.0%} of the variance."]  # fmt: skip
     return lines
-
-
-def _outcome(trial: Trial) -> str:
-    """Return the status and, if the trial is not done, the line of its output with the reason."""
-    lines = [line.strip() for line in trial.reason.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
-    reason_line = next((line for line in lines if line.startswith("got:")), last)
-    reason = textwrap.shorten(reason_line.replace("|", "/"), 100, placeholder=" ...")
-    return f"{trial.status}: {reason}" if reason else trial.status
 
 
 def draw_pareto(trials: Sequence[Trial], path: Path) -> None:

@@ -4,6 +4,7 @@ An axis is a setting that differs between the trials of a sweep.
 """
 
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,6 +83,16 @@ class Trial:
         """`speed` as text, without its unit."""
         is_small = self.goal == "speed_per_device" and self.speed < 1000
         return f"{self.speed:.1f}" if is_small else format_count(self.speed)
+
+    @property
+    def outcome(self) -> str:
+        """The status and, if the trial is not done, the words of its output with the reason."""
+        lines = [line.strip() for line in self.reason.splitlines() if line.strip()]
+        head = "configuration error at "
+        words = [line.removeprefix(head) for line in lines if line.startswith((head, "got:"))]
+        text = " ".join(" ".join(words or lines[-1:]).split()).replace("|", "/")
+        reason = textwrap.shorten(text, 100, placeholder=" ...")
+        return f"{self.status}: {reason}" if reason else self.status
 
     @classmethod
     def read(cls, folder: Path) -> "Trial":

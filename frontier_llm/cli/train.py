@@ -33,10 +33,9 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
 from frontier_llm.launch.cores import prepare_environment, share
-from frontier_llm.launch.launcher import LaunchOptions
+from frontier_llm.launch.launcher import LaunchOptions, Target, launch_with_restarts
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, connections_of, make_store
-from frontier_llm.launch.restarts import Target, launch_with_restarts
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan

@@ -20,7 +20,6 @@ from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.sweep_trials import TRIAL_FILE, Status, Trial, read_in_order
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.renamed import current_override
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
@@ -57,7 +56,7 @@ def finished_trial(overrides: Sequence[str], folder: Path) -> Trial | None:
     if not (folder / TRIAL_FILE).exists():
         return None
     earlier = Trial.read(folder)
-    if [current_override(text) for text in earlier.overrides] != list(overrides):
+    if list(earlier.overrides) != list(overrides):
         got = f"{folder.parent}, whose trial {folder.name} has {' '.join(earlier.overrides)}"
         wants = "the folder of the same sweep, or a new one"
         todo = f"choose another folder; trial {folder.name} of this sweep has {' '.join(overrides)}"

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from frontier_llm.config.partner_copies import with_partner_copies
-from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.synonyms import KEYS, nearest_value
 from frontier_llm.errors import ConfigError
@@ -49,7 +48,7 @@ def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: 
         ConfigError: a key is wrong. The error describes the first wrong key and its correction.
     """
     try:
-        config = RunConfig.model_validate(with_current_names(values))
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise _first_error(error, usual) from None
     return with_partner_copies(config)

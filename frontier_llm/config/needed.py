@@ -210,7 +210,8 @@ NEEDS: tuple[Need, ...] = (
     Need("checkpoint", "partner moments drain_mb_per_second tiers.local.keep"
          " tiers.local.every_steps", "checkpoint.tiers.local.path=DIRECTORY",
          "there are no node-local checkpoints", _saves_locally),
-    Need("checkpoint", "protection_minutes", "checkpoint.partner=true",
+    Need("checkpoint", "protection_minutes",
+         "checkpoint.partner=true checkpoint.tiers.local.path=DIRECTORY",
          "no checkpoint is copied to the next node",
          lambda c: c.checkpoint.has_partner or c.recovery.partner_copies),
     Need("checkpoint.tiers.local", "keep every_steps", "recovery.partner_copies=false",

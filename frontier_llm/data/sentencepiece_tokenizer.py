@@ -6,6 +6,7 @@ outside the vocabulary are encoded as bytes, and a line break is always a separa
 """
 
 import io
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ _RUNS = Splitting(
     border=_WORDS.border,
 )
 """A run is a series of blanks and the letters after it, or the digits and signs after it."""
+_LOG = logging.getLogger(__name__)
 FIXED_PIECES = 256 + 3
 """Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
 MAX_LINE_CHARACTERS = 1024
@@ -175,7 +177,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Senten
             f"  do: set data.vocabulary to {FIXED_PIECES + 1} or more"
         )
     path.write_bytes(_train_largest(list(_lines(texts)), vocabulary))
-    return SentencePieceTokenizer(path)
+    tokenizer = SentencePieceTokenizer(path)
+    if tokenizer.vocabulary < vocabulary:
+        _LOG.warning(
+            "the new tokenizer has %d tokens: the text is too small for data.vocabulary=%d",
+            tokenizer.vocabulary,
+            vocabulary,
+        )
+    return tokenizer
 
 
 def _lines(texts: Iterable[str]) -> Iterable[str]:

@@ -316,7 +316,7 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     if config.broken == "refuse":
         source.refuse(listing.broken, "restore or remove them")
     if not source.size:
-        raise DataError(f"there is no text in {root}\n  do: set data.path to a file or folder")
+        raise DataError(f"there is no text in {root}\n  do: set data.path to one with text")
     return source
 
 

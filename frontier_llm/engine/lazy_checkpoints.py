@@ -10,8 +10,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.rank_objects import of_rank_0
+from frontier_llm.checkpoint.rank_objects import opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.engine.buffers import PREFIX, persistent_buffers, shard_of, write_back
@@ -74,16 +73,18 @@ class Checkpoints:
             CheckpointError: the checkpoint is damaged, or belongs to another module.
         """
         states = self._sharded.states
-        found = of_rank_0(lambda: _content(newest(self._folder)))
-        if found is None:
+        own = {f"{PREFIX}{name}" for name, _ in persistent_buffers(self._sharded.module)}
+        names = tensor_names(states.shards()) | own
+        opened = opened_by_rank_0(lambda: newest(self._folder), names)
+        if opened is None:
             return 0
-        folder, text = found
-        checkpoint = Checkpoint(folder, Manifest.parse(text, str(folder)))
+        checkpoint, folder = opened[0], opened[0].folder
         states.settle()
         factors = states.factors
         is_only_reader = factors.optimizer == factors.data
         load(checkpoint, states.shards(writable=True), is_only_reader=is_only_reader)
-        self._load_buffers(checkpoint)
+        if any(name.startswith(PREFIX) for name in opened[1].tensors):  # older ones have none
+            self._load_buffers(checkpoint)
         meta = checkpoint.manifest.meta
         updates, missed = meta.get("updates"), meta.get("missed", {})
         if not isinstance(updates, int) or not 0 <= updates <= checkpoint.step:
@@ -125,9 +126,7 @@ class Checkpoints:
         self._manager.begin(step, shards, {**counts, "user": meta or {}})
 
     def _load_buffers(self, checkpoint: Checkpoint) -> None:
-        """Set the persistent buffers, if the checkpoint has any: older ones have none."""
-        stored = any(name.startswith(PREFIX) for name in checkpoint.manifest.tensors)
-        for name, buffer in persistent_buffers(self._sharded.module) if stored else ():
+        for name, buffer in persistent_buffers(self._sharded.module):
             shard = shard_of(name, buffer)
             load(checkpoint, [shard], is_only_reader=False)
             write_back(shard, buffer)
@@ -143,7 +142,3 @@ class Checkpoints:
             CheckpointError: it was not.
         """
         self._manager.close()
-
-
-def _content(checkpoint: Checkpoint | None) -> tuple[Path, bytes] | None:
-    return None if checkpoint is None else (checkpoint.folder, checkpoint.manifest.to_bytes())

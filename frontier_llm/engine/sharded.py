@@ -1,6 +1,6 @@
 """A module whose states are sharded, for a training loop that someone else has written."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,10 +100,10 @@ class Sharded:
         choice = choose_update(numbers[0], scale, self._rule.clip_norm)
         left_out = set()
         if any(count == 0 for _, count in counts):  # otherwise every parameter has a gradient
-            used = numbers[3:].tolist()
+            used = numbers[-len(counts) :].tolist()
             left_out = {record for (record, _), n in zip(counts, used, strict=True) if not n}
         skipped, values = self._update.run(choice, numbers, learning_rate, left_out)
-        self._check_equal_uses(*values[1:3])
+        self._check_equal_uses(values[1 : len(values) - len(counts)])
         self._update.end(skipped=skipped, saved=saved)
         self._updates += not skipped
         for record in () if skipped else left_out:
@@ -226,27 +226,38 @@ class Sharded:
         """Sum over all ranks what they agree on before an update.
 
         Returns:
-            [3 + parameters] fp64: the squared norm; two numbers that show whether the ranks have
-            gathered the same units; the number of gradients of each parameter.
+            [1 + 2 groups + parameters] fp64: the squared norm; for each group of ranks that share
+            parameters, two numbers that show whether they have gathered the same units; the number
+            of gradients of each parameter.
         """
-        squared, digest = self.states.squared_norm(), self._passes.digest()
-        own = [0.0, float(digest), float(digest) ** 2, *(float(count) for _, count in counts)]
+        squared, shared = self.states.squared_norm(), self.states.factors.params
+        digests = [0.0] * (2 * dist.get_world_size() // shared if shared > 1 else 0)
+        if digests:
+            group, digest = dist.get_rank() // shared, float(self._passes.digest())
+            digests[2 * group : 2 * group + 2] = digest, digest**2
+        own = [0.0, *digests, *(float(count) for _, count in counts)]
         numbers = send(own, squared.device)
         numbers[0].copy_(squared)
         dist.all_reduce(numbers)
         return numbers
 
-    def _check_equal_uses(self, total: float, squares: float) -> None:
-        """Check that all ranks have gathered the same units in the same order.
+    def _check_equal_uses(self, digests: Sequence[float]) -> None:
+        """Check that ranks which share parameters have gathered the same units in the same order.
+
+        Args:
+            digests: per group of ranks, the sum of their digests and of the squares.
 
         Raises:
             TrainingError: they have not, so that some have computed with wrong parameters.
         """
-        if self.states.factors.params > 1 and squares * dist.get_world_size() != total**2:
-            raise TrainingError(
-                "the ranks have used different layers in this step, but share their parameters\n"
-                "  do: use the same layers on all ranks, or call shard with params=1"
-            )
+        shared = self.states.factors.params
+        for total, squares in zip(digests[::2], digests[1::2], strict=True):
+            if squares * shared != total**2:
+                raise TrainingError(
+                    "the ranks have used different layers in this step, but share their "
+                    "parameters\n"
+                    "  do: use the same layers on all ranks, or call shard with params=1"
+                )
 
     def _call_before_update(self) -> None:
         for call in self._before_update:

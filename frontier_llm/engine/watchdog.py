@@ -2,28 +2,15 @@
 
 import os
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from frontier_llm.errors import ConfigError
+from frontier_llm.health.watchdog import Limits
 from frontier_llm.health.watchdog import Watchdog as HealthWatchdog
 from frontier_llm.launch.world import World
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """Time limits of the phases, in seconds."""
-
-    startup_seconds: float
-    first_step_seconds: float
-    step_seconds: float
-    checkpoint_seconds: float
-    evaluation_seconds: float
-    step_factor: float = 10.0
-    enabled: bool = True
 
 
 class Watchdog:
@@ -61,7 +48,7 @@ class Watchdog:
                 "start the ranks with torchrun or srun",
             )
         Path(folder).mkdir(parents=True, exist_ok=True)
-        limits = _Limits(
+        limits = Limits(
             other_seconds, first_step_seconds, step_seconds, other_seconds, other_seconds
         )
         store = PrefixStore("frontier_llm", _get_default_store())

@@ -43,11 +43,7 @@ def withdraw(store: "Store", rank: int) -> None:
 
 
 def wait_for_alarm(store: "Store", rank: int) -> None:
-    """Wait until the alarm is raised on a rank, or the rank has ended its watch.
-
-    Raises:
-        RuntimeError: the store does not answer.
-    """
+    """Wait until the alarm is raised on a rank, or the rank has ended its watch."""
     while True:
         try:
             store.wait([_alarm(rank)], _FOREVER)

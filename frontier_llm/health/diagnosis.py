@@ -2,9 +2,16 @@
 
 The watchdog of each rank makes a `RankState`. One watchdog collects the states of all ranks and
 calls `explain_stall` or `explain_loss`.
+
+A state includes the last collective of the process, from torch's flight recorder, which keeps the
+last 2,000 in memory, including those that megatron starts. With gloo, it does not record messages
+between two ranks. With NCCL, it records a collective when its kernel has been started. The first
+collective of a group is not recorded while it creates the communicator, which needs all ranks of
+the group: it is found in the stacks.
 """
 
 import json
+import linecache
 import re
 import sys
 import threading
@@ -13,12 +20,12 @@ import traceback
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
 
-from frontier_llm.health.collective_trace import (
-    LastCollective,
-    last_collective,
-    unstarted_collective,
-)
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
 from frontier_llm.launch.world import World
 from frontier_llm.units import format_seconds
 
@@ -26,6 +33,79 @@ _STACK_LINES = 3
 """Number of innermost stack frames in a message. The stall file has the full stacks."""
 _WAITING_CODE = (".wait()", ".tolist()", "torch/distributed/", "batch_isend_irecv")
 """Texts that occur in the innermost stack frame of a rank that waits for a message."""
+_DUMP_FUNCTIONS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""torch's functions that return the record of NCCL's and of gloo's collectives."""
+_COMPLETED = "completed"
+"""Value of `state` in a completed collective of NCCL. For gloo, `retired` is true instead."""
+
+
+@dataclass(frozen=True)
+class LastCollective:
+    """The newest collective of a rank."""
+
+    operation: str
+    """Name of the operation: `all_reduce`, for example."""
+    group: str
+    """torch's name of the process group, followed by its ranks if torch has recorded them."""
+    sequence: int
+    is_waiting: bool
+    """Whether the collective has not completed, so that this rank waits for other ranks."""
+    has_started: bool = True
+    """False if it has not been recorded, because the function that starts it has not returned."""
+
+    def __str__(self) -> str:
+        if not self.has_started:
+            return (
+                f"waiting in the start of {self.operation} in group {self.group} (NCCL creates a "
+                "communicator once all of its ranks start their first collective or message in it)"
+            )
+        state = "waiting in" if self.is_waiting else "completed"
+        return f"{state} {self.operation} #{self.sequence} of group {self.group}"
+
+
+def last_collective() -> LastCollective | None:
+    """Return this process's newest collective; None if torch has recorded none."""
+    newest: list[tuple[int, LastCollective]] = []
+    for dump in _DUMP_FUNCTIONS:
+        try:
+            trace = json.loads(getattr(_distributed_c10d, dump)(True, False))
+        except (AttributeError, RuntimeError, ValueError):  # private functions may be absent
+            continue
+        for entry in (trace.get("entries") or [])[-1:]:
+            newest.append((int(entry.get("time_created_ns", 0)), _read(entry, trace)))
+    return max(newest, key=lambda pair: pair[0])[1] if newest else None
+
+
+def unstarted_collective() -> LastCollective | None:
+    """Return a collective or message that a thread of this process cannot start; None if none.
+
+    Threads that wait in groups of an earlier generation do not count.
+    """
+    frame: FrameType | None
+    for frame in sys._current_frames().values():
+        while frame is not None and frame.f_code.co_filename != dist.distributed_c10d.__file__:
+            frame = frame.f_back
+        if frame is None or "group" not in (names := frame.f_locals):
+            continue
+        group = names["group"] or dist.group.WORLD
+        ranks = group and dist.distributed_c10d._world.pg_group_ranks.get(group)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if group and ranks and "wait(" not in line:
+            name = f"{group.group_desc or group.group_name} {list(ranks)}"
+            return LastCollective(frame.f_code.co_name, name, 0, is_waiting=True, has_started=False)
+    return None
+
+
+def _read(entry: dict[str, Any], trace: dict[str, Any]) -> LastCollective:
+    name, description = (*entry.get("process_group", ("?", "")), "")[:2]
+    ranks = trace.get("pg_config", {}).get(str(name), {}).get("ranks", "")
+    operation = str(entry.get("profiling_name", "?")).partition(":")[2] or "?"
+    return LastCollective(
+        operation=operation,
+        group=f"{description or name} {ranks}".strip(),
+        sequence=int(entry.get("collective_seq_id", 0) or entry.get("p2p_seq_id", 0)),
+        is_waiting=entry.get("state") != _COMPLETED and not entry.get("retired", False),
+    )
 
 
 @dataclass(frozen=True)
@@ -37,7 +117,7 @@ class Phase:
     step: int
     """The last step that the rank has started; 0 before the first."""
     started: float
-    """Start of the phase by the monotonic clock of the rank, in seconds."""
+    """Monotonic clock of the rank, in seconds."""
     limit_seconds: float
     """Time limit in seconds. A phase that takes longer is a stall."""
 
@@ -49,13 +129,10 @@ class RankState:
     rank: int
     host: str
     phase: str
-    """Name of the phase."""
     step: int
-    """The last step that the rank has started."""
     seconds: float
     """Seconds since the start of the phase."""
     collective: LastCollective | None
-    """The newest collective of the rank; None if torch has recorded none."""
     stack: tuple[str, ...]
     """Stack of the main thread, outermost frame first."""
 
@@ -63,12 +140,7 @@ class RankState:
     def now(cls, world: World, phase: Phase, lost: BaseException | None = None) -> "RankState":
         """Describe this process; may be called from any of its threads.
 
-        Args:
-            world: rank and host of this process.
-            phase: the phase of the main thread. After a loss of contact, the phase in which it
-                happened.
-            lost: the error by which this rank noticed that it lost contact with another rank; None
-                if it did not lose contact.
+        `lost` is the error by which this rank lost contact with another rank, in this phase.
         """
         return cls(
             rank=world.rank,
@@ -133,17 +205,12 @@ def late_ranks(
 
     The first of these kinds that occurs is returned:
 
-    1. ranks that did not report;
+    1. ranks that did not report, and are not in `closed`: those have left the work that is watched;
     2. ranks that compute while other ranks wait;
     3. ranks in an earlier step than others;
     4. ranks in an earlier collective than the other ranks of the same process group.
 
     The list is empty if none occurs, so that all ranks wait in the same place.
-
-    Args:
-        states: states of the ranks that reported.
-        size: number of ranks.
-        closed: ranks that do not report because they have left the work that is watched.
     """
     silent = [rank for rank in range(size) if rank not in states and rank not in closed]
     if silent:
@@ -165,12 +232,7 @@ def explain_stall(
 ) -> str:
     """Return a message of a few lines: what stalled, which ranks are late, what the others do.
 
-    Args:
-        states: states of the ranks that reported.
-        world: names of hosts, as any rank knows them.
-        alarm: the phase that took too long.
-        file: path of the file with all states, which the message names.
-        closed: as in `late_ranks`.
+    It names the file with all states; `alarm` is the phase that took too long.
     """
     late = late_ranks(states, world.size, closed)
     lines = [
@@ -191,14 +253,9 @@ def explain_loss(
     file: str,
     closed: Collection[int] = (),
 ) -> str:
-    """Return a message that names the ranks that are gone, after a rank lost contact.
+    """Return a message that names the ranks that are gone, after the rank of `world` lost contact.
 
-    Args:
-        states: states of the ranks that reported.
-        world: rank and host of the rank that lost contact.
-        error: network error on this rank.
-        file: path of the file with all states, which the message names.
-        closed: as in `late_ranks`.
+    It names the file with all states, and the network error of this rank.
     """
     gone = [rank for rank in range(world.size) if rank not in states and rank not in closed]
     if gone:
@@ -220,10 +277,7 @@ def explain_loss(
 def explain_lost_store(world: World, phase: Phase, error: str | None) -> str:
     """Return a message of one line, for a rank that gets no diagnosis from the store on rank 0.
 
-    Args:
-        world: the rank that writes the message, and the host of rank 0.
-        phase: the phase of its main thread.
-        error: the network error by which it lost contact with another rank; None if it did not.
+    `error` is the network error by which it lost contact with another rank, if it did.
     """
     place = f"{phase.name} of step {phase.step}"
     event = f"lost contact with another rank in {place} ({error})"
@@ -250,7 +304,6 @@ def format_states(states: Mapping[int, RankState], size: int) -> str:
 
 
 def _describe_late(rank: int, states: Mapping[int, RankState]) -> list[str]:
-    """Return lines on what a late rank does, with its innermost stack frames."""
     state = states.get(rank)
     if state is None:
         return [f"  rank {rank}: did not report: it is stopped, dead or cut off from the network"]
@@ -270,7 +323,6 @@ def _activities(states: Iterable[RankState]) -> list[str]:
 
 
 def _behind_in_group(states: Iterable[RankState]) -> list[int]:
-    """Return the ranks that are in an earlier collective than other ranks of the same group."""
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for state in states:
         if state.collective is not None and state.collective.has_started:
@@ -284,6 +336,5 @@ def _behind_in_group(states: Iterable[RankState]) -> list[int]:
 
 
 def _main_stack() -> tuple[str, ...]:
-    """Return the stack of the main thread, outermost frame first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return tuple(traceback.format_stack(frame)) if frame else ()

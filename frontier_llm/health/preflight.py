@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
-from frontier_llm.health.rank_checks import check_reports, name_some
-from frontier_llm.health.rank_report import RankReport, exchange, host_of
+from frontier_llm.health.rank_checks import RankReport, check_reports, exchange, host_of, name_some
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
 from frontier_llm.units import counted, format_seconds
@@ -46,20 +45,10 @@ def check_all_ranks(
     accelerator: Accelerator,
     local: Path | None = None,
 ) -> RankReport:
-    """Report this rank to rank 0, which checks the reports of all ranks.
+    """Report this rank to rank 0, which checks the reports of all ranks; return this rank's report.
 
-    Collective over all ranks, through the store only.
-
-    Args:
-        config: configuration of the run.
-        nodes_per_copy: number of nodes that together hold one copy of the optimizer states.
-        world: rank of this process, number of ranks, and host.
-        store: the store of all ranks.
-        accelerator: the device of this rank.
-        local: folder of this run's checkpoints on this node; None without.
-
-    Returns:
-        This rank's report.
+    Collective over all ranks, through the store only. `nodes_per_copy` nodes together hold one copy
+    of the optimizer states; `local` is the folder of this run's checkpoints on this node.
 
     Raises:
         LaunchError: some ranks are absent, or a check failed. Raised on rank 0.
@@ -103,9 +92,7 @@ class Trial(NamedTuple):
     """The first use of a process group, or of the connection between two ranks."""
 
     name: str
-    """Name in messages."""
     ranks: tuple[int, ...]
-    """Ranks that take part."""
     run: Callable[["torch.device"], tuple[float, float]]
     """Communicates; returns the number that was computed, and the right one."""
     pair: tuple[int, ...] = ()
@@ -115,14 +102,7 @@ class Trial(NamedTuple):
 def collective_trial(
     name: str, group: "ProcessGroup", *, reduces: bool = True, exchanges: bool = False
 ) -> Trial:
-    """Return a trial in which the ranks of a group add up or exchange one number per rank.
-
-    Args:
-        name: name of the group.
-        group: the process group.
-        reduces: whether to run an all-reduce.
-        exchanges: whether each rank sends every other rank a number.
-    """
+    """Return a trial in which the ranks of a group add up or exchange one number per rank."""
     import torch
     import torch.distributed as dist
 
@@ -146,10 +126,7 @@ def collective_trial(
 def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> Trial:
     """Return a trial in which each of two ranks sends the other one a number, in one batch.
 
-    Args:
-        name: the two stages, such as `0 and 1`.
-        ranks: the two ranks, of which this one is one.
-        group: a group with both ranks.
+    The name has the two stages, such as `0 and 1`; the group contains both ranks.
     """
     import torch
     import torch.distributed as dist
@@ -177,12 +154,7 @@ def concurrent_trial(
     """Return a trial in which the groups and connections of a rank communicate at the same time.
 
     A step does so. Communicators that work alone may hang together, for example on MI250X
-    (ROCm/rccl#2191).
-
-    Args:
-        groups: groups that run all-reduces, in one order of all ranks.
-        partners: ranks that exchange messages with this one, in one order of all ranks.
-        pipeline: the group of the messages.
+    (ROCm/rccl#2191). Groups and partners must be in one order of all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -221,14 +193,8 @@ def check_groups(
     """Run the trials of this rank, one after the other, and check their results.
 
     Collective over all ranks, each of which passes the trials in which it takes part, in one order
-    of all trials. After it, no message of the run creates a communicator.
-
-    Args:
-        trials: the trials.
-        world: rank of this process, number of ranks, and host.
-        store: the store in which the ranks have reported (`check_all_ranks`).
-        device: the device on which the groups communicate.
-        timeout: time limit per trial.
+    of all trials, after `check_all_ranks`. After it, no message of the run creates a communicator.
+    The time limit holds per trial.
 
     Raises:
         LaunchError: a trial did not complete in time, or had a wrong result. The message names the
@@ -251,7 +217,6 @@ def check_groups(
 def _run_within(
     trial: Trial, rank: int, store: "Store", device: "torch.device", timeout: timedelta
 ) -> tuple[float, float]:
-    """Run one trial; the arguments and the errors are those of `check_groups`."""
     import torch
 
     results: list[tuple[float, float] | Exception] = []
@@ -287,7 +252,6 @@ def _number(rank: int) -> float:
 
 
 def _explain_incomplete(trial: Trial, store: "Store", timeout: timedelta) -> str:
-    """Return an error message that names the ranks that have not joined the group."""
     name, ranks = trial.name, trial.ranks
     current = {
         rank: store.get(key).decode() if store.check([key]) else "before the first group"
@@ -315,5 +279,4 @@ def _explain_incomplete(trial: Trial, store: "Store", timeout: timedelta) -> str
 
 
 def _progress_key(rank: int) -> str:
-    """Return the key under which a rank stores the name of the group that it is checking."""
     return f"preflight/at/{rank}"

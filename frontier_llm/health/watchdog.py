@@ -22,13 +22,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from frontier_llm.config.watchdog import WatchdogConfig
 from frontier_llm.health import alarm
 from frontier_llm.health.diagnosis import (
     Phase,
@@ -39,7 +42,6 @@ from frontier_llm.health.diagnosis import (
     format_states,
     late_ranks,
 )
-from frontier_llm.health.limits import Limits, limit_of
 from frontier_llm.launch import failure
 from frontier_llm.launch.roster_store import LateRanks
 from frontier_llm.launch.world import World
@@ -61,38 +63,56 @@ ACKNOWLEDGE_SECONDS = 3.0
 """How long rank 0 keeps its store alive for ranks that have not read the diagnosis yet."""
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
-"""Interval at which the monitor compares the phase with its limit."""
 _LISTENER_END_SECONDS = 10.0
 """How long a rank that ends waits for its listener thread."""
+_MEASURED_STEPS = 3
+"""Until this many steps have been measured, each step has the time limit of a first step."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of phases, with the meaning that they have in the configuration of a run."""
+
+    startup_seconds: float
+    first_step_seconds: float
+    step_seconds: float
+    checkpoint_seconds: float
+    evaluation_seconds: float
+    step_factor: float = 10.0
+    enabled: bool = True
+
+
+def limit_of(name: str, limits: Limits | WatchdogConfig, step_seconds: Collection[float]) -> float:
+    """Return the time limit of a phase in seconds.
+
+    Phases other than `step`, `checkpoint` and `evaluation` have the limit of the start-up.
+    """
+    if name == "step":
+        if len(step_seconds) < _MEASURED_STEPS:
+            return limits.first_step_seconds
+        return max(limits.step_seconds, limits.step_factor * median(step_seconds))
+    of_phases = {"checkpoint": limits.checkpoint_seconds, "evaluation": limits.evaluation_seconds}
+    return of_phases.get(name, limits.startup_seconds)
 
 
 class Watchdog:
     """Watches the main thread of one rank, which announces what it does by `phase`.
 
-    Attributes:
-        report_late: tells the coordinator which ranks are to be replaced; None if they cannot be.
+    Entering the context starts the threads. If ranks can be replaced, `report_late` tells the
+    coordinator of the job which are at fault (Membership.report_late), and the process does not end
+    after an alarm. The states of all ranks are written to `run_dir`, this rank's failure to
+    `failures`.
     """
 
     def __init__(
         self,
-        limits: Limits,
+        limits: Limits | WatchdogConfig,
         world: World,
         store: "Store",
         run_dir: Path,
         failures: Path,
         report_late: Callable[[LateRanks], None] | None = None,
     ) -> None:
-        """Initialise; entering the context starts the threads.
-
-        Args:
-            limits: time limits of the phases.
-            world: rank of this process, number of ranks, host and launcher.
-            store: the store of all ranks.
-            run_dir: folder in which the states of all ranks are written after an alarm.
-            failures: folder in which this rank writes its failure.
-            report_late: if ranks can be replaced: tells the coordinator of the job which are at
-                fault (Membership.report_late). The process then does not end after an alarm.
-        """
         self.report_late = report_late
         self._limits, self._world, self._store = limits, world, store
         self._run_dir, self._failures = run_dir, failures
@@ -135,14 +155,11 @@ class Watchdog:
 
     @contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Announce what the main thread does inside this context.
+        """Announce what the main thread does inside this context; `step` is that which starts.
 
-        The clock of an enclosing phase is paused meanwhile.
-
-        Args:
-            name: `step`, `checkpoint` or `evaluation`, which have their own time limits. Any other
-                name has the time limit of the start-up, and is only shown in messages.
-            step: number of the step that starts; None = the current step.
+        The clock of an enclosing phase is paused meanwhile. `step`, `checkpoint` and `evaluation`
+        have time limits of their own. Any other name has that of the start-up, and is only shown in
+        messages.
         """
         outer = self._phase
         inner_step = outer.step if step is None else step
@@ -229,7 +246,6 @@ class Watchdog:
             self._alarmed.set()
 
     def _end(self, phase: Phase) -> None:
-        """Report this rank's state, wait for the diagnosis, and end the process."""
         diagnosis: list[str] = []
         messenger = threading.Thread(
             target=self._get_diagnosis, args=(phase, diagnosis), daemon=True
@@ -248,15 +264,10 @@ class Watchdog:
         os._exit(1)
 
     def _get_diagnosis(self, phase: Phase, diagnosis: list[str]) -> None:
-        """Put this rank's state into the store, and read or make the diagnosis.
+        """Put this rank's state into the store, and append the diagnosis to a list if it answers.
 
         Runs in a thread of its own: reading NCCL's trace may hang together with the GPU, and the
         process must end nevertheless.
-
-        Args:
-            phase: the phase of the main thread.
-            diagnosis: an empty list, which receives the text. It stays empty if the store does not
-                answer.
         """
         state = RankState.now(self._world, phase, self._contact_error)
         try:
@@ -285,11 +296,7 @@ class Watchdog:
             count = store.add(alarm.key("acknowledged"), 0)
 
     def _coordinate(self, store: "Store", phase: Phase) -> str:
-        """Raise the alarm on all ranks, collect their states, and publish the diagnosis.
-
-        Returns:
-            The diagnosis.
-        """
+        """Raise the alarm on all ranks, collect their states, and publish the diagnosis."""
         alarm.raise_alarm(store, self._world.size)
         is_short = self._contact_error or self.report_late
         deadline = time.monotonic() + (LOSS_REPORT_SECONDS if is_short else STALL_REPORT_SECONDS)
@@ -321,10 +328,8 @@ class Watchdog:
     def _write_failure(self, kind: failure.Kind, text: str) -> None:
         """Write this rank's failure to its file, which the launcher reads.
 
-        Args:
-            kind: `watchdog` for the failure that the launcher prints; `lost_contact` for a rank
-                that only reports the diagnosis of another rank.
-            text: the diagnosis.
+        The launcher prints the kind `watchdog`; a rank that only reports the diagnosis of another
+        rank has `lost_contact`.
         """
         failed = failure.Failure(self._world.rank, time.time(), kind, "Watchdog", text, "", 1)
         try:

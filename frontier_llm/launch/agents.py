@@ -8,8 +8,8 @@ lost, its agents no longer answer, and waiting agents take over its ranks.
 The coordinator (coordinator.py) runs in task 0, whose process also holds the store. If its node is
 lost, all agents end, and one of them puts the job into Slurm's queue again (requeue.py).
 
-agent_store.py has what agents and coordinator tell each other, task_members.py the coordinator's
-view of the processes.
+task_members.py has what agents and coordinator tell each other, and the coordinator's view of the
+processes.
 """
 
 import os
@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import failure
-from frontier_llm.launch.agent_store import AgentStore, Event
 from frontier_llm.launch.connections import limit_silence
 from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.launcher import LaunchOptions, fork_rank, report_cause
+from frontier_llm.launch.rendezvous import connect_again
 from frontier_llm.launch.replacement import MemberTarget, run_member_process
 from frontier_llm.launch.requeue import end_job_without_script
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import StopFlag
-from frontier_llm.launch.task_members import BEAT_SECONDS, TaskMembers
+from frontier_llm.launch.task_members import BEAT_SECONDS, AgentStore, Event, TaskMembers
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
@@ -51,20 +51,17 @@ class TaskJob:
     world: World
     """The task of this agent: `rank` is its number, `size` the number of tasks."""
     store: "Store"
-    """The store of all tasks, which the process of task 0 holds."""
+    """The store of all tasks."""
     target: MemberTarget
-    """The work of a process that may hold a rank."""
     options: LaunchOptions
-    """Number of ranks, without spares, and the folder for failures."""
+    """`ranks` is the number without spares."""
     replacing: Replacing
-    """How processes are replaced."""
 
 
 def run_agent(job: TaskJob) -> int:
     """Be the agent of a task, and in task 0 also the coordinator; return the exit code.
 
-    Raises:
-        LaunchError: the task that coordinates the job is lost.
+    Raises LaunchError if the task that coordinates the job is lost.
     """
     limit_silence(job.world.master_port, _STORE_SILENCE_SECONDS)
     agent = Agent(job)
@@ -87,7 +84,6 @@ def run_agent(job: TaskJob) -> int:
 
 
 def _coordinate(job: TaskJob, agent: "Agent") -> int:
-    """Poll members and coordinator until the job has ended; return the exit code."""
     failure.clear(job.options.failure_dir)
     agents = AgentStore(job.store)
     members = TaskMembers(agents, job.world.size)
@@ -120,8 +116,7 @@ class Agent:
     def step(self) -> int | None:
         """Do what is due; return the exit code of the job once it is over.
 
-        Raises:
-            RuntimeError: the store does not answer.
+        Raises RuntimeError if the store does not answer.
         """
         self.processes.poll()
         now = time.monotonic()
@@ -150,10 +145,8 @@ class Agent:
 
     def end(self, code: int) -> int:
         """End the process, which may still close its files; return the exit code of the task."""
-        deadline = time.monotonic() + _EXIT_SECONDS
-        while code in (0, 3) and self.processes.running and time.monotonic() < deadline:
-            self.processes.poll()
-            time.sleep(POLL_SECONDS)
+        if code in (0, 3):
+            self.processes.wait(_EXIT_SECONDS)
         self.processes.kill()
         return code
 
@@ -187,19 +180,11 @@ class Agent:
 
 
 def _world_of(job: TaskJob, rank: int) -> World:
-    """Return the `World` of a rank that a process of this task holds."""
     return replace(job.world, rank=rank, size=job.options.ranks, hosts=())
 
 
 def _connect(world: World) -> "Store":
-    from torch.distributed import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
 
-    store = TCPStore(
-        world.master_address,
-        world.master_port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-    )
+    store = connect_again(world.master_address, world.master_port, timedelta(seconds=60))
     return PrefixStore(f"frontier_llm/{world.job}", store)

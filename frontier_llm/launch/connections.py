@@ -15,7 +15,6 @@ from itertools import product
 from pathlib import Path
 
 _ANSWER_SECONDS = 0.2
-"""Time limit for a connection to this process itself."""
 
 
 class Connections:
@@ -27,11 +26,6 @@ class Connections:
     """
 
     def __init__(self, store_port: int) -> None:
-        """Count nothing yet.
-
-        Args:
-            store_port: TCP port of the job's store.
-        """
         self._store_port = store_port
         self._lock = threading.Lock()
         self._before: set[int] = set()
@@ -74,13 +68,10 @@ class Connections:
     def answer(self, before: int, size: int) -> None:
         """In place of the ranks that gloo waits for, connect to this process and close at once.
 
-        While gloo connects a group, it waits a whole time limit for each rank that does not come:
-        it listens, so that there is no connection yet that `cut` could shut down. A connection
-        begins with the number of the pair of ranks (gloo/transport/tcp/listener.cc).
-
-        Args:
-            before: only connections of a generation before this one are answered.
-            size: number of ranks in that generation.
+        While gloo connects a group of `size` ranks, in a generation before `before`, it waits a
+        whole time limit for each rank that does not come: it listens, so that there is no
+        connection yet that `cut` could shut down. A connection begins with the number of the pair
+        of ranks (gloo/transport/tcp/listener.cc).
         """
         with self._lock:
             if self._generation is None or self._generation >= before:
@@ -99,7 +90,6 @@ class Connections:
 
 
 def _listening_address(inode: int, descriptor: int) -> tuple[str, int] | None:
-    """Return address and port on which a socket listens; None if it does not."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         if _is_tcp(copy, inode) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             address, port = copy.getsockname()[:2]
@@ -113,10 +103,6 @@ def limit_silence(port: int, seconds: float) -> None:
     Otherwise an operation of the store that waits for an answer of a node that has lost its power
     fails after a quarter of an hour. A machine answers although the process that has opened the
     port is busy. Does nothing if the system is not Linux.
-
-    Args:
-        port: TCP port of the other side.
-        seconds: time after which data that was sent must have been received.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
@@ -148,24 +134,9 @@ def _is_tcp(copy: socket.socket, inode: int) -> bool:
 
 
 def _shut_down(inode: int, descriptor: int, port: int | None) -> None:
-    """Shut a TCP connection down, unless its descriptor has another use by now.
-
-    Args:
-        inode: inode of the socket.
-        descriptor: descriptor of the socket.
-        port: only a connection to this port of the other side is shut down; None = any.
-    """
-    try:
-        copy = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return
-    with copy:
-        if not _is_tcp(copy, inode):
-            return
-        try:
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return
+    """Shut a TCP connection to a port down, unless its descriptor has another use by now."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:  # may be closed
+        is_listening = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if _is_tcp(copy, inode) and not is_listening:
             if port is None or copy.getpeername()[1] == port:
                 copy.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # not connected any more

@@ -36,14 +36,8 @@ def broadcast_from_rank_zero(
 ) -> str:
     """Call `make` on rank 0 and return its text on every rank.
 
-    Collective over all ranks, through the store only: no process group is needed.
-
-    Args:
-        world: rank and size of the job, as seen by this process.
-        store: the store of all ranks.
-        key: name of the text; may be used only once per job.
-        make: called on rank 0 only.
-        timeout: how long the other ranks wait for the text.
+    Collective over all ranks, through the store only: no process group is needed. A key may be used
+    only once per job.
 
     Raises:
         RankFailure: on the other ranks, if `make` failed. The error has rank 0's exit code and no
@@ -91,7 +85,6 @@ def _make_and_publish(world: World, store: "Store", key: str, make: Callable[[],
 
 
 def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[str, str | int]:
-    """Read the JSON object that `_make_and_publish` has published on rank 0."""
     try:
         store.wait([key], timeout)
         answer: dict[str, str | int] = json.loads(store.get(key))

@@ -1,6 +1,6 @@
 """Decides which processes hold the ranks of a job, and gives the ranks of dead ones to others.
 
-The coordinator publishes a roster for each generation (roster.py), in a store that the members read
+The coordinator publishes a roster for each generation, in a store that the members read
 (roster_store.py). It begins a new generation if a member has died, or has lost contact with another
 one. A member that a watchdog finds late is killed and thus replaced. The job ends if a message says
 what the user has to do, or if members fail again and again without a new step.
@@ -9,28 +9,28 @@ The processes may be children of the launcher on this machine (replacement.py), 
 Slurm job (agents.py).
 """
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.launcher import Ended, LaunchOptions, report_cause
-from frontier_llm.launch.members import Members
-from frontier_llm.launch.roster import Roster
-from frontier_llm.launch.roster_store import RosterStore
-from frontier_llm.launch.starts_file import RANKS_FILE, StartsFile
-from frontier_llm.launch.successors import Successors
+from frontier_llm.launch.roster_store import Roster, RosterStore
+from frontier_llm.launch.successors import Members, Successors
 
+RANKS_FILE = "ranks.jsonl"
+"""File in the run directory with a line for each process that gets a rank."""
 SWAP_FILE = "SWAP"
 """File in the run directory with the number of a rank, whose process is to be replaced."""
 _STOPPED_SECONDS = 8.0
 """An absent member of which not even a thread has read the roster after this time is killed, since
 its process is stopped. A thread of a member that is only slow reads it at once."""
 _POLLS_PER_LOOK = 25
-"""Number of polls between two looks for the file `SWAP`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Replacing:
     """How members of a job are replaced."""
 
     run_dir: Path
-    """The run directory."""
     spares: int
     """Number of processes that wait for a rank."""
     tries: int
@@ -46,7 +45,6 @@ class Replacing:
     timeout_seconds: float
     """Time limit of a collective with gloo, in the first generation."""
     steps_done: Callable[[], int]
-    """Returns the number of steps of which the run has records."""
     save_seconds: float = 600.0
     """How long the remaining ranks may take to save what they have in memory."""
     arrival_seconds: float = 900.0
@@ -64,9 +62,7 @@ class LastSave:
     """A generation in which the remaining members save what they have in memory."""
 
     dead: dict[int, failure.Failure]
-    """Why members have died, by rank."""
     former: int
-    """Number of ranks before."""
     shrinks: bool
     """Whether the run then continues on fewer ranks; else it ends."""
 
@@ -82,15 +78,6 @@ class Coordinator:
         options: LaunchOptions,
         replacing: Replacing,
     ) -> None:
-        """Begin the first generation.
-
-        Args:
-            members: the processes.
-            store: the store in which rosters are published.
-            first: by rank, the process that holds it first.
-            options: options of the job.
-            replacing: how processes are replaced.
-        """
         self._members, self._store = members, store
         self._options, self._replacing = options, replacing
         self._roster = list(first)
@@ -102,7 +89,7 @@ class Coordinator:
         self._polls = 0
         self._successors = Successors(members, replacing.together)
         self._ended: dict[int, failure.Failure] = {}  # by rank: not yet replaced
-        self._starts = StartsFile(replacing.run_dir / RANKS_FILE)
+        self._recorded: set[int] = set()  # processes with a line in the file of ranks
         self._told: set[str] = set()  # what has been printed of errors of the file system
         self._last_save: LastSave | None = None
         self._begin_generation()
@@ -140,22 +127,38 @@ class Coordinator:
         )
         self._begin_generation()
 
-    def _begin_generation(self) -> None:
+    def _begin_generation(self, former: int = 0) -> None:
         self._generation += 1
         self._has_arrived, self._lost_at = False, None
-        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds))
+        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds, former))
 
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
         with self._tolerated("the starts of ranks cannot be recorded"):
-            self._starts.record(roster.generation, self._roster, self._members.place)
+            self._record_starts(roster.generation)
         self._store.publish(roster)
+
+    def _record_starts(self, generation: int) -> None:
+        ranks = enumerate(self._roster)
+        new = [(rank, number) for rank, number in ranks if number not in self._recorded]
+        with (self._replacing.run_dir / RANKS_FILE).open("a") as file:
+            for rank, number in new:
+                host, pid = self._members.place(number)
+                line = {
+                    "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                    "generation": generation,
+                    "rank": rank,
+                    "process": number,
+                    "pid": pid,
+                    "host": host,
+                }
+                file.write(json.dumps(line) + "\n")
+        self._recorded.update(number for _, number in new)
 
     def _is_done(self) -> bool:
         return self._store.count_done(self._generation) == len(self._roster)
 
     def _take_dead(self) -> dict[int, failure.Failure]:
-        """Return how members ended since the last call, by rank."""
         dead = {}
         is_forming = self._generation > 0 and not self._has_arrived
         is_suspicious = is_forming or self._store.is_suspicious(self._generation)
@@ -194,7 +197,6 @@ class Coordinator:
         return ended if ended.exit_code else Ended(1)
 
     def _replace(self, dead: dict[int, failure.Failure]) -> None:
-        """Give the ranks of dead members to other processes, and begin a generation."""
         missing = self._successors.assign(dead, self._roster)
         if missing:
             shrinks = self._replacing.fitting(len(self._roster) - len(missing)) is not None
@@ -211,18 +213,10 @@ class Coordinator:
     def _begin_last_save(
         self, missing: Collection[int], dead: dict[int, failure.Failure], *, shrinks: bool
     ) -> None:
-        """Let the remaining members save what they have in memory, before ranks are given up.
-
-        Args:
-            missing: ranks without a process.
-            dead: why members have died.
-            shrinks: whether the run then continues on fewer ranks.
-        """
+        """Let the remaining members save what they have in memory, before ranks are given up."""
         former, self._roster = len(self._roster), self._without(missing)
         self._last_save = LastSave(dead, former, shrinks)
-        self._generation += 1
-        self._has_arrived, self._lost_at = False, None
-        self._publish(Roster(self._generation, tuple(self._roster), self._timeout_seconds, former))
+        self._begin_generation(former)
 
     def _without(self, ranks: Collection[int]) -> list[int]:
         return [number for rank, number in enumerate(self._roster) if rank not in ranks]
@@ -287,7 +281,6 @@ class Coordinator:
         self._members.kill(self._roster[rank] for rank in ranks)
 
     def _swap(self) -> None:
-        """Replace the member of the rank that the file `SWAP` names."""
         self._polls += 1
         if self._polls % _POLLS_PER_LOOK or (text := self._take_swap()) is None:
             return
@@ -301,7 +294,6 @@ class Coordinator:
         self._successors.swap(int(rank), self._roster)
 
     def _take_swap(self) -> str | None:
-        """Return the text of the file `SWAP`, and remove it; None if there is none."""
         path = self._replacing.run_dir / SWAP_FILE
         with self._tolerated("the file SWAP cannot be read or removed"):
             if path.exists():

@@ -18,7 +18,7 @@ from frontier_llm.units import counted
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 _CPUS_OF_TASK = "SLURM_CPUS_PER_TASK"
-"""Variable with the number of cores that srun gave to this task."""
+_MOST_RANKS_PER_CORE = 4
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """The variables from which torch reads the settings of its allocator; the first one is current."""
@@ -75,9 +75,7 @@ def available() -> int:
 def cgroup_limit(root: Path = _CGROUPS, membership: Path = _CGROUPS_OF_PROCESS) -> int | None:
     """Return the number of cores allowed by the cgroups of this process; None = no known limit.
 
-    Args:
-        root: folder in which cgroups (version 1 or 2) are mounted.
-        membership: the file that names the cgroups of this process.
+    Reads cgroups of version 1 or 2.
     """
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
@@ -97,14 +95,8 @@ def crowding(
 ) -> str | None:
     """Return a warning when the ranks of a node run more threads than there are cores.
 
-    There is no warning with one thread per rank, since fewer cannot be set.
-
-    Args:
-        threads: number of threads per rank.
-        ranks: number of ranks on the node. It is ignored under srun, where each rank has its own
-            cores.
-        environ: environment variables of this process.
-        cores: number of cores that this process may use; None = as the system reports.
+    With one thread per rank, of which fewer cannot be set, it only warns of too many ranks. Under
+    srun each rank has its own cores, and `ranks`, the number on the node, is ignored.
     """
     cores = cores or available()
     sharing = ranks  # number of ranks that share the cores
@@ -112,6 +104,11 @@ def crowding(
         sharing = 1
         if environ.get(_CPUS_OF_TASK, "").isdigit():
             cores = min(cores, max(1, int(environ[_CPUS_OF_TASK])))
+    if sharing > _MOST_RANKS_PER_CORE * cores:
+        return (
+            f"warning: {sharing} ranks on {counted(cores, 'core')} make every step slow, and may "
+            "need more memory than there is"
+        )
     if threads == 1 or threads * sharing <= cores:
         return None
     recommended = max(1, cores // sharing)
@@ -124,11 +121,7 @@ def crowding(
 
 
 def check_survival(environ: Mapping[str, str]) -> None:
-    """Check that the environment does not set a variable of `SURVIVAL` otherwise.
-
-    Raises:
-        ConfigError: with a variable of the environment, a rank would not outlive other ranks.
-    """
+    """Raise ConfigError if the environment sets a variable of `SURVIVAL` otherwise."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return  # torchrun sets one of them; that it does not replace ranks is refused elsewhere
     todo = "unset it, or set recovery.enabled=false"
@@ -147,11 +140,6 @@ def prepare_environment(
     """Set the environment variables that libraries read once, when they are imported or started.
 
     Except for the numbers of threads and for `SURVIVAL`, a value that is set already stays.
-
-    Args:
-        threads: number of CPU threads.
-        environ: environment variables of this process.
-        config: configuration of the run; None = not known yet.
     """
     environ["OMP_NUM_THREADS"] = environ["MKL_NUM_THREADS"] = str(threads)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's own pool would start at import, before a fork
@@ -180,12 +168,7 @@ def prepare_environment(
 
 
 def _quotas(mount: Path, path: str) -> Iterator[float]:
-    """Yield the limits, in cores, of a cgroup and of its parents, where they can be read.
-
-    Args:
-        mount: folder in which the hierarchy of cgroups is mounted.
-        path: path of the cgroup in this hierarchy.
-    """
+    """Yield the limits, in cores, of a cgroup and of its parents, where they can be read."""
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts) + 1):
         folder = mount.joinpath(*parts[:depth])

@@ -63,7 +63,6 @@ class Failure:
     traceback: str
     """Traceback as text; empty if there is none."""
     exit_code: int
-    """Exit code of the rank."""
 
     @property
     def is_primary(self) -> bool:
@@ -98,10 +97,7 @@ def is_timeout(error: BaseException) -> bool:
 def died(rank: int, code: int, seconds: float) -> Failure:
     """Describe a rank that ended without writing a failure.
 
-    Args:
-        rank: number of the rank.
-        code: exit code; a negative number: the signal that ended the rank.
-        seconds: end of the rank in seconds since 1970.
+    A negative code is the signal that ended the rank; `seconds` counts since 1970.
     """
     if code >= 0:
         name = f"exit code {code}"
@@ -131,10 +127,8 @@ def write(failure: Failure, folder: Path) -> None:
     If another thread of the rank has written a primary failure, a failure that is not primary is a
     consequence of it and is not written. In all other cases the later failure replaces the earlier.
     A primary failure is also written to `cause.json`, unless a more likely cause is there. If the
-    folder cannot be written, the launcher of this machine gets the failure through memory.
-
-    Raises:
-        OSError: the folder cannot be written, and no launcher of this machine started the rank.
+    folder cannot be written, the launcher of this machine gets the failure through memory, or an
+    OSError is raised without such a launcher.
     """
     try:
         _write_to_folder(failure, folder)
@@ -233,7 +227,6 @@ def cause(failures: Iterable[Failure]) -> Failure:
 
 
 def _order(failure: Failure) -> tuple[int, float]:
-    """Return a sort key by which the most likely cause is the first."""
     tie_break = failure.rank if failure.kind == "stopped" else failure.seconds
     return _PRIORITY[failure.kind], tie_break
 
@@ -245,7 +238,7 @@ def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Pat
         chosen: the failure that was the cause.
         failures: all known failures, including the cause.
         size: number of ranks in the job.
-        folder: folder with the failures of all ranks, which the message names.
+        folder: the message names it as the one with the failures of all ranks.
     """
     if chosen.kind in ("user", "watchdog", "stopped"):
         return chosen.message
@@ -293,7 +286,6 @@ def _explain_timeout(chosen: Failure, failures: Iterable[Failure], size: int, fo
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Name ranks; if there are more than 16, name the first 16 and count the others."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""

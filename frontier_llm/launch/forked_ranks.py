@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 POLL_SECONDS = 0.02
-"""Time between two polls of the ranks."""
 HUNG_SECONDS = 5.0
 """After this time a rank counts as ended although one of its threads still waits for a file system
 that hangs. The kernel does not report such a process to `waitpid`."""
@@ -23,11 +22,10 @@ _DEATH_SECONDS = 15.0
 while it waits for a device or a file system that does not answer. It will run no further line of
 this program."""
 _LOOK_SECONDS = 0.5
-"""Time between two looks at the state of a process."""
 _NO_FAILURE = (0, 3)
 """Exit codes of ranks that completed, or stopped on request."""
 _PR_SET_PDEATHSIG = 1
-"""Option of prctl(2) that sets the signal a process receives when its parent ends."""
+"""Option of prctl(2)."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,11 +33,9 @@ _LOG = logging.getLogger(__name__)
 class ForkedRanks:
     """The forked ranks of this process.
 
-    Attributes:
-        running: process id of each rank that runs.
-        ended: exit code and time of each rank that ended. A negative exit code is the number of the
-            signal that ended the rank. The time is in seconds since 1970, and may be up to
-            `POLL_SECONDS` too early.
+    `running` has the process id of each rank that runs. `ended` has the exit code, negative for a
+    signal, and the time of each rank that ended, in seconds since 1970, which may be up to
+    `POLL_SECONDS` too early.
     """
 
     def __init__(self) -> None:
@@ -54,9 +50,6 @@ class ForkedRanks:
         """Fork a rank that calls `run` and exits with the code that it returns.
 
         Stop signals must be blocked by the caller. The kernel kills the rank if this process ends.
-
-        Raises:
-            OSError: no process could be started.
         """
         parent = os.getpid()
         sys.stdout.flush()
@@ -144,6 +137,13 @@ class ForkedRanks:
         self._sent.setdefault(rank, set()).add(number)
         if number == signal.SIGKILL:
             self._killed_at.setdefault(pid, time.monotonic())
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all ranks have ended by themselves, at most for some time."""
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
         """Kill every rank that still runs, and wait until all have ended, or count as ended."""

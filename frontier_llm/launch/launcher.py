@@ -3,6 +3,11 @@
 If a rank fails, the others get 2 s to end by themselves, then SIGTERM, and after another 5 s
 SIGKILL. When every rank has ended, the failure that caused the others is printed.
 
+A run is started again, if wanted, if a rank died, hung, lost contact or failed with an error of the
+program. It is not if a message says what the user has to do (a wrong configuration, divergence, a
+full disk), or if it was asked to stop. A run that fails again and again without a new step in
+between ends after a number of tries.
+
 The parent must not have run multi-threaded torch operations: a fork copies the state of the thread
 pool but not its threads, and the child would wait for them forever.
 """
@@ -13,6 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -25,6 +31,7 @@ from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
 from frontier_llm.launch.rank import run_rank
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, listen, make_store
+from frontier_llm.launch.slurm import STARTED_AGAIN
 from frontier_llm.launch.stop import STOP_SIGNALS, ParentSignals, StopFlag
 from frontier_llm.launch.world import World
 
@@ -34,9 +41,10 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 2.0
 """How long the other ranks may run after one rank failed, before they get SIGTERM."""
 TERMINATION_SECONDS = 5.0
-"""Time between SIGTERM and SIGKILL."""
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C, as in shells."""
+Target = Callable[[World, "Store"], None]
+"""The work of a rank."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,6 @@ class LaunchOptions:
     """How many ranks to start on this machine, and how."""
 
     ranks: int
-    """Number of processes."""
     failure_dir: Path
     """Folder for the tracebacks of failing ranks; created when needed."""
     ranks_per_node: int | None = None
@@ -69,21 +76,13 @@ class Ended:
     """This failure; None if the job is done, or was killed by a second Ctrl-C."""
 
 
-def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> Ended:
-    """Run `target(world, store)` on forked ranks and wait for them.
+def launch(target: Target, options: LaunchOptions) -> Ended:
+    """Run `target(world, store)` on forked ranks and wait; print the cause of a failure to stderr.
 
     The first SIGINT, SIGTERM or SIGUSR1 asks all ranks to save and stop; they receive SIGTERM. A
     second SIGINT kills them at once. No rank outlives this call or this process.
 
-    Args:
-        target: the work of a rank; an exception in it ends the job.
-        options: number of ranks, port, time limits and the folder for failures.
-
-    Returns:
-        How the job ended. The cause of a failure is printed to stderr.
-
-    Raises:
-        LaunchError: the port is in use, or a process cannot be started.
+    Raises LaunchError if the port is in use, or a process cannot be started.
     """
     failure.clear(options.failure_dir)
     server = listen("127.0.0.1", options.port or 0)
@@ -92,16 +91,22 @@ def launch(target: Callable[[World, "Store"], None], options: LaunchOptions) -> 
         try:
             for rank in range(options.ranks):
                 world = local_world(rank, options, server.getsockname()[1])
-                _fork(ranks, world, server, target, options)
+                work = partial(_connect_and_run, world, server, target, options)
+                fork_rank(ranks, rank, partial(run_rank, work, rank, options.failure_dir))
             # if the parent kept the socket open, it would accept connections after rank 0 has ended
             server.close()
             killed = not _wait(ranks, signals)
         finally:
             ranks.kill()
     if killed:
-        print_error("killed by the second Ctrl-C; no checkpoint was saved")
+        print_error("killed by the second Ctrl-C; the last steps are not saved")
         return Ended(INTERRUPTED)
-    return _report_cause(ranks, options)
+    died = {
+        rank: failure.died(rank, code, seconds)
+        for rank, (code, seconds) in ranks.ended.items()
+        if code and not ranks.was_ended_by_parent(rank)
+    }
+    return report_cause(died, options)
 
 
 def local_world(rank: int, options: LaunchOptions, port: int) -> World:
@@ -118,34 +123,16 @@ def local_world(rank: int, options: LaunchOptions, port: int) -> World:
     )
 
 
-def _fork(
-    ranks: ForkedRanks,
-    world: World,
-    server: socket.socket,
-    target: Callable[[World, "Store"], None],
-    options: LaunchOptions,
-) -> None:
-    def run() -> int:
-        work = partial(_connect_and_run, world, server, target, options)
-        return run_rank(work, world.rank, options.failure_dir)
-
-    fork_rank(ranks, world.rank, run)
-
-
 def fork_rank(ranks: ForkedRanks, number: int, run: Callable[[], int]) -> None:
-    """Fork a process that handles stop signals as a rank does, and calls `run`.
+    """Fork a process that handles stop signals as a rank does, and exits with the code of `run`.
 
-    Args:
-        ranks: receives the process.
-        number: number of the process among `ranks`.
-        run: its work; returns its exit code.
-
-    Raises:
-        LaunchError: the process cannot be started.
+    Raises LaunchError if the process cannot be started.
     """
 
     def handle_signals_and_run() -> int:
-        _handle_stop_signals()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # left to the parent
+        StopFlag.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return run()
 
     # A signal that arrives before the child has installed its handler must stay pending.
@@ -161,10 +148,7 @@ def fork_rank(ranks: ForkedRanks, number: int, run: Callable[[], int]) -> None:
 
 
 def _connect_and_run(
-    world: World,
-    server: socket.socket,
-    target: Callable[[World, "Store"], None],
-    options: LaunchOptions,
+    world: World, server: socket.socket, target: Target, options: LaunchOptions
 ) -> None:
     import torch
 
@@ -179,13 +163,6 @@ def _connect_and_run(
         connections=options.connections,
     )
     run_and_wait_for_all(target, world, store)
-
-
-def _handle_stop_signals() -> None:
-    """Replace the parent's signal handlers; Ctrl-C in a terminal is left to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    StopFlag.install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
@@ -211,22 +188,10 @@ def _wait(ranks: ForkedRanks, signals: ParentSignals) -> bool:
     return True
 
 
-def _report_cause(ranks: ForkedRanks, options: LaunchOptions) -> Ended:
-    """Print the cause as the last lines of the job; return how the job ended."""
-    died = {
-        rank: failure.died(rank, code, seconds)
-        for rank, (code, seconds) in ranks.ended.items()
-        if code and not ranks.was_ended_by_parent(rank)
-    }
-    return report_cause(died, options)
-
-
 def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) -> Ended:
     """Print the cause of a failure, and return how the job ended.
 
-    Args:
-        died: failures of ranks that ended without writing one.
-        options: options of the job, with the folder of the failures that were written.
+    `died` has the failures of ranks that ended without writing one.
     """
     written = {failed.rank: failed for failed in failure.read_all(options.failure_dir)}
     failures = {**died, **written}
@@ -234,4 +199,48 @@ def report_cause(died: Mapping[int, failure.Failure], options: LaunchOptions) ->
         return Ended(0)
     cause = failure.cause(failures.values())
     print_error(failure.explain(cause, failures.values(), options.ranks, options.failure_dir))
+    if cause.kind == "stopped":  # then all are, and there is no failure to look at
+        with suppress(OSError):
+            failure.clear(options.failure_dir)
+            options.failure_dir.rmdir()
     return Ended(cause.exit_code, cause)
+
+
+def launch_with_restarts(
+    target: Callable[[int], Target],
+    options: LaunchOptions,
+    restarts: int,
+    steps_done: Callable[[], int],
+) -> int:
+    """Run the work of the ranks, again after a failure, and return the exit code of the job.
+
+    Args:
+        target: returns the work of the ranks for the start with this number, counted from 0.
+        options: options of each start.
+        restarts: how many times the ranks are started again without a new step in between.
+        steps_done: returns the number of steps of which the run has records.
+    """
+    start, tries, most_steps = 0, 0, steps_done()
+    while True:
+        ended = launch(target(start), options)
+        if not may_have_passed(ended):
+            return ended.exit_code
+        steps = steps_done()
+        tries = 0 if steps > most_steps else tries
+        most_steps = max(most_steps, steps)
+        if tries >= restarts:
+            if restarts:
+                times = f"{tries + 1} time(s) without a new step"
+                print_error(f"the run failed {times}: it is not started again")
+            return ended.exit_code
+        start, tries = start + 1, tries + 1
+        os.environ[STARTED_AGAIN] = "1"
+        print_error(
+            f"the run is started again, from its newest checkpoint (try {tries} of {restarts} "
+            f"without a new step; launch.restarts)"
+        )
+
+
+def may_have_passed(ended: Ended) -> bool:
+    """Whether a job failed for a reason that may be gone when it is started again."""
+    return ended.cause is not None and ended.cause.kind not in ("user", "stopped")

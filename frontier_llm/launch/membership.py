@@ -26,8 +26,7 @@ from frontier_llm.errors import (
 )
 from frontier_llm.launch.connections import Connections
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
-from frontier_llm.launch.roster import Roster
-from frontier_llm.launch.roster_store import LateRanks, RosterStore
+from frontier_llm.launch.roster_store import LateRanks, Roster, RosterStore
 from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ _NEWS_SECONDS = 2.0
 """How long a member that fails waits for a newer roster. Usually it has lost contact with a dead
 member, and the roster that replaces it is published within milliseconds."""
 _CUT_SECONDS = 0.05
-"""Interval at which connections are shut down again."""
 _CUTS_PER_ANSWER = 6
 """If a main thread still uses its connections after so many times, it probably waits for ranks that
 do not connect."""
@@ -57,22 +55,19 @@ class Place:
 
     generation: int
     world: World
-    """Rank, size and host of this process."""
     store: "Store"
     """Key-value store of this generation; its connection is cut when the generation is over."""
     timeout_seconds: float
-    """Time limit of a collective with gloo."""
     former_size: int = 0
     """If this process only saves what it has in memory, and then calls `report_done`: the number of
     ranks in the generation before; else 0."""
 
 
 class Membership:
-    """The main thread's view of the job in one process.
+    """The main thread's view of the job in the process with this number among all members.
 
-    Attributes:
-        rank: the rank of the current or last generation; None before the first.
-        abort: ends collectives that do not end when connections are cut; any thread calls it.
+    `rank` is that of the current or last generation, and None before the first. `abort` ends
+    collectives that do not end when connections are cut; any thread calls it.
     """
 
     def __init__(
@@ -80,22 +75,13 @@ class Membership:
         number: int,
         world_of: Callable[[int], World],
         connect: "Callable[[], Store]",
-        wrap: "Callable[[str, Store], Store]",
         port: int,
     ) -> None:
-        """Connect to the store.
-
-        Args:
-            number: number of this process among all members of the job.
-            world_of: returns the `World` of a rank that this process holds.
-            connect: opens a new connection to the store.
-            wrap: returns a store whose keys have a prefix.
-            port: TCP port of the store.
-        """
+        """Connect to the store at a TCP port."""
         self.number = number
         self.rank: int | None = None
         self.abort: Callable[[], None] = lambda: None
-        self._world_of, self._connect, self._wrap = world_of, connect, wrap
+        self._world_of, self._connect = world_of, connect
         self._control, self._reports = RosterStore(connect()), RosterStore(connect())
         self._news = RosterStore(connect())
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
@@ -120,8 +106,7 @@ class Membership:
     def finish(self) -> None:
         """Report that the work of this rank is done, and wait until the work of all ranks is.
 
-        Raises:
-            GenerationOverError: a member died before its work was done.
+        Raises GenerationOverError if a member died before its work was done.
         """
         self.report_done()
         if self._control.wait_for(self._generation + 1).members is not None:
@@ -162,7 +147,8 @@ class Membership:
         self._reports.report_late(self._generation, late)
 
     def _enter(self, roster: Roster) -> Place | None:
-        """Begin a generation; return None if a newer one is known."""
+        from torch.distributed.distributed_c10d import PrefixStore
+
         assert roster.members is not None
         generation, self._size = roster.generation, len(roster.members)
         self._timeout_seconds = roster.timeout_seconds
@@ -173,7 +159,7 @@ class Membership:
         if self._announced > generation:
             self.leave()
             return None
-        store = self._wrap(f"generation/{generation}", self._connect())
+        store = PrefixStore(f"generation/{generation}", self._connect())
         size = len(roster.members)
         world = self._world_of(self.rank)
         world = replace(world, size=size, job=f"{generation}", generation=generation)
@@ -225,7 +211,6 @@ class Membership:
 
 
 def _is_in_torch_distributed() -> bool:
-    """Return whether the main thread has called torch.distributed, and has not returned."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":

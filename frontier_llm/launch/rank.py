@@ -20,10 +20,7 @@ _PRINTING_RANKS = 16
 def run_rank(work: Callable[[], None], rank: int | Callable[[], int], folder: Path) -> int:
     """Do the work of a rank and return its exit code; write `rank_N.json` if it fails.
 
-    Args:
-        work: the work of this rank.
-        rank: number of this rank, or a function that returns it at the time of the failure.
-        folder: folder for failures.
+    A function as `rank` is called at the time of the failure.
     """
     try:
         work()
@@ -45,12 +42,6 @@ def report_failure(rank: int, size: int, folder: Path, code: int) -> int:
     up to 2 s for the file with the cause, then prints one line. All ranks may call this at the same
     time on a shared file system: each reads its own file and the file with the cause; at most one
     rank reads the files of all ranks.
-
-    Args:
-        rank: number of this rank.
-        size: number of ranks in the job.
-        folder: folder with the failures.
-        code: exit code of `run_rank`.
     """
     own = failure.read_rank(rank, folder)
     if own is None:

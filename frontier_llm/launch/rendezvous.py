@@ -25,7 +25,6 @@ MIN_CONNECTIONS = 5
 """A rank's connections to the store: one for its main thread, two for its watchdog, one for the
 heartbeat of NCCL, and one for a test of groups, a diagnosis or the end."""
 _LOOK_SECONDS = 0.1
-"""Time between two looks at how many ranks have connected."""
 _OTHER_FILES = 256
 """Files that rank 0 may have open besides connections to its store."""
 
@@ -44,7 +43,7 @@ def make_store(
     """Connect to the key-value store that rank 0 holds, and wait for all ranks.
 
     Args:
-        world: rank, size and rank 0's address, as seen by this process.
+        world: rank, size and rank 0's address.
         timeout: how long to wait for rank 0, and afterwards for any key.
         listen_fd: rank 0 only: descriptor of a listening socket, which the store uses and closes.
         quiet: rank 0 only: how long to wait for the next rank, if some have connected; None: as
@@ -85,14 +84,17 @@ def make_store(
     return store
 
 
-def init_process_group(world: World, store: "Store", backend: str, timeout: timedelta) -> None:
-    """Start torch's process group of all ranks.
+def connect_again(address: str, port: int, timeout: timedelta) -> "Store":
+    """Open one more connection to a store that another process holds."""
+    from torch.distributed import TCPStore
 
-    Args:
-        world: rank and size of the job, as seen by this process.
-        store: the store of all ranks.
-        backend: `nccl`, which is RCCL on AMD GPUs, or `gloo`.
-        timeout: time after which a collective fails.
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def init_process_group(world: World, store: "Store", backend: str, timeout: timedelta) -> None:
+    """Start torch's process group of all ranks, with a time limit per collective.
+
+    The backend is `nccl`, which is RCCL on AMD GPUs, or `gloo`.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
@@ -111,14 +113,9 @@ def init_process_group(world: World, store: "Store", backend: str, timeout: time
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Bind a TCP port and listen on it.
+    """Listen on a TCP port (0: any free one) of an interface (empty: all interfaces).
 
-    Args:
-        address: address of the interface; empty for all interfaces.
-        port: TCP port; 0 for any free port.
-
-    Raises:
-        LaunchError: the port is in use.
+    Raises LaunchError if the port is in use.
     """
     uses_ipv6 = not address and socket.has_dualstack_ipv6()
     try:
@@ -170,8 +167,7 @@ def connections_of(config: RunConfig) -> int:
 def raise_file_limit(size: int, connections: int) -> None:
     """Raise the limit of open files, so that all ranks can connect to this process's store.
 
-    Raises:
-        LaunchError: the hard limit is too low.
+    Raises LaunchError if the hard limit is too low.
     """
     needed = _OTHER_FILES + connections * size
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

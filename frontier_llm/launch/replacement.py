@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from frontier_llm.launch.launcher import (
 )
 from frontier_llm.launch.membership import Membership
 from frontier_llm.launch.rank import run_rank
-from frontier_llm.launch.rendezvous import listen, raise_file_limit
+from frontier_llm.launch.rendezvous import connect_again, listen, raise_file_limit
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
@@ -47,15 +46,8 @@ MemberTarget = Callable[[Membership], None]
 def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Replacing) -> Ended:
     """Run `target` on forked processes until all ranks are done, and replace those that die.
 
-    Signals are handled as by `launch`. No process outlives this call or this process.
-
-    Args:
-        target: the work of a process; an exception in it ends the process.
-        options: number of ranks, port and the folder for failures.
-        replacing: how processes are replaced.
-
-    Returns:
-        How the job ended. The cause of a failure is printed to stderr.
+    Signals are handled, and the cause of a failure is printed, as by `launch`. No process outlives
+    this call or this process.
 
     Raises:
         LaunchError: the port is in use, a process cannot be started, the store may not open enough
@@ -66,7 +58,7 @@ def launch_replacing(target: MemberTarget, options: LaunchOptions, replacing: Re
     server = listen("127.0.0.1", options.port or 0)
     port = server.getsockname()[1]
     keeper = ForkedRanks()
-    connect = partial(_connect, port, options.store_timeout)
+    connect = partial(connect_again, "127.0.0.1", port, options.store_timeout)
     with ParentSignals() as signals:
         members = ForkedMembers(target, options, connect, port, replacing.spares)
         try:
@@ -90,10 +82,9 @@ def _coordinate(
     signals: ParentSignals,
     options: LaunchOptions,
 ) -> Ended:
-    """Poll until the job has ended; return how it ended."""
     while (ended := coordinator.poll()) is None:
         if signals.second_interrupt:
-            print_error("killed by the second Ctrl-C; no checkpoint was saved")
+            print_error("killed by the second Ctrl-C; the last steps are not saved")
             return Ended(INTERRUPTED)
         if signals.take_stop():
             print_error("stopping after the current step (Ctrl-C once more kills at once)")
@@ -102,20 +93,13 @@ def _coordinate(
     if ended.exit_code:
         return ended
     coordinator.end()
-    members.wait(_EXIT_SECONDS)
+    members.processes.wait(_EXIT_SECONDS)
     return report_cause({}, options)  # a request to stop has an exit code of its own
 
 
 def _check_keeper(keeper: ForkedRanks, error: RuntimeError) -> None:
-    """Explain an error of the store by the end of the process that holds it.
-
-    Raises:
-        LaunchError: this process has ended.
-    """
-    deadline = time.monotonic() + _KEEPER_SECONDS  # the kernel may close its sockets first
-    while not keeper.ended and time.monotonic() < deadline:
-        keeper.poll()
-        time.sleep(POLL_SECONDS)
+    """Raise LaunchError if the process that holds the store has ended."""
+    keeper.wait(_KEEPER_SECONDS)  # the kernel may close its sockets first
     for code, _ in keeper.ended.values():
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         raise LaunchError(
@@ -139,7 +123,7 @@ def keep_store(server: socket.socket) -> int:
 
 
 class ForkedMembers:
-    """Members that this process has forked; see members.py."""
+    """Members that this process has forked; see `Members`."""
 
     patience_seconds = 0.3
 
@@ -188,15 +172,7 @@ class ForkedMembers:
         """Return host and process id."""
         return platform.node(), self.processes.running.get(number, 0)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until all processes have ended."""
-        deadline = time.monotonic() + seconds
-        while self.processes.running and time.monotonic() < deadline:
-            self.processes.poll()
-            time.sleep(POLL_SECONDS)
-
     def _fork(self) -> int:
-        """Fork a process that waits for a rank; return its number."""
         number, self._forked = self._forked, self._forked + 1
         options, port = self._options, self._port
 
@@ -215,28 +191,16 @@ def run_member_process(
     world_of: Callable[[int], World],
     connect: "Callable[[], Store]",
 ) -> int:
-    """Do the work of a member in a process that was forked for it; return the exit code.
+    """Do the work of a member, in a process that was forked for it; return the exit code.
 
-    Args:
-        number: number of the process among all members.
-        target: the work.
-        options: options of the job.
-        world_of: returns the `World` of a rank in this process.
-        connect: opens a connection to the store of the rosters.
+    `world_of` returns the `World` of a rank in this process.
     """
     import torch
-    from torch.distributed.distributed_c10d import PrefixStore
 
     torch.set_num_threads(options.threads)
-    membership = Membership(number, world_of, connect, PrefixStore, world_of(0).master_port)
+    membership = Membership(number, world_of, connect, world_of(0).master_port)
 
     def rank() -> int:  # a spare has none, and gets a number that no rank has
         return options.ranks + number if membership.rank is None else membership.rank
 
     return run_rank(lambda: target(membership), rank, options.failure_dir)
-
-
-def _connect(port: int, timeout: timedelta) -> "Store":
-    from torch.distributed import TCPStore
-
-    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)

@@ -19,7 +19,6 @@ _WATCHERS = 8
 """Number of nodes, after that of task 0, on which an agent acts. Each asks Slurm's controller every
 few seconds, so it must not be every node of a large job."""
 _ASK_SECONDS = 5.0
-"""Time between two questions to Slurm's controller."""
 _PATIENCE_SECONDS = 900.0
 """How long an agent waits for Slurm to find that the node is lost. Slurm's default time limit for a
 node that does not answer (SlurmdTimeout) is 300 s."""
@@ -36,9 +35,6 @@ def end_job_without_script(environ: Mapping[str, str]) -> None:
     learns that the agents have ended, and the script decides what to do. Otherwise it waits until
     Slurm counts the node of the script as lost, so that a node that is cut off itself cannot end a
     job that goes on without it. The function returns if that does not happen.
-
-    Args:
-        environ: the variables that srun has set for this task.
     """
     node, is_first = int(environ.get("SLURM_NODEID", "0")), environ.get("SLURM_LOCALID") == "0"
     if not is_first or not 0 < node <= _WATCHERS:
@@ -58,7 +54,6 @@ def end_job_without_script(environ: Mapping[str, str]) -> None:
 
 
 def _srun_answers(environ: Mapping[str, str]) -> bool:
-    """Return whether a connection to this task's srun can be opened."""
     host, port = environ.get("SLURM_SRUN_COMM_HOST"), environ.get("SLURM_SRUN_COMM_PORT")
     if host is None or port is None:
         return True  # the task was not started by srun
@@ -123,12 +118,7 @@ def _show_job(job: str) -> dict[str, str]:
 
 
 def _was_requeued(fields: Mapping[str, str], done: int) -> bool:
-    """Return whether a job is in the queue again, or has started again.
-
-    Args:
-        fields: what Slurm knows of the job.
-        done: how often it had been put into the queue again when this task started.
-    """
+    """Return whether a job that had been requeued `done` times was requeued once more."""
     state, restarts = fields.get("JobState", ""), fields.get("Restarts", "0")
     return "PENDING" in state or "REQUEUE" in state or int(restarts) > done
 
@@ -142,7 +132,6 @@ def _tell(text: str, log: Path | None) -> None:
 
 
 def _ask(*command: str) -> tuple[int, str]:
-    """Run a command of Slurm; return its exit code and its output."""
     try:
         ended = subprocess.run(
             command,

@@ -1,4 +1,8 @@
-"""The key-value store in which the coordinator of a job and its members meet.
+"""Which processes hold the ranks of a job, and the store in which these meet the coordinator.
+
+A job whose ranks can be replaced goes through generations. In a generation each rank is held by one
+process, called a member. When a member dies, the next generation begins: another process takes its
+rank, all others keep theirs. The coordinator publishes a roster for each generation.
 
 No process of a rank holds the store, so that any rank may die. On one machine a process of its own
 holds it, and in a Slurm job the agent of task 0. Keys of generation G, all below `members/`:
@@ -14,12 +18,10 @@ holds it, and in a Slurm job the agent of task 0. Keys of generation G, all belo
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
-
-from frontier_llm.launch.roster import Roster
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -29,13 +31,55 @@ _FOREVER = timedelta(days=20)
 
 
 @dataclass(frozen=True)
+class Roster:
+    """The members of one generation."""
+
+    generation: int
+    members: tuple[int, ...] | None
+    """The member of each rank; None = the job is over."""
+    timeout_seconds: float = 0.0
+    """Time limit of a collective with gloo. It grows if members lose contact and none has died."""
+
+    former_size: int = 0
+    """If ranks are missing, so that the members only save what they have in memory: the number of
+    ranks before; else 0."""
+
+    def to_json(self) -> str:
+        """Return the roster as text, for the store.
+
+        Neighbouring ranks usually have neighbouring members, so the text has one entry per run of
+        these, and grows with the number of replacements and not of ranks.
+        """
+        runs = None if self.members is None else _runs(self.members)
+        return json.dumps({**asdict(self), "members": runs})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Roster":
+        """Read the output of `to_json`."""
+        values = json.loads(text)
+        runs = values["members"]
+        if runs is not None:
+            runs = tuple(number for first, count in runs for number in range(first, first + count))
+        return cls(**{**values, "members": runs})
+
+
+def _runs(members: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in members:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+@dataclass(frozen=True)
 class LateRanks:
     """What a watchdog has found."""
 
     ranks: Sequence[int]
     """Ranks that hang or are slow; empty if all ranks wait in the same place."""
     diagnosis: str
-    """What was found, for people."""
     elsewhere: bool = False
     """Whether the device is at fault, so that only a process that waits, usually on another node,
     may take the place."""
@@ -45,11 +89,10 @@ class RosterStore:
     """The view of the coordinator or of a member.
 
     A thread that waits blocks the connection for all others. Several threads may therefore use an
-    object only if none of them waits.
+    object only if none of them waits. Methods raise RuntimeError if the store is gone.
     """
 
     def __init__(self, store: "Store") -> None:
-        """Use a connection on which nothing else waits."""
         self._store = store
 
     def publish(self, roster: Roster) -> None:
@@ -57,20 +100,12 @@ class RosterStore:
         self._store.set(_key("roster", roster.generation), roster.to_json())
 
     def wait_for(self, generation: int) -> Roster:
-        """Wait until the roster of a generation is published, and return it.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """Wait until the roster of a generation is published, and return it."""
         self.wait_until_published(generation)
         return Roster.from_json(self._store.get(_key("roster", generation)))
 
     def wait_until_published(self, generation: int) -> None:
-        """Wait until the roster of a generation is published, without reading it.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """Wait until the roster of a generation is published, without reading it."""
         self._store.wait([_key("roster", generation)], _FOREVER)
 
     def report_seen(self, generation: int, number: int) -> None:
@@ -127,11 +162,7 @@ class RosterStore:
         """Return the ranks whose members have not come: those that run, and those that are stopped.
 
         A process is taken for stopped if not even its thread that waits for rosters has read this
-        one.
-
-        Args:
-            generation: number of the generation.
-            members: by rank, its member.
+        one. `members` has the member of each rank.
         """
         check = self._store.check
         slow: list[int] = []

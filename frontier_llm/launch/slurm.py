@@ -37,15 +37,10 @@ class SlurmTask:
     """One task of a job step."""
 
     rank: int
-    """Number of the task, from 0."""
     size: int
-    """Number of tasks in the step."""
     local_rank: int
-    """Number of the task on its node, from 0."""
     ranks_per_node: int
-    """Number of tasks per node."""
     hosts: tuple[str, ...]
-    """Nodes of the step, in the order of the tasks."""
     port: int
     """TCP port of rank 0's store, derived from `job`."""
     job: str
@@ -70,7 +65,7 @@ def is_srun_task(environ: Mapping[str, str]) -> bool:
 def started_again(environ: Mapping[str, str]) -> bool:
     """Return whether the run of this process failed before, and was started again.
 
-    Slurm has requeued the job, or the job script or launch/restarts.py has started the ranks again.
+    Slurm has requeued the job, or the job script or launch/launcher.py has started the ranks again.
     """
     if environ.get(STARTED_AGAIN) == "1":
         return True
@@ -143,11 +138,7 @@ def _numbers(item: str) -> list[str]:
 
 
 def equal_tasks(text: str) -> int:
-    """Return the number of tasks per node, given as `4(x2)`, `8` or `4,4`.
-
-    Raises:
-        EnvironmentMismatchError: the number differs from node to node.
-    """
+    """Return the number of tasks per node, given as `4(x2)`, `8` or `4,4`, if all are equal."""
     counts = {int(part.split("(")[0]) for part in text.split(",")}
     if len(counts) > 1:
         raise _unequal_tasks(text)
@@ -170,11 +161,6 @@ def job_port(job: str, step: str, secret: str = "") -> int:
 
 
 def _tasks_per_node(environ: Mapping[str, str], size: int) -> int:
-    """Return the number of tasks per node of a step with `size` tasks.
-
-    Raises:
-        EnvironmentMismatchError: the number differs from node to node.
-    """
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if name in environ:
             return equal_tasks(environ[name])

@@ -86,7 +86,7 @@ class StopFlag:
             signal.signal(number, signal.SIG_IGN)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Record the signal; called by Python as its handler."""
+        """Record the signal."""
         self._signals.append(number)
         _leave_closed_terminal()
 
@@ -95,20 +95,13 @@ class StopRequest:
     """Whether a run should save and stop: after a signal, a STOP file, or near the job's end.
 
     Every rank notices its own signals; only rank 0 notices the file and the time limit. At the end
-    of each step, an all-reduce tells every rank whether any rank has a request.
+    of each step, an all-reduce tells every rank whether any rank has a request. The file is removed
+    when it is noticed, so that it does not stop the resumed run.
     """
 
     def __init__(
         self, flag: StopFlag, stop_file: Path | None = None, deadline: "Deadline | None" = None
     ) -> None:
-        """Combine the sources of requests.
-
-        Args:
-            flag: the signal handler of this process.
-            stop_file: rank 0 only: a file whose existence asks for a stop. The file is removed when
-                it is noticed, so that it does not stop the resumed run.
-            deadline: rank 0 only: the end of the Slurm job.
-        """
         self._flag, self._file, self._deadline = flag, stop_file, deadline
         self._reason = ""
 
@@ -159,12 +152,7 @@ class Deadline:
     """The end of a Slurm job, and how long before it a run should stop."""
 
     def __init__(self, end_seconds: float, margin_seconds: float) -> None:
-        """Store the end of the job and the margin.
-
-        Args:
-            end_seconds: when Slurm ends the job, in seconds since 1970.
-            margin_seconds: time reserved for a checkpoint and the exit.
-        """
+        """Take the end of the job since 1970, and the time for a checkpoint, in seconds."""
         self._end, self._margin = end_seconds, margin_seconds
         self._last_call: float | None = None
         self._longest_step = 0.0
@@ -221,7 +209,6 @@ class ParentSignals:
 
 
 def _heeded() -> list[signal.Signals]:
-    """Return the stop signals that this process does not ignore."""
     return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -248,13 +235,9 @@ def wait_for_slurm(flag: StopFlag) -> None:
 
 
 def stop_message(step: int, reason: str, run_dir: str, is_saved: bool) -> str:
-    """Return the last message of a run that was asked to stop.
+    """Return the last message of a run that was asked to stop after a step.
 
-    Args:
-        step: number of the last step that has ended.
-        reason: why this rank was asked to stop; empty if only another rank was asked.
-        run_dir: the run directory.
-        is_saved: whether the run saves checkpoints.
+    The reason is empty if only another rank was asked.
     """
     reason = reason or "another rank was asked to stop"
     advice = f"to continue, repeat the command with run.dir={run_dir}"

@@ -4,23 +4,52 @@ If the ranks of a node write files together on its disk or in its memory, they o
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.members import Members
+
+
+class Members(Protocol):
+    """Processes that the coordinator can count, kill, and give a rank to."""
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long the coordinator waits for a death after a member has lost contact."""
+
+    def take_ended(self, *, is_suspicious: bool = False) -> Mapping[int, tuple[int, float, str]]:
+        """Return the processes that have ended since the last call.
+
+        By number of the process: its exit code, the time in seconds since 1970, and why it is taken
+        for dead if its end was not seen; else an empty text. `is_suspicious` says that a node that
+        does not answer has probably failed, because a member has lost contact with another one, or
+        not all have come to a new generation.
+        """
+
+    def waiting(self, held: Collection[int]) -> list[int]:
+        """Return the processes that run and hold no rank, unlike those of `held`."""
+
+    def successor(
+        self, number: int, held: Collection[int], *, elsewhere: bool = False
+    ) -> int | None:
+        """Return a process that can take the rank of one that has ended; None if there is none.
+
+        With `elsewhere`, a process that waits is preferred to a new one on the same device.
+        """
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """Kill processes; they will be among `take_ended` later."""
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Return host and process id of a process."""
 
 
 class Successors:
     """Gives ranks to processes. A roster has, by rank, the process that holds it."""
 
     def __init__(self, members: Members, together: int) -> None:
-        """Move nothing yet.
-
-        Args:
-            members: the processes.
-            together: number of neighbouring ranks that move together; 1: each rank alone.
-        """
+        """Move `together` neighbouring ranks together; 1: each rank alone."""
         self._members, self._together = members, together
         self._moving: set[int] = set()  # processes whose ranks go to another node
 
@@ -61,11 +90,7 @@ class Successors:
         return self._moving.isdisjoint({n for rank, n in enumerate(roster) if rank not in dead})
 
     def assign(self, dead: Mapping[int, failure.Failure], roster: list[int]) -> list[int]:
-        """Give the ranks of dead processes to others in the roster, and print which.
-
-        Returns:
-            The ranks for which there is no process.
-        """
+        """Give the ranks of dead processes to others, and print which; return ranks without one."""
         former, missing = {rank: roster[rank] for rank in dead}, []
         self._assign_blocks(dead, roster)
         for rank, failed in sorted(dead.items()):
@@ -108,7 +133,6 @@ class Successors:
         return ()
 
     def _blocks(self, ranks: Iterable[int], roster: Sequence[int]) -> list[Sequence[int]]:
-        """Return the blocks of ranks that move together, in order."""
         first_ranks = {self._block(rank, roster)[0] for rank in ranks}
         return [self._block(first, roster) for first in sorted(first_ranks)]
 

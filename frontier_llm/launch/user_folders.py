@@ -37,10 +37,8 @@ def cache_folder() -> Path:
 def make_private(folder: Path) -> str:
     """Make a folder for this user alone (mode 0700) if it does not exist.
 
-    A folder of this user that others can read or write is closed to them.
-
-    Returns:
-        Why other users could read or exchange what is written to it; empty if they cannot.
+    A folder of this user that others can read or write is closed to them. Returns why other users
+    could read or exchange what is written to it; empty if they cannot.
     """
     parent = folder.parent
     try:
@@ -95,9 +93,6 @@ def redirect_libraries(environ: MutableMapping[str, str]) -> None:
 
     wandb, matplotlib and others would print warnings or fail. Variables that are set are kept, and
     so is a cache of Hugging Face that can be read. Must be called before libraries are imported.
-
-    Args:
-        environ: environment variables of this process, which are changed.
     """
     for variable, (default, base) in _LIBRARY_FOLDERS.items():
         folder = _home() / default

@@ -83,7 +83,6 @@ def visible_devices() -> VisibleDevices | None:
 
 
 def _torch_folder() -> Path:
-    """Return the folder of the installed torch, without importing it."""
     spec = find_spec("torch")
     return Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent/torch")
 
@@ -102,11 +101,7 @@ def _libraries(kind: str) -> list[str]:
 
 
 def _names_and_bytes(kind: str, libraries: Sequence[str]) -> list[tuple[str, int]]:
-    """Ask the driver for the name and the memory of each device; a script calls this.
-
-    Raises:
-        RuntimeError: the driver returns another error than that there is no device.
-    """
+    """Ask the driver for the name and the memory of each device; a script calls this."""
     library = None
     for file in libraries:
         with contextlib.suppress(OSError):  # on a machine without this driver

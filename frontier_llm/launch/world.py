@@ -20,29 +20,23 @@ class World:
     """The place of this process in the job."""
 
     rank: int
-    """Number of this process, from 0."""
     size: int
-    """Number of processes."""
     local_rank: int
     """Number of this process on its machine, from 0; selects the device."""
     ranks_per_node: int
     """Consecutive ranks that count as one node. A local launch may set it below the number of ranks
     on the machine, to test several nodes."""
     host: str
-    """Name of this machine."""
     launcher: Literal["local", "slurm", "torchrun"]
-    """The program that started the processes."""
     master_address: str
-    """Host of rank 0's store."""
     master_port: int
-    """TCP port of rank 0's store."""
     job: str = ""
     """Prefix of this job's keys in the store, so that a store of another job at the same port is
     not mistaken for this job's."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in the order of the ranks; empty if the launcher does not provide them."""
     generation: int = 0
-    """How often ranks of this job have been given to processes anew (launch/roster.py)."""
+    """How often ranks of this job have been given to processes anew (launch/roster_store.py)."""
 
     @property
     def node_ranks(self) -> range:
@@ -52,11 +46,7 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "World | None":
-        """Read the variables of srun or torchrun; return None if neither started this process.
-
-        Raises:
-            EnvironmentMismatchError: variables are missing or contradict each other.
-        """
+        """Read the variables of srun or torchrun; return None if neither started this process."""
         task = read_task(environ) if is_srun_task(environ) else None
         present = [name for name in _TORCHRUN_VARIABLES[:3] if name in environ]
         missing = [name for name in _TORCHRUN_VARIABLES if name not in environ]

@@ -185,18 +185,25 @@ def _pareto(estimates: Sequence[Estimate], front: Sequence[Estimate]) -> str:
     body += [
         _dot(*position(layout), 3, "#64748b", layout.candidate.description) for layout in front
     ]
-    # circles in the same 8 x 8 pixels share one label
-    numbers_by_cell: dict[tuple[int, int], list[int]] = {}
+    labels: list[tuple[float, float, str]] = []
     for number, layout in enumerate(estimates, start=1):
         x, y = position(layout)
-        numbers_by_cell.setdefault((round(x / 8), round(y / 8)), []).append(number)
+        _add_label(labels, x, y, str(number))
         body.append(_dot(x, y, 6, COLOURS["compute"], f"{number}: {layout.candidate.description}"))
-    for numbers in numbers_by_cell.values():
-        x, y = position(estimates[numbers[0] - 1])
-        body.append(_text(x, y - 10, ", ".join(map(str, numbers)), "middle"))
+    body += [_text(x, y - 10, text, "middle") for x, y, text in labels]
     body.append(_text(left, height - 8, "peak memory of the fullest rank"))
     body.append(_text(left, 14, "tokens per second"))
     return _svg(height, body)
+
+
+def _add_label(labels: list[tuple[float, float, str]], x: float, y: float, text: str) -> None:
+    """Add a label at (x, y), or join it to an earlier one that it would overlap."""
+    for index, (x_before, y_before, before) in enumerate(labels):
+        # a character is about 7 x 14 pixels
+        if abs(x - x_before) < 3.5 * len(before + text) + 4 and abs(y - y_before) < 14:
+            labels[index] = (x_before, y_before, f"{before}, {text}")
+            return
+    labels.append((x, y, text))
 
 
 def _dot(x: float, y: float, radius: float, colour: str, title: str) -> str:

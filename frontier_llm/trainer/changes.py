@@ -15,11 +15,9 @@ from frontier_llm.config.decode import defaults
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
-from frontier_llm.config.renamed import with_current_names
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.trainer.initial_tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
     from frontier_llm.data.corpus_manifest import Manifest
@@ -54,7 +52,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
         before: the configuration in the checkpoint, as nested plain values.
         now: the configuration of the resumed run, as nested plain values.
     """
-    old, new = (defaults() | dict(_flat(with_current_names(values))) for values in (before, now))
+    old, new = (defaults() | dict(_flat(values)) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
@@ -94,7 +92,7 @@ def refuse(found: Changes, config: RunConfig) -> None:
     ]
     if not refused:
         return
-    before, after = found[refused[0]]
+    before, after = ("null" if value is None else value for value in found[refused[0]])
     others = f" (and {len(refused) - 1} more differ)" if len(refused) > 1 else ""
     back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
     # the text at another path may be the same; if it is not, it has to be allowed as well
@@ -149,12 +147,7 @@ def check_corpus(
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
         todo = f"use the same text and tokenizer, or allow it: {_allowing(config, key)}"
         if other:
-            path = tokenizer_of(checkpoint, meta, data.directory) or "PATH, the tokenizer until now"
-            allowing = _allowing(config, "data.path", "data.tokenizer")
-            todo = (
-                f"use the same text; or go on with other text and the same tokens: {allowing} "
-                f"data.tokenizer={path}; with {allowing} alone the model has to learn other tokens"
-            )
+            todo = _keep_tokens(config, meta, checkpoint)
         raise ConfigError(
             key,
             f"{place}, which gives a corpus with digest {corpus.digest}{own}",
@@ -166,6 +159,20 @@ def check_corpus(
     return (
         "the tokenizer is not the one of the checkpoint: ids of tokens have changed their meaning, "
         "and the model has to learn them anew"
+    )
+
+
+def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -> str:
+    """Say how a run goes on with other text and the tokenizer that its checkpoint names."""
+    # imports torch, which the command line does not wait for
+    from frontier_llm.trainer.initial_tokenizer import tokenizer_of
+
+    found = tokenizer_of(checkpoint, meta, config.data.directory)
+    allowing = _allowing(config, "data.path", "data.tokenizer")
+    return (
+        f"use the same text; or go on with other text and the same tokens: {allowing} "
+        f"data.tokenizer={found or 'PATH, the tokenizer until now'}; with {allowing} alone the "
+        "model has to learn other tokens"
     )
 
 

@@ -1,7 +1,7 @@
 """Runs the training loop in a process whose job goes on when other processes die.
 
 assemble.py does the work of a rank once. This module does it again in each generation
-(launch/roster.py): it waits for a rank, agrees with the other ranks where training continues
+(launch/roster_store.py): it waits for a rank, agrees with the other ranks where training continues
 (agreement.py), builds groups and model anew, takes the states over from memory, and trains until
 the job is done or a member dies. What it keeps between generations is a `Survivor`.
 """

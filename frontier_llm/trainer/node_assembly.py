@@ -9,7 +9,7 @@ directory, and any layout can read them there.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.folders import MANIFEST, partial_folder, step_folder
-from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.manifest import Manifest, SplitManifest
 from frontier_llm.checkpoint.node_parts import (
     NodePart,
     copy_file,
@@ -27,7 +27,7 @@ from frontier_llm.checkpoint.node_parts import (
 )
 from frontier_llm.checkpoint.partner import own_address
 from frontier_llm.checkpoint.peer_files import PeerServer
-from frontier_llm.checkpoint.rank_objects import gathered
+from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0
 from frontier_llm.checkpoint.save import check_files, publish, write_manifest
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
@@ -49,10 +49,19 @@ class NodeAssembly:
     Attributes:
         incomplete_steps: steps of which the disks hold parts that are not a whole checkpoint, as
             far as they were tried.
+        weights: names of the weights of the checkpoint that was found last.
     """
 
-    def __init__(self, config: RunConfig, world: World, shapes: Mapping[str, Shape]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        shapes: Mapping[str, Shape],
+        names: Callable[[], Iterable[str]],
+    ) -> None:
         self._config, self._world, self._shapes = config, world, shapes
+        self._names = names  # tensors that this rank reads
+        self.weights: Collection[str] = ()
         self._root, self._folder = local_root(config), shared_folder(config)
         self.incomplete_steps: list[int] = []
         self._server: PeerServer | None = None
@@ -115,9 +124,8 @@ class NodeAssembly:
         """Serve the files on this rank's disk, and return all files with their places."""
         plan = [(name, node) for name, node in plan if node != _SHARED]
         world = self._world
-        content = [self._manifest.to_bytes() if world.rank == 0 else b""]
-        dist.broadcast_object_list(content, src=0)
-        manifest = Manifest.parse(content[0], f"step {step} on the disks of the nodes")
+        split = of_rank_0(lambda: SplitManifest.of(self._manifest))
+        self.weights, manifest = split.weights, split.part(self._names())
         folders = {name: Path(chosen[node][1].folder) for name, node in plan}
         served = {
             name: folders[name] / name for name, node in plan if chosen[node][0] == world.rank

@@ -6,7 +6,7 @@ Checkpoints are in the run directory or, as node-local checkpoints, on a disk of
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 
 from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
-from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0
+from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0, opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
@@ -75,7 +74,7 @@ class Restorer:
         """
         self._config, self._world, self._states = config, world, states
         self._shapes, self._corpus = shapes, corpus
-        self._assembly = NodeAssembly(config, world, shapes)
+        self._assembly = NodeAssembly(config, world, shapes, self._names)
 
     def restore(self, before: int | None = None) -> Resumed | None:
         """Load the newest checkpoint that every rank can read.
@@ -139,8 +138,8 @@ class Restorer:
             CheckpointError: there is no checkpoint, or it is damaged or of another model.
         """
         self._states.settle()
-        checkpoint = _opened_by_rank_0(lambda: find(path))
-        check_model(checkpoint, self._shapes)
+        checkpoint, weights = self._open(lambda: find(path))
+        check_model(checkpoint.folder, weights, self._shapes)
         load_masters(checkpoint, self._states.shards(), self._config.checkpoint.verify)
         self._states.adopt(updates=0, step=0)
 
@@ -151,9 +150,10 @@ class Restorer:
         """
         if isinstance(candidate, Path):
             folder = candidate
-            checkpoint = _opened_by_rank_0(lambda: Checkpoint.open(folder))
+            checkpoint, weights = self._open(lambda: Checkpoint.open(folder))
         else:
             checkpoint = candidate
+            weights = self._assembly.weights if checkpoint.places else checkpoint.manifest.weights
         meta, config = checkpoint.manifest.meta, self._config
         check_meta(checkpoint.folder, meta)
         now = config.model_dump(mode="json")
@@ -161,7 +161,7 @@ class Restorer:
         refuse(differences, config)
         if warning := check_corpus(differences, config, self._corpus, meta, checkpoint.folder):
             self._warn(warning)
-        check_model(checkpoint, self._shapes)
+        check_model(checkpoint.folder, weights, self._shapes)
         is_only = self._is_only_reader(meta["config"], now, checkpoint.manifest.world)
         load(checkpoint, self._states.shards(writable=True), config.checkpoint.verify, is_only)
         is_joined = bool(checkpoint.places) and checkpoint.folder.parent != shared_folder(config)
@@ -176,6 +176,16 @@ class Restorer:
         return Resumed(
             checkpoint.folder, checkpoint.step, meta, differences, is_local, is_joined, is_rounded
         )
+
+    def _open(
+        self, open_checkpoint: Callable[[], Checkpoint]
+    ) -> tuple[Checkpoint, Collection[str]]:
+        opened = opened_by_rank_0(open_checkpoint, self._names())
+        assert opened is not None
+        return opened[0], opened[1].weights
+
+    def _names(self) -> set[str]:
+        return tensor_names(self._states.shards())
 
     def _is_only_reader(self, saved: Mapping[str, Any], now: Mapping[str, Any], world: int) -> bool:
         """Whether no two ranks read the same chunks, so that the page cache would help nobody."""
@@ -306,21 +316,3 @@ class Restorer:
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:
             _LOG.warning("%s", text)
-
-
-def _opened_by_rank_0(open_checkpoint: Callable[[], Checkpoint]) -> Checkpoint:
-    """Open a checkpoint on rank 0, and return it on every rank.
-
-    Opening a checkpoint asks the file system for the size of every file. If thousands of ranks did
-    so, a shared file system would get millions of requests.
-
-    Raises:
-        CheckpointError: rank 0 cannot open it.
-    """
-
-    def content() -> tuple[Path, bytes]:
-        checkpoint = open_checkpoint()
-        return checkpoint.folder, checkpoint.manifest.to_bytes()
-
-    folder, manifest = of_rank_0(content)
-    return Checkpoint(folder, Manifest.parse(manifest, str(folder)))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.errors import ConfigError
 from frontier_llm.telemetry.jsonl import METRICS_FILE
 from frontier_llm.trainer.ledger_file import LEDGER
 
@@ -54,9 +54,8 @@ def lock_run_dir(
         Whether the run resumes from a known checkpoint.
 
     Raises:
-        ConfigError: the folder holds another run, another run is writing to it, or it is a file;
-            or `run.resume` requires a checkpoint, and there is none.
-        FrontierError: the folder cannot be made or written to.
+        ConfigError: the folder holds another run, another run is writing to it, or it cannot be
+            written; or `run.resume` requires a checkpoint, and there is none.
     """
     try:
         if lock:
@@ -89,8 +88,8 @@ def check_new(
         started_again: whether Slurm has requeued the job (see `lock_run_dir`).
 
     Raises:
-        ConfigError: the folder holds a run that has trained, or `run.resume` requires a checkpoint.
-        FrontierError: a file cannot be renamed.
+        ConfigError: the folder holds a run that has trained, or `run.resume` requires a checkpoint,
+            or a file cannot be renamed.
     """
     if resume == "required":
         raise ConfigError(
@@ -116,7 +115,7 @@ def write_config(path: Path, text: str) -> None:
     """Write `config.yaml` and its digest `config.yaml.sha256` (in the format of sha256sum).
 
     Raises:
-        FrontierError: the files cannot be written.
+        ConfigError: the files cannot be written.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
@@ -164,7 +163,7 @@ def _set_aside(path: Path) -> None:
     """Rename metrics.jsonl and ledger.jsonl of a run that has saved no states.
 
     Raises:
-        FrontierError: a file cannot be renamed.
+        ConfigError: a file cannot be renamed.
     """
     try:
         for name in (METRICS_FILE, LEDGER):
@@ -194,8 +193,6 @@ def _already_used(path: Path) -> ConfigError:
     )
 
 
-def _not_writable(path: Path, error: OSError) -> FrontierError:
-    return FrontierError(
-        f"the run directory {path} cannot be written ({error.strerror}): choose another run.dir, "
-        "or get write permission"
-    )
+def _not_writable(path: Path, error: OSError) -> ConfigError:
+    wants = f"a folder that can be written ({error.strerror})"
+    return ConfigError("run.dir", path, wants, "choose another run.dir, or get write permission")

@@ -68,7 +68,7 @@ def test_a_checkpoint_whose_tries_failed_is_archived_after_the_next_one(
     assert not found.spared()
 
 
-def test_the_end_of_the_run_tries_once_more_and_says_what_is_left(
+def test_the_end_of_a_run_tries_again_and_says_what_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = archive(tmp_path, "echo no tape >&2; false", tries=2)

@@ -32,7 +32,7 @@ def hanging_rank() -> socket.socket:
     return server
 
 
-def test_threads_that_wait_for_a_rank_that_hangs_end_when_the_files_are_closed(
+def test_closing_the_files_ends_threads_that_wait(
     tmp_path: Path,
 ) -> None:
     store, states = dist.HashStore(), States(repeat=200)

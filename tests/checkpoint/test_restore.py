@@ -15,7 +15,8 @@ from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
-from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.manifest import Manifest, SplitManifest
+from frontier_llm.checkpoint.rank_objects import tensor_names
 from frontier_llm.checkpoint.restore import check_model, load, read_tensor
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import Placement, StateShard
@@ -57,6 +58,26 @@ def test_read_tensor_returns_the_whole_tensor(name: str, tmp_path: Path) -> None
     assert tensors.keys() == set(STATES)
     for state, tensor in tensors.items():
         np.testing.assert_array_equal(tensor.numpy(), value(name, state, 4))
+
+
+def test_a_rank_needs_only_its_part_of_the_manifest(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path, 2, 2)
+    manifest = checkpoint.manifest
+    split = SplitManifest.of(manifest)
+    assert split.weights == manifest.weights.keys()
+    assert split.part(manifest.tensors) == manifest
+    for rank in range(3):
+        states = States(3, 1, rank)
+        shards = states.shards[rank : rank + 1]
+        part = split.part([*tensor_names(shards), "absent"])
+        assert part.tensors.keys() == tensor_names(shards)
+        ranges = [r for tensor in part.tensors.values() for r in tensor.stored_ranges]
+        assert part.files.keys() == {r.file for r in ranges}
+        load(Checkpoint(checkpoint.folder, part), shards)
+        name = shards[0].record.placements[0].name
+        assert [text for text in states.wrong(4) if name in str(text)] == []
+    nothing = split.part([])
+    assert (nothing.tensors, nothing.files, nothing.meta) == ({}, {}, manifest.meta)
 
 
 def test_padding_is_not_changed(tmp_path: Path) -> None:
@@ -144,8 +165,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         restore(tmp_path, [renamed(states.shards[1], global_shape=(96, 24))])
     smaller = {name: shape for name, shape in MODEL.items() if not name.startswith("layers.1")}
     with pytest.raises(CheckpointError, match=r"layers\.1\.ffn\.up\.weight is stored, the model"):
-        check_model(newest(tmp_path), smaller)
-    check_model(newest(tmp_path), MODEL)
+        check_model(tmp_path, newest(tmp_path).manifest.weights, smaller)
+    check_model(tmp_path, newest(tmp_path).manifest.weights, MODEL)
 
 
 def test_elements_that_are_not_stored_exactly_once_are_refused(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_an_experiment_a_model_and_a_cluster_of_the_user_compose(conf_dir):
     assert compose(["experiment=frontier_22b"])["model"]["name"] == "gpt_22b", "shipped files stay"
 
 
+def test_a_file_without_a_name_is_named(conf_dir):
+    file = conf_dir / "model" / "bare.yaml"
+    file.write_text("layers: 2\nhidden: 64\n")
+    with pytest.raises(ConfigError, match=r"(?s)at model.name.*bare.yaml does not set it"):
+        compose(["model=bare"])
+
+
 def test_a_users_file_wins_over_a_shipped_one(conf_dir):
     assert _shipped("gpt_tiny")["layers"] != 7
     assert compose([])["model"]["layers"] == 7

@@ -29,7 +29,7 @@ def test_a_path_in_nccl_net_plugin_needs_no_library_path(folder, monkeypatch):
     assert network("hip") == f"RCCL with {plugin}"
 
 
-def test_a_name_in_nccl_net_plugin_is_the_end_of_a_files_name(folder, monkeypatch):
+def test_a_name_in_nccl_net_plugin_ends_a_file_s_name(folder, monkeypatch):
     monkeypatch.setenv("NCCL_NET_PLUGIN", "ofi")
     (folder / "libnccl-net.so").touch()
     missing = "NCCL_NET_PLUGIN=ofi is not in LD_LIBRARY_PATH, hence InfiniBand or TCP"

@@ -120,7 +120,7 @@ def test_the_drawing_goes_to_a_file(tmp_path, capsys):
     file = tmp_path / "layout.svg"
     assert main(["sharding.params=2", "--svg", str(file), *EXAMPLE[1:]]) == 0
     assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"{file}\n"
 
 
 def test_what_cannot_be_is_one_message(tmp_path, capsys):

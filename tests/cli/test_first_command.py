@@ -140,7 +140,7 @@ def test_the_limit_is_the_memory_that_the_driver_gives(monkeypatch, devices):
     assert other.memory_gib == 40, "the GPU here is another one"
 
 
-def test_a_plan_for_a_gpu_without_a_file_says_how_to_measure_it(monkeypatch):
+def test_a_plan_for_an_unknown_gpu_says_how_to_measure_it(monkeypatch):
     _see(monkeypatch, L40S)
     with pytest.raises(ConfigError, match=r"NVIDIA L40S.*\n.*\n.*calibrate --write NAME"):
         plan.main(["model=gpt_tiny"])
@@ -182,7 +182,7 @@ def test_under_srun_the_ranks_are_those_of_the_job(monkeypatch):
     assert (chosen["ranks"], chosen["micro-batch"], refusal) == ("16", "1", "")
 
 
-def test_a_file_of_the_user_comes_first_if_it_has_as_many_ranks(monkeypatch, tmp_path):
+def test_a_user_s_file_comes_first_if_its_ranks_fit(monkeypatch, tmp_path):
     (tmp_path / "cluster").mkdir()
     for name, per_node in (("z_eight", 8), ("z_two", 2)):
         text = f"defaults: [h100_8]\nname: {name}\nranks_per_node: {per_node}\n"

@@ -18,11 +18,13 @@ from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import File, Manifest, StoredRange, Tensor
+from frontier_llm.checkpoint.range_reader import RangeReader, Unreadable
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
 from frontier_llm.cli import console
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.inspect_checkpoint import main
 from frontier_llm.config import decode
+from frontier_llm.errors import CheckpointError
 from frontier_llm.geometry.inventory import model_shapes
 from tests.checkpoint.crew import PATIENCE, run_crew
 from tests.checkpoint.states import MODEL, STATES, States, value
@@ -107,7 +109,7 @@ META = {
 }
 
 
-def test_a_run_is_described_in_words_and_its_tensors_in_the_order_of_the_model(
+def test_a_run_is_described_in_words_and_in_model_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = _checkpoint(tmp_path, META)
@@ -149,6 +151,15 @@ def test_values_of_other_kinds_are_no_obstacle(
     assert "\x1b" not in text
 
 
+def test_a_folder_without_a_checkpoint_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(CheckpointError, match=r"frontier-llm convert --from hf"):
+        find(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match="has saved no checkpoint yet"):
+        find(tmp_path)
+
+
 def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path, (1, 2))
     folder = tmp_path / "step_00000005"
@@ -164,6 +175,21 @@ def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{file} is damaged: bytes 0 to 4096" in text
     assert f"{file} is damaged: bytes 8192 to 12288" in text
     assert "2 chunks damaged" in text
+
+
+def test_a_file_that_cannot_be_read_is_not_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, (1, 2))
+
+    def refuse(self: object, path: Path) -> int:
+        raise Unreadable(f"{path} cannot be read: Permission denied")
+
+    monkeypatch.setattr(RangeReader, "_open", refuse)
+    assert main([str(tmp_path), "--verify"]) == 1
+    text = capsys.readouterr().out.replace("\n", "")
+    assert "rank_00001.safetensors cannot be read: Permission denied" in text
+    assert "0 chunks damaged; 2 files not verified" in text
 
 
 def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +256,6 @@ def test_a_spread_does_not_depend_on_how_values_are_cut() -> None:
 def test_exported_weights_are_plain_safetensors(dtype: str, tmp_path: Path) -> None:
     make(tmp_path / "run", (2, 2))
     file = tmp_path / "weights.safetensors"
-    file.write_text("an older one")
     assert main([str(tmp_path / "run"), "--export", str(file), "--dtype", dtype]) == 0
     weights = load_file(file)
     assert weights.keys() == MODEL.keys()
@@ -242,7 +267,7 @@ def test_exported_weights_are_plain_safetensors(dtype: str, tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "weights.safetensors"]
 
 
-def test_export_that_fails_leaves_what_was_there(
+def test_export_that_fails_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "run", (1, 1))
@@ -251,14 +276,17 @@ def test_export_that_fails_leaves_what_was_there(
     content[12_345] ^= 1
     damaged.write_bytes(content)
     file = tmp_path / "weights.safetensors"
-    file.write_text("an older one")
     assert main([str(tmp_path / "run"), "--export", str(file)]) == 1
     assert f"{damaged} is damaged: bytes 12288 to 16384" in capsys.readouterr().err
+    assert not file.exists()
+    file.write_text("an older one")
+    assert main([str(tmp_path / "run"), "--export", str(file)]) == 2
+    assert "wants:  a new file" in capsys.readouterr().err
     assert file.read_text() == "an older one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "weights.safetensors"]
-    nowhere = tmp_path / "nowhere" / "weights.safetensors"
-    assert main([str(tmp_path / "run"), "--export", str(nowhere)]) == 1
-    assert capsys.readouterr().err == f"{nowhere} cannot be written: No such file or directory\n"
+    nowhere = Path("/proc/nowhere/weights.safetensors")
+    assert main([str(tmp_path / "run"), "--export", str(nowhere)]) == 2
+    assert "wants:  a folder that can be written" in capsys.readouterr().err
 
 
 def test_run_as_a_file_on_nothing(tmp_path: Path) -> None:

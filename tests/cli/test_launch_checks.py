@@ -256,7 +256,7 @@ def test_each_format_of_a_time_has_its_seconds(days, hours, minutes, seconds):
     assert seconds_of(f"{whole // 60}:{seconds:02d}", "pbs") == whole
 
 
-def test_the_limit_of_the_command_line_counts_most_and_that_of_the_script_least(tmp_path):
+def test_the_command_line_s_limit_counts_before_the_script_s(tmp_path):
     script = tmp_path / "job.sbatch"
     script.write_text("#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --time=02:00:00\necho --time=5\n")
 
@@ -303,7 +303,7 @@ def test_the_prediction_is_that_of_the_planner(site, capsys):
 
 
 @pytest.mark.parametrize(("time", "per_job"), [("02:00:00", 28), ("03:00:00", 45)])
-def test_a_limit_for_some_of_the_steps_names_the_length_of_the_chain(site, capsys, time, per_job):
+def test_a_limit_for_some_steps_names_the_chain_s_length(site, capsys, time, per_job):
     """Five minutes for the start, five and two steps before the end (launch.stop_minutes)."""
     step = estimate(Candidate.of(decode(compose(SLOW)), 16, 8)).time.seconds
     assert per_job == (seconds_of(time, "slurm") - 300 - 300 - 2 * step) // step
@@ -314,7 +314,7 @@ def test_a_limit_for_some_of_the_steps_names_the_length_of_the_chain(site, capsy
     assert "(--chain" not in _shown(capsys, f"--time={time}", f"--chain={jobs}")
 
 
-def test_a_limit_in_which_nothing_is_saved_is_refused_and_the_named_one_suffices(site, capsys):
+def test_a_limit_too_short_to_save_names_one_that_suffices(site, capsys):
     with pytest.raises(FrontierError):
         main(["--submit", *SLOW, "--time=00:15:00"])
     with pytest.raises(ConfigError, match="nothing is saved") as caught:
@@ -325,7 +325,7 @@ def test_a_limit_in_which_nothing_is_saved_is_refused_and_the_named_one_suffices
     assert "100 steps: all take 100 jobs" in _shown(capsys, enough)
 
 
-def test_the_limit_of_the_script_is_refused_only_when_a_job_is_submitted(site, capsys):
+def test_the_script_s_limit_is_refused_only_at_submission(site, capsys):
     job = ["data.global_batch=20480"]  # two hours per step
     assert "warning    --time=02:00:00" in _shown(capsys, *job)
     with pytest.raises(FrontierError):

@@ -70,7 +70,7 @@ def test_the_best_layouts_are_printed_and_written(capsys, tmp_path):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_tables_are_narrow_and_columns_of_links_keep_the_order_of_the_cluster(capsys):
+def test_tables_are_narrow_and_links_keep_their_order(capsys):
     code, out, _ = _run(capsys, "experiment=frontier_1t_tp8", "planner.tensor=[8]")
     assert code == 0
     lines = [line.rstrip() for line in out.splitlines() if not line.startswith("Layout 1: par")]
@@ -109,7 +109,7 @@ def test_json_on_standard_output_is_nothing_but_json(capsys):
     assert json.loads(out)["candidates"][0]["layout"]["pipeline"] == 8
 
 
-def test_this_judges_the_layout_as_it_is_and_says_why_it_cannot_run(capsys):
+def test_this_layout_is_checked_and_says_why_it_cannot_run(capsys):
     overrides = ["experiment=frontier_22b", "planner.nodes=2", "parallel.pipeline=2"]
     code, out, _ = _run(capsys, "--this", "--json", "-", *overrides)
     assert code == 0
@@ -173,7 +173,7 @@ def test_help_says_all_that_the_tool_does(capsys):
     assert plan.__doc__.strip() in capsys.readouterr().out
 
 
-def test_a_saved_plan_says_how_it_is_run_and_replaces_no_other_file(capsys, conf):
+def test_a_saved_plan_says_how_to_run_it_and_replaces_nothing(capsys, conf):
     code, out, _ = _run(capsys, *SMALL, "--save", "my_plan")
     assert code == 0
     path = conf / "experiment" / "my_plan.yaml"

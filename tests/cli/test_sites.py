@@ -275,7 +275,7 @@ def test_a_launch_command_binds_as_the_site_says(site, options, tmp_path):
     assert command[start : start + len(options)] == options
 
 
-def test_a_rank_of_lumi_sees_one_device_and_has_cores_next_to_it(tmp_path):
+def test_a_rank_of_lumi_has_one_device_and_near_cores(tmp_path):
     command, output = submit("lumi", tmp_path)
     assert "ROCR_VISIBLE_DEVICES=5" in output
     assert not any(word.startswith("--gpus-per-task") for word in command)

@@ -61,7 +61,7 @@ def sweep(cluster, folder, *axes):
 
 
 @pytest.mark.exhaustive
-def test_each_job_has_the_nodes_of_its_trial_and_results_keep_their_order(cluster, tmp_path):
+def test_jobs_have_the_nodes_of_trials_and_keep_their_order(cluster, tmp_path):
     """A search over the numbers of nodes assigns each value to the settings that gave it."""
     trials, jobs = sweep(
         cluster, tmp_path / "sweep", "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid",

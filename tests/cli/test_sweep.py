@@ -1,6 +1,7 @@
 """`train.py -m`: many trials, of which some fail, and none ends the others."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,26 @@ def test_the_planner_predicts_trials_of_a_cluster_that_is_not_here(tmp_path):
     assert trials[1].tokens_per_second == planned.tokens_per_second
     assert trials[1].peak_bytes == planned.peak.total
     assert not (tmp_path / "1/run").exists()
+    assert re.search(r"^0 .*\n +refused: got: memory", ended.stdout, re.MULTILINE), ended.stdout
+    assert ended.stdout.endswith(f"frontier-llm sweep-report {tmp_path}\n")
+
+
+def test_a_sweep_without_a_trial_that_can_run_fails(tmp_path):
+    command = [
+        sys.executable, "train.py", "-m", "experiment=frontier_22b", "planner.nodes=2",
+        "launch.trial_runner=plan", "parallel.pipeline=2", f"hydra.sweep.dir={tmp_path}",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(100))
+    assert ended.returncode == 2, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "key"),
+    [("hydra.sweep.dir=/proc/none/s", "hydra.sweep.dir"), ("--cfg=job", "the command line")],
+)
+def test_what_a_sweep_cannot_do_is_refused_before_it_starts(argument, key):
+    with pytest.raises(ConfigError, match=f"configuration error at {key}"):
+        sweeps.main(["trainer.steps=1,2", argument])
 
 
 def test_a_trial_that_cannot_be_resolved_is_refused():
@@ -190,7 +211,7 @@ def test_a_repeated_setting_is_answered_from_the_earlier_trial(tmp_path):
     assert repeated_trial(["b=3", "a=1"], tmp_path / "2") is None
 
 
-def test_a_search_prints_the_axes_of_its_trials_and_nothing_of_its_libraries(tmp_path):
+def test_a_search_prints_its_axes_and_nothing_of_its_libraries(tmp_path):
     command = [
         sys.executable, "-m", "frontier_llm", "sweep", "sweep=frontier_175b",
         "launch.trial_runner=plan", "hydra.sweeper.n_trials=2", f"hydra.sweep.dir={tmp_path}",
@@ -198,7 +219,9 @@ def test_a_search_prints_the_axes_of_its_trials_and_nothing_of_its_libraries(tmp
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
-    first, second, *best = ended.stdout.splitlines()
+    lines = [line for line in ended.stdout.splitlines() if "refused: " not in line]
+    first, second, *best, end = lines
+    assert end.endswith(f"sweep-report {tmp_path}")
     for line in (first, second):
         assert "parallel.tensor=" in line
         assert "launch.trial_runner" not in line

@@ -103,7 +103,7 @@ def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
     assert "4 of 5 trials done" in said
     assert "| 210 * | 4.0000 | 4.00 | 2 | 2 | 10.0 s | done |" in said
     assert "Best: 210 tokens/s: `data.micro_batch=2 parallel.tensor=2`" in said
-    assert "refused: got: 80 GiB" in said
+    assert "refused: plan got: 80 GiB" in said
     assert (folder / "sweep.md").read_text().strip() in said
     assert "| 5 | 210 |" in said
     for picture in ("pareto.svg", "convergence.svg"):
@@ -151,7 +151,7 @@ def test_a_sweep_over_nodes_is_compared_per_device(folder, capsys):
     assert "tokens/s per device" in said
 
 
-def test_a_search_for_the_lowest_loss_names_it_first_and_draws_the_losses(folder, capsys):
+def test_a_search_for_the_lowest_loss_draws_the_losses(folder, capsys):
     """The slowest trial has the lowest loss; the refused one has none."""
     for number, (trial, loss) in enumerate(zip(TRIALS, (2.5, 3.25, 3.5, 4.5, None), strict=True)):
         replace(trial, validation_loss=loss, goal="loss").write(folder / str(number))

@@ -110,8 +110,8 @@ def test_a_file_in_place_of_the_run_directory(tmp_path, no_torch):
 
 def test_a_run_directory_that_cannot_be_written(no_torch):
     code, _, err = _train("run.dir=/proc/run", **no_torch)
-    assert code == 1
-    assert err.startswith("the run directory /proc/run cannot be written")
+    assert code == 2
+    assert "got:    /proc/run\n  wants:  a folder that can be written" in err
     assert "Traceback" not in err
 
 

@@ -36,6 +36,8 @@ OTHERS = [
     ["dry-run", "frontier_23b"],
     ["plan", "--table", "nosuch.csv"],
     ["plan", "--json=nosuch/file.json", "--html=nosuch/file.html"],
+    ["plan", "--json=nosuch/file.json"],
+    ["report", "/proc"],
     ["evaluate", "runs/a", "--samples=0"],
     ["evaluate", "runs/a", "--text", "nosuch"],
     ["generate", "runs/a", "--tokens", "x"],

@@ -120,7 +120,7 @@ def test_heavy_tails_lose_less_in_4_bits(kernels, run):
 
 
 @BOTH
-def test_one_value_in_a_block_makes_the_scale_smaller_by_the_root_of_the_run(kernels):
+def test_one_outlier_is_spread_by_the_root_of_the_run(kernels):
     values = torch.zeros(256)
     values[77] = 112.0
     code = Format("int4", 256, rotation_elements=256)

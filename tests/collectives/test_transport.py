@@ -227,9 +227,7 @@ def all_reduce(
 
 @pytest.mark.parametrize("code", [FP32, BF16, INT8, INT4], ids=lambda code: code.name)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_sum_is_the_same_on_all_ranks_and_each_number_in_it_is_rounded_once(
-    size: int, code: Format
-) -> None:
+def test_a_sum_is_equal_on_all_ranks_and_rounded_once(size: int, code: Format) -> None:
     elements = size * 51
     ranks = run_ranks(all_reduce, size, (code,), elements, False, 2)
     exact = sum(whole for whole, *_ in ranks)
@@ -248,7 +246,7 @@ def test_a_sum_is_the_same_on_all_ranks_and_each_number_in_it_is_rounded_once(
     assert torch.equal(ranks[0][1], exact) == (code is FP32 and size == 2)
 
 
-def test_sums_over_two_hops_are_equal_on_all_ranks_and_take_the_formats_of_their_links() -> None:
+def test_sums_over_two_hops_are_equal_and_use_formats_of_links() -> None:
     ranks = run_ranks(all_reduce, 4, (INT8, INT4), 400, False, 1, ranks_per_node=2)
     exact = sum(whole for whole, *_ in ranks)
     assert isinstance(exact, torch.Tensor)

@@ -49,8 +49,8 @@ READERS = {
     "cli/compose.py": "launch.elastic",
     "cli/replaceable.py": "recovery.spares recovery.tries recovery.timeout_seconds",
     "config/partner_copies.py": "recovery.copies_path recovery.partner_copies",
-    "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds",
-    "health/limits.py": "watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
+    "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds"
+    " watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
     " watchdog.checkpoint_seconds watchdog.evaluation_seconds",
     "trainer/callbacks/stragglers.py": "watchdog.stragglers_every_steps watchdog.straggler_ratio"
     " watchdog.replace_stragglers",
@@ -85,9 +85,8 @@ READERS = {
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",
     "planner/layout_time.py": "planner.engine.splits_backward",
-    "trainer/callbacks/progress_bar.py": "telemetry.progress telemetry.console_every_steps",
-    "trainer/callbacks/weights_and_biases.py": "telemetry.wandb telemetry.wandb_project",
-    "trainer/callbacks/tensorboard.py": "telemetry.tensorboard",
+    "trainer/callbacks/sinks.py": "telemetry.progress telemetry.console_every_steps"
+    " telemetry.wandb telemetry.wandb_project telemetry.tensorboard",
     "trainer/callbacks/tracer.py": "telemetry.trace_from_step telemetry.trace_steps",
     "cli/run_preparation.py": "callbacks",
     # names in the output

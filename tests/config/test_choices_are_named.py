@@ -67,7 +67,7 @@ CHOOSERS = {
     "planner.recompute": "planner/compute.py",
     "planner.survives": "geometry/partition.py",
     "planner.objective": "planner/search.py",
-    "telemetry.wandb": "telemetry/trackers.py trainer/callbacks/weights_and_biases.py:off",
+    "telemetry.wandb": "telemetry/trackers.py trainer/callbacks/sinks.py:off",
     "run.resume": "trainer/run_directory.py",
 }
 OTHERWISE = {

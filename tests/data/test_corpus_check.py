@@ -66,7 +66,7 @@ def test_every_flipped_byte_is_found_in_its_block(name: str, fresh: Path, blocks
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"train.bin": 3}', b"[" * 100_000])
-def test_a_corpus_without_digests_of_blocks_is_compared_as_a_whole_if_it_is_old(
+def test_an_old_corpus_without_block_digests_is_compared_as_a_whole(
     content: bytes | None, fresh: Path
 ) -> None:
     if content is None:

@@ -62,8 +62,11 @@ def test_vocabulary_is_as_configured(tokenizer: Tokenizer):
     assert tokenizer.vocabulary == 300
 
 
-def test_small_corpus_gives_the_largest_vocabulary_it_can(tmp_path: Path):
+def test_small_corpus_gives_the_largest_vocabulary_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     tokenizer = train_tokenizer(["hello world"], 4096, tmp_path / "t.model")
+    assert f"has {tokenizer.vocabulary} tokens: the text is too small" in caplog.text
     assert FIXED_PIECES < tokenizer.vocabulary < 4096
     assert tokenizer.decode(tokenizer.encode("hello wörld")) == "hello wörld"
 

@@ -134,6 +134,13 @@ FROZEN = {
         joint=False,
         refused=OTHER_LAYERS,
     ),
+    "layers dropped by pair of ranks": Behaviour(
+        net(run=dropping(lambda net: net.step + net.rank // 2)),
+        with_step,
+        joint=False,
+        refused=OTHER_LAYERS,
+        together=4,
+    ),
     "unused output": Behaviour(net(m.Two, first_output), with_step),
     "layers used in one micro-batch": Behaviour(loss=in_one_micro_batch, micro_batches=2),
 }  # fmt: skip

@@ -78,7 +78,8 @@ class Behaviour:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `shard`."""
     refused: str = ""
-    """Part of the error, if the ranks share parameters (params > 1)."""
+    """Part of the error, if at least `together` ranks share parameters."""
+    together: int = 2
     noise: Collection[str] = ()
     """Ends of the names of parameters whose true gradient is 0."""
     tolerance: float = EXACT

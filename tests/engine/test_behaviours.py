@@ -22,7 +22,7 @@ USUAL = [
     *((name, (2, 1, 2, 4)[place % 4]) for place, name in enumerate(BEHAVIOURS)
       if name not in COVERED),
     *((name, params) for name, behaviour in BEHAVIOURS.items() if behaviour.refused
-      for params in (1, 2)),
+      for params in (1, behaviour.together, behaviour.together // 2)),
 ]  # fmt: skip
 """The cases that always run."""
 
@@ -48,7 +48,7 @@ def test_behaviours(case: tuple[str, int]) -> None:
     name, params = case
     behaviour = BEHAVIOURS[name]
     for got in outcomes(case in USUAL)[case]:
-        if behaviour.refused and params > 1:
+        if behaviour.refused and params >= behaviour.together:
             assert isinstance(got, str)
             assert behaviour.refused in got
         else:

@@ -99,7 +99,7 @@ def plain_loop(steps: int) -> list[float]:
     return losses
 
 
-def test_the_loop_has_the_losses_of_one_process_also_after_a_kill_and_a_conversion(tmp_path):
+def test_the_loop_equals_one_process_after_kill_and_conversion(tmp_path):
     """Rank 0 is killed; another run continues from a checkpoint that was converted twice."""
     example, saved, dcp, copied = EXAMPLES / "torchtitan_loop", *(tmp_path / x for x in "abc")
     options = ("--steps", str(STEPS), "--folder")

@@ -72,7 +72,7 @@ def test_a_stage_exchanges_messages_in_one_communicator(schedule, stage):
     assert of_stages == [Communicator("stages", 1, *PLACES[schedule][stage])]
 
 
-def test_copies_of_parameters_on_all_stages_are_summed_in_the_group_of_the_stages():
+def test_copies_on_all_stages_are_summed_in_the_group_of_stages():
     created = {c.name: c for c in _created("parallel.pipeline=2", "model.tied=true")}
     assert created["stages"] == Communicator("stages", 2, far=1)
     names = {c.name for c in _created("parallel.pipeline=4", "model.layers=8", "model.tied=true")}

@@ -60,7 +60,7 @@ def test_virtual_stages_go_around_the_stages_or_forth_and_back(pipeline):
 
 
 @given(pipelines())
-def test_the_embedding_is_in_the_first_chunk_and_the_head_in_the_last(pipeline):
+def test_the_embedding_comes_first_and_the_head_last(pipeline):
     chunks = make_model_chunks(*pipeline)
     assert [index for index, chunk in enumerate(chunks) if chunk.has_embedding] == [0]
     assert [index for index, chunk in enumerate(chunks) if chunk.has_head] == [len(chunks) - 1]

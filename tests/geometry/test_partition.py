@@ -150,7 +150,7 @@ def test_data_ranks_per_node_is_none_if_nodes_differ(grid, wanted):
     assert data_ranks_per_node(grid) == wanted
 
 
-def test_a_digit_over_two_nodes_has_a_hop_inside_a_node_and_one_between_nodes():
+def test_a_digit_over_two_nodes_has_two_hops():
     grid = Grid(1, 8, 1, ranks_per_node=4, ranks_per_package=2)
     assert level_borders(grid) == (2, 4)
     factors = Factors(1, 1, 8, 8, borders=level_borders(grid))

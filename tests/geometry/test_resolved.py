@@ -30,7 +30,7 @@ def test_a_layout_holds_the_integers_of_its_configuration() -> None:
     assert measured.with_factors(layout.factors).factors == layout.factors
 
 
-def test_a_layout_that_breaks_a_rule_is_refused_unless_rules_are_not_checked() -> None:
+def test_a_layout_that_breaks_a_rule_is_refused_if_checked() -> None:
     config = RunConfig.model_validate(compose(["model=gpt_125m", "data.global_batch=7"]))
     with pytest.raises(ConfigError, match="global_batch"):
         ResolvedLayout.resolve(config, 8, 8)

@@ -69,7 +69,7 @@ def test_copies_lie_in_units_of_one_layout(case):
         assert len(layouts) == 1
 
 
-def test_a_tied_head_is_a_copy_in_the_last_chunk_of_a_gpt():
+def test_a_tied_head_is_a_copy_in_the_last_chunk():
     model = make_model(tied=True)
     assert shared_parameters(model, make_model_chunks(4, Placement(1))) == {}
     chunks = make_model_chunks(4, Placement(2, 2))

@@ -45,7 +45,7 @@ def test_fp32_parameters_are_the_master_weights():
     assert stored == {"parameters": 3200, "gradients": 1600, "master": 0, "moments": 800}
 
 
-def test_units_in_flight_are_the_first_large_ones_and_the_small_between_them():
+def test_units_in_flight_are_large_ones_and_small_between_them():
     uses = [("a", False), ("norm", False), ("b", False), ("b", True), ("norm", True), ("c", True)]
     assert list(prefetch_window(uses, {"norm"}, 1)) == uses[:2]
     assert list(prefetch_window(uses, {"norm"}, 2)) == uses[:3], "no unit counts twice"

@@ -2,8 +2,8 @@
 
 import time
 
-from frontier_llm.health.collective_trace import LastCollective
 from frontier_llm.health.diagnosis import (
+    LastCollective,
     Phase,
     RankState,
     explain_loss,

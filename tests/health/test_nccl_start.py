@@ -17,8 +17,14 @@ import torch.distributed as dist
 from frontier_llm.config import decode
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
-from frontier_llm.health.collective_trace import last_collective, unstarted_collective
-from frontier_llm.health.diagnosis import Phase, RankState, explain_stall, late_ranks
+from frontier_llm.health.diagnosis import (
+    Phase,
+    RankState,
+    explain_stall,
+    last_collective,
+    late_ranks,
+    unstarted_collective,
+)
 from frontier_llm.health.preflight import check_all_ranks, check_groups, collective_trial
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World

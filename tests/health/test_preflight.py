@@ -20,8 +20,7 @@ from frontier_llm.health.preflight import (
     collective_trial,
     message_trial,
 )
-from frontier_llm.health.rank_checks import check_reports
-from frontier_llm.health.rank_report import RankReport
+from frontier_llm.health.rank_checks import RankReport, check_reports
 from frontier_llm.launch import coordination
 from frontier_llm.launch.world import World
 from frontier_llm.trainer import connect

@@ -17,9 +17,8 @@ from frontier_llm.config import decode
 from frontier_llm.health import watchdog as module
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch import launcher
-from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.launcher import LaunchOptions, launch, may_have_passed
 from frontier_llm.launch.rendezvous import init_process_group
-from frontier_llm.launch.restarts import may_have_passed
 from frontier_llm.launch.world import World
 from tests.patience import patient, wait_until
 from tests.values import tiny_values
@@ -142,7 +141,7 @@ def _killed(world):
     dist.recv(torch.ones(1), src=2 if world.rank == 0 else 0)  # rank 1's peer is alive
 
 
-def test_a_killed_rank_is_named_by_those_that_lost_it_and_those_that_wait(without_parent):
+def test_a_killed_rank_is_named_by_the_others(without_parent):
     job = without_parent(_killed)
     assert "rank 2 (node3) is gone without an error message: killed" in job.stderr
     assert re.search(

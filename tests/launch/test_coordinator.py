@@ -9,10 +9,9 @@ import pytest
 from torch.distributed import HashStore
 
 from frontier_llm.launch import coordinator
-from frontier_llm.launch.coordinator import SWAP_FILE, Coordinator, Replacing
+from frontier_llm.launch.coordinator import RANKS_FILE, SWAP_FILE, Coordinator, Replacing
 from frontier_llm.launch.launcher import Ended, LaunchOptions
 from frontier_llm.launch.roster_store import RosterStore
-from frontier_llm.launch.starts_file import RANKS_FILE
 
 RANKS = 3
 

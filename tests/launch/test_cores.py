@@ -39,6 +39,12 @@ def test_threads_that_fit_and_single_threads_are_not(threads, ranks, there):
     assert crowding(threads, ranks, {}, there) is None
 
 
+def test_many_more_ranks_than_cores_are_warned_of():
+    assert "warning: 9 ranks on 2 cores" in crowding(1, 9, {}, 2)
+    assert crowding(1, 8, {}, 2) is None
+    assert crowding(1, 64, SRUN, 2) is None
+
+
 def test_a_task_of_srun_has_cores_of_its_own():
     environ = {**SRUN, "SLURM_CPUS_PER_TASK": "7"}
     assert crowding(7, 8, environ, 7) is None

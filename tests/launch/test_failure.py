@@ -88,7 +88,7 @@ def test_ranks_that_all_waited_were_at_different_collectives():
     assert "launch.timeout_seconds" in text
 
 
-def test_a_rank_that_left_no_failure_is_named_by_those_that_lost_it():
+def test_a_rank_without_a_failure_is_named_by_the_others():
     found = [_caught(rank, PEER_LOST) for rank in (0, 1, 3)]
     text = failure.explain(failure.cause(found), found, 4, Path("failures"))
     assert text.startswith("ranks 0, 1, 3 lost contact with rank 2, which left no error message")

@@ -246,6 +246,7 @@ def test_a_rank_that_exits_without_a_message_is_named(tmp_path, capfd, impatient
 def test_a_requested_stop_has_its_own_code_and_one_message(tmp_path, capfd):
     assert _launch(_all_stop, 3, tmp_path) == 3
     assert capfd.readouterr().err == "stopped at step 7\n"
+    assert not (tmp_path / "failures").exists(), "a stop is no failure"
 
 
 def test_a_taken_port_starts_nothing(tmp_path):

@@ -11,8 +11,7 @@ import pytest
 
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.launch import launcher
-from frontier_llm.launch.launcher import LaunchOptions
-from frontier_llm.launch.restarts import launch_with_restarts
+from frontier_llm.launch.launcher import LaunchOptions, launch_with_restarts
 from frontier_llm.launch.world import World
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

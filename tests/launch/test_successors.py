@@ -78,9 +78,7 @@ def test_the_node_that_ranks_have_left_is_the_last_choice(
     assert roster == [4, 5, 6, 7]
 
 
-def test_the_ranks_of_a_task_that_does_not_answer_take_their_neighbours_with_them(
-    tasks: Tasks, successors: Successors
-) -> None:
+def test_a_silent_task_takes_its_node_with_it(tasks: Tasks, successors: Successors) -> None:
     roster = [0, 1, 2, 3]
     tasks.running.remove(1)
     successors.leave_lost_node(1, roster)
@@ -89,7 +87,7 @@ def test_the_ranks_of_a_task_that_does_not_answer_take_their_neighbours_with_the
     assert roster == [4, 5, 2, 3]
 
 
-def test_without_a_whole_node_a_slow_rank_stays_and_a_swapped_one_is_started_again(
+def test_without_a_whole_node_a_slow_rank_stays(
     tasks: Tasks, successors: Successors, capsys: pytest.CaptureFixture[str]
 ) -> None:
     roster = [0, 1, 2, 3]

@@ -12,8 +12,7 @@ from torch.distributed import HashStore
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import task_members
-from frontier_llm.launch.agent_store import AgentStore, Event
-from frontier_llm.launch.task_members import TaskMembers
+from frontier_llm.launch.task_members import AgentStore, Event, TaskMembers
 from tests.patience import patient
 
 TASKS = 3

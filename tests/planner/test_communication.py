@@ -74,7 +74,7 @@ def test_more_nodes_share_the_network(frontier):
     assert two > many
 
 
-def test_an_exchange_sends_all_bytes_for_other_nodes_over_a_ranks_own_link(frontier):
+def test_an_exchange_between_nodes_uses_each_rank_s_own_link(frontier):
     groups = GridGroups(Network(frontier, 8), Grid(1, 64, 1, 8))
     network = frontier.links[-1]
     rate = network.gb_per_second * 1e9 * network.efficiency / (1 + 3 * network.contention)

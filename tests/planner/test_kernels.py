@@ -47,7 +47,7 @@ def test_without_rotary_positions_biases_and_gates_nothing_is_left_to_compile():
     assert _factor(config, "torch") == _factor(config, "elementwise")
 
 
-def test_the_fitted_factor_is_that_of_auto_and_of_programs_with_kernels_of_their_own():
+def test_the_fitted_factor_applies_to_auto_and_to_other_programs():
     for engine, kinds in (("ours", ("auto", "fastest")), ("fsdp", ("auto", *COUNTED))):
         config = composed(f"planner.engine={engine}", "parallel.pipeline=1")
         assert {_factor(config, kernels)[1] for kernels in kinds} == {1.415}

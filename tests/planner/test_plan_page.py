@@ -3,7 +3,7 @@
 import re
 
 from frontier_llm.config import decode
-from frontier_llm.planner.plan_page import make_page
+from frontier_llm.planner.plan_page import _add_label, make_page
 from frontier_llm.planner.search import Goal, search
 from tests.values import tiny_values
 
@@ -19,3 +19,10 @@ def test_the_page_stands_alone_and_names_every_layout():
     assert "memory &lt;x&gt;" in text
     assert text.count("<svg") == 3  # memory against speed, seconds, pipeline
     assert "stage 1" in text
+
+
+def test_labels_of_a_chart_do_not_overlap():
+    labels = []
+    for x, y, text in ((100, 50, "1"), (104, 55, "2"), (118, 50, "3"), (200, 50, "4")):
+        _add_label(labels, x, y, text)
+    assert labels == [(100, 50, "1, 2, 3"), (200, 50, "4")]

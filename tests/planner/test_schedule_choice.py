@@ -100,7 +100,7 @@ def test_a_laptop_chooses_from_its_cluster_file():
     assert choose_schedule(config, 4, 4) == chosen == choose_schedule(chosen, 4, 4)
 
 
-def test_the_search_beats_1f1b_for_175b_and_keeps_to_the_schedules_it_is_given():
+def test_the_search_beats_1f1b_for_175b_among_the_given_schedules():
     narrow = ("planner.tensor=[4]", "planner.pipeline=[16]", "planner.micro_batch=[1]",
               "planner.recompute=[full]", "planner.chunks=[1,2]", "planner.optimizer=[16]",
               "planner.rows=4")  # fmt: skip

@@ -120,7 +120,7 @@ def test_without_processors_a_cube_of_three_half_sizes_runs_at_half_speed():
     assert ratio == pytest.approx(1.01, rel=1e-3)
 
 
-def test_blocking_checkpoints_stall_and_lazy_ones_do_not_while_the_disk_keeps_up():
+def test_blocking_checkpoints_stall_and_lazy_ones_do_not():
     blocking, lazy, often = (
         step_time(
             _large(f"checkpoint={mode}", f"checkpoint.every_steps={every}", "sharding=replicated")
@@ -146,7 +146,7 @@ def test_an_encoder_decoder_takes_longer_over_its_encoder():
     assert 2 * _seconds(short) < _seconds(long)
 
 
-def test_the_sum_of_a_tied_table_goes_over_the_link_between_the_pipelines_ends():
+def test_a_tied_table_is_summed_over_the_link_between_ends():
     tied, untied = (
         step_time(
             Candidate.of(

@@ -118,6 +118,6 @@ def test_lines_that_are_lost_are_counted(tmp_path, caplog):
     assert "lacks its last 2 lines" in caplog.text
 
 
-def test_a_run_directory_that_is_gone_is_an_error_that_names_the_file(tmp_path):
+def test_a_run_directory_that_is_gone_is_named(tmp_path):
     with pytest.raises(TrainingError, match=r"metrics\.jsonl"):
         JsonlSink(tmp_path / "gone")

@@ -71,7 +71,7 @@ def test_a_terminal_has_a_live_line_too():
         {"loss": 123456.7}, {"grad_norm": 1e9}, {"validation_bits_per_byte": 1.5},
         ]), max_size=4),
 )  # fmt: skip
-def test_the_live_line_fits_and_keeps_the_step_the_bar_and_the_eta(width, total, seconds, steps):
+def test_the_live_line_fits_and_keeps_step_bar_and_eta(width, total, seconds, steps):
     line = LiveLine(total)
     for step, changes in enumerate(steps, 1):
         fields = _format_fields(step_metrics(step, **changes))
@@ -89,7 +89,7 @@ def test_the_live_line_fits_and_keeps_the_step_the_bar_and_the_eta(width, total,
         assert "loss " in text
 
 
-def test_of_the_live_line_the_norm_the_rate_and_the_flops_are_left_out_first():
+def test_a_narrow_line_drops_norm_rate_and_flops_first():
     line = LiveLine(2000)
     line.show(7, 5000.0, _format_fields(step_metrics(7, validation_loss=3.25, mfu=0.4)))
     line.show(8, 5000.0, _format_fields(step_metrics(8, mfu=0.4)))
@@ -122,7 +122,7 @@ def test_other_ranks_say_only_warnings_and_who_they_are(tmp_path, capsys):
     assert not (tmp_path / "run.log").exists()
 
 
-def test_lines_for_few_users_are_only_in_the_file_and_early_ones_come_first(tmp_path):
+def test_details_are_only_in_the_file_in_order(tmp_path):
     file = io.StringIO()
     logger = setup_logging(0, None, Console(file=file))
     logger.debug("an early detail")

@@ -42,7 +42,7 @@ def shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", MODEL_KEYS)
-def test_a_key_is_offered_if_and_only_if_the_checkpoint_can_be_loaded(name: str) -> None:
+def test_a_key_is_offered_only_if_the_checkpoint_can_be_loaded(name: str) -> None:
     values = tiny_values()
     now = {**values, "model": {**values["model"], name: MODEL_KEYS[name]}}
     fits = shapes(decode(now)) == shapes(decode(values))

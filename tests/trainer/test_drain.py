@@ -230,7 +230,7 @@ def flipped(tiny: tuple[str, ...], tmp_path: Path) -> Path:
     return run
 
 
-def test_a_flipped_byte_on_a_node_s_disk_is_found_and_the_partner_helps(
+def test_a_flipped_byte_on_a_disk_is_replaced_by_the_partner(
     tiny: tuple[str, ...], flipped: Path, direct: Path, tmp_path: Path
 ) -> None:
     ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
@@ -251,7 +251,7 @@ def test_a_flipped_byte_is_not_drained(tiny: tuple[str, ...], tmp_path: Path) ->
     assert not (run / "checkpoints" / "step_00000006").exists()
 
 
-def test_a_torn_manifest_on_a_node_s_disk_is_replaced_by_the_copy(
+def test_a_torn_manifest_on_a_disk_is_replaced_by_the_copy(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
 ) -> None:
     run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
@@ -263,7 +263,7 @@ def test_a_torn_manifest_on_a_node_s_disk_is_replaced_by_the_copy(
     assert losses(run) == losses(direct)
 
 
-def test_a_flipped_byte_in_the_run_directory_is_replaced_by_the_nodes_disks(
+def test_a_flipped_byte_in_the_run_directory_is_replaced(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
 ) -> None:
     keep = "checkpoint.tiers.local.keep=9"

@@ -109,7 +109,7 @@ def test_the_rest_is_read_from_the_run_directory(
     )
 
 
-def test_a_server_serves_only_its_files_and_only_to_those_who_know_the_secret(
+def test_a_server_serves_only_its_files_and_only_with_the_secret(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(range(100)))

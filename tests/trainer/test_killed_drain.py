@@ -148,7 +148,7 @@ def test_a_damaged_copy_of_a_killed_drain_is_written_again(
     assert counts.take() == {name: pages(len(wanted[name]))}
 
 
-def test_a_copy_to_the_run_directory_keeps_what_an_earlier_one_has_copied(
+def test_a_repeated_copy_keeps_what_is_already_copied(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_after_6(tiny, tmp_path)

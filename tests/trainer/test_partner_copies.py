@@ -50,7 +50,7 @@ def wait_for_copies(root: Path, step: int) -> None:
         )
 
 
-def test_a_rank_and_then_a_node_die_although_no_two_ranks_have_the_same_states(
+def test_a_rank_then_a_node_die_without_replicas(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:
     keys = (*corpus, *KEYS)

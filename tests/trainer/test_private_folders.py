@@ -10,8 +10,7 @@ import pytest
 from frontier_llm.config import decode
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
-from frontier_llm.health.rank_checks import check_reports
-from frontier_llm.health.rank_report import RankReport
+from frontier_llm.health.rank_checks import RankReport, check_reports
 from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.checkpoint_places import local_root, newest_folder
@@ -83,7 +82,7 @@ def config_of(disk, *more):
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_folder_of_a_stranger_is_refused_before_anything_is_read_or_written(disk, attack):
+def test_a_stranger_s_folder_is_refused_before_it_is_used(disk, attack):
     config = config_of(disk)
     root = local_root(config)
     attack(root)

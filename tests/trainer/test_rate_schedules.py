@@ -90,7 +90,7 @@ def test_a_checkpoint_without_a_key_has_its_default() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_number_of_steps_may_change_if_the_rates_do_not_depend_on_it(schedule: str) -> None:
+def test_steps_may_change_if_rates_do_not_depend_on_them(schedule: str) -> None:
     now = tiny_values(f"optimizer.schedule={schedule}")
     longer = {**now, "trainer": {**now["trainer"], "steps": 500}}
     found = changes(now, longer)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 __all__ = ["corpus", "watched"]  # fixtures
 
 
-def test_a_checkpoint_that_waits_for_the_archive_outlives_the_death_of_a_rank(
+def test_a_waiting_archive_outlives_the_death_of_a_rank(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:
     run, copies, ready = tmp_path / "run", tmp_path / "archive", tmp_path / "ready"

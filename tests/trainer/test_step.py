@@ -45,6 +45,6 @@ def flag_checkpoints(world: World, values: dict[str, Any]) -> list[tuple[bool, b
     return [(result.checkpoint_committed, result.checkpoint_failed) for result in results]
 
 
-def test_a_commit_counts_when_all_ranks_know_it_and_a_failure_when_one_does() -> None:
+def test_commits_need_all_ranks_and_failures_need_one() -> None:
     news = [(False, False), (True, False), (False, True)]
     assert run_ranks(flag_checkpoints, 2, tiny_values()) == [news] * 2

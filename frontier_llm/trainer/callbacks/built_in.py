@@ -5,8 +5,8 @@ rank, the run hangs. It is therefore fixed in this file. These are the reasons f
 
 - `PlanCheck` adds the comparison with the plan to the metrics, so it comes before the callbacks
   that write metrics.
-- `MetricsFile` comes before the other callbacks that write metrics. If it cannot record a step, the
-  run ends, and no other callback has shown the step.
+- `MetricsFile` comes before the other callbacks that write metrics, so that none shows a step that
+  is not recorded, or waits for space to be.
 - `PipelineTimeline` logs a line after those of `PlanCheck`, before `ProgressBar` shows the step.
 - `ProgressBar` removes its live line before `Announcements` prints the last lines.
 - `Tracer` ends its trace before `RunReport` samples text, so that the trace contains only training.
@@ -22,16 +22,18 @@ from frontier_llm.trainer.callbacks.corpus_integrity import CorpusIntegrity
 from frontier_llm.trainer.callbacks.divergence import Divergence
 from frontier_llm.trainer.callbacks.kernel_trial import KernelTrial
 from frontier_llm.trainer.callbacks.ledger import Ledger
-from frontier_llm.trainer.callbacks.metrics_file import MetricsFile
 from frontier_llm.trainer.callbacks.pipeline_timeline import PipelineTimeline
 from frontier_llm.trainer.callbacks.plan_check import PlanCheck
-from frontier_llm.trainer.callbacks.progress_bar import ProgressBar
 from frontier_llm.trainer.callbacks.run_report import RunReport
+from frontier_llm.trainer.callbacks.sinks import (
+    MetricsFile,
+    ProgressBar,
+    TensorBoard,
+    WeightsAndBiases,
+)
 from frontier_llm.trainer.callbacks.stragglers import Stragglers
-from frontier_llm.trainer.callbacks.tensorboard import TensorBoard
 from frontier_llm.trainer.callbacks.tracer import Tracer
 from frontier_llm.trainer.callbacks.user_callbacks import make_user_callbacks
-from frontier_llm.trainer.callbacks.weights_and_biases import WeightsAndBiases
 from frontier_llm.trainer.context import TrainerContext
 
 

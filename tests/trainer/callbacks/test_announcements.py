@@ -15,7 +15,7 @@ from tests.forked_train import TINY, train
 LABEL = re.compile(r"(?m)^\d\d:\d\d:\d\d  ([a-z]+) +\S")
 
 
-def test_the_console_has_the_lines_that_users_need_and_the_file_has_all(tmp_path: Path) -> None:
+def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     ended = train(
         *TINY, f"run.dir={run_dir}", "data.path=frontier_llm/trainer", "trainer.steps=3",

@@ -31,7 +31,7 @@ def step(loss: float, skipped: bool = False) -> StepResult:
     )  # fmt: skip
 
 
-def test_a_loss_far_above_the_median_is_a_spike_once_the_window_is_full(
+def test_a_loss_far_above_a_full_window_is_a_spike(
     divergence: Divergence,
 ) -> None:
     assert not any(divergence.is_spike(step(loss)) for loss in (9.0, 1.0, 1.0))
