@@ -41,7 +41,7 @@ def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: 
     """Decode composed values into a `RunConfig`.
 
     The values are nested plain dictionaries, from `conf/` and the command line, or from the
-    config.yaml of a run. Old names of keys are accepted. `usual` returns the value that a key has
+    config.yaml of a run. `usual` returns the value that a key has
     unless the user sets it; if it is legal, it is suggested instead of a wrong one.
 
     Raises:
@@ -128,6 +128,10 @@ def _first_error(error: ValidationError, usual: Callable[[str], Any]) -> ConfigE
     """Convert the first error that pydantic reports, where unknown keys come first."""
     details = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     location = [str(part) for part in details["loc"]]
+    if not location:
+        return ConfigError(
+            "configuration", details["input"], "sections of keys", "restore its file"
+        )
     if details["type"] == "extra_forbidden":
         return unknown_key(".".join(location), details["input"])
     key, field = _field_at(location)

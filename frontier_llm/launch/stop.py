@@ -19,8 +19,7 @@ from frontier_llm.launch.world import World
 STOP_FILE = "STOP"
 """A file of this name in the run directory makes the run save and stop."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-"""Signals that ask a run to save and stop. Those that this process ignores already, such as SIGHUP
-under nohup, stay ignored."""
+"""Signals that ask a run to save and stop."""
 GRACE_SECONDS = 120.0
 """How long a rank waits at most for Slurm to kill it; Slurm usually kills it much earlier."""
 _SAME_KEY_SECONDS = 0.2
@@ -49,8 +48,9 @@ class StopFlag:
         if isinstance(installed, cls):
             return installed
         flag = cls()
-        for number in _heeded():
-            signal.signal(number, flag)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+                signal.signal(number, flag)
         return flag
 
     @property
@@ -182,7 +182,11 @@ class ParentSignals:
 
     def __enter__(self) -> "ParentSignals":
         self._previous_handlers = {
-            number: signal.signal(number, self._record) for number in _heeded()
+            number: signal.signal(number, self._record)
+            for number in STOP_SIGNALS
+            # Under nohup SIGHUP stays ignored. SIGINT, which shells let background programs ignore,
+            # is needed: `make` forwards it
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
         }
         return self
 
@@ -206,10 +210,6 @@ class ParentSignals:
         """Whether Ctrl-C was pressed twice."""
         times = self._interrupts
         return len(times) > 1 and times[-1] - times[0] > _SAME_KEY_SECONDS
-
-
-def _heeded() -> list[signal.Signals]:
-    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _leave_closed_terminal() -> None:

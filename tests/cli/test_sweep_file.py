@@ -136,7 +136,7 @@ def test_a_search_runs_from_any_folder_with_a_file_of_the_user(own, tmp_path, mo
             "speed_per_device",
         )
         assert trial.value == (trial.tokens_per_second / trial.ranks if trial.ranks else 0)
-    assert "8/8" in ended.text
+    assert "7 of 8" in ended.text
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "dry-run", "launch"])

@@ -87,7 +87,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "buffers are not read": (
         test_states.CHECKS["buffers"],
-        (Checkpoints._load_buffers, "if stored else ()", "if False else ()"),
+        (Checkpoints._load_buffers, "persistent_buffers(self._sharded.module)", "()"),
     ),
     "buffers are converted": (
         test_states.CHECKS["buffers"],

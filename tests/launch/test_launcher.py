@@ -80,6 +80,7 @@ def job(tmp_path):
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
             with (tmp_path / "stderr").open("w", buffering=1) as sys.stderr:
                 os._exit(_launch(target, ranks, tmp_path))
         started.append(Job(pid, tmp_path))
@@ -323,6 +324,7 @@ def test_a_closed_terminal_stops_every_rank_and_its_output_is_no_error(tmp_path)
     pid, terminal = pty.fork()
     if not pid:
         code = 70
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         try:
             code = _launch(target, 2, tmp_path)
         finally:
