@@ -48,7 +48,7 @@ def test_laptop_text_trains_and_generates(tmp_path, text):
     assert (tmp_path / "run" / "checkpoints" / "step_00000002").is_dir()
     assert "step 2/2" in output
     assert "\nThe " in output, "the continued prompt"
-    more = ("trainer.steps=3", "run.allow_changes=[trainer.steps]", "launch.ranks=1")
+    more = ("trainer.steps=3", "run.allow_changes=[trainer.steps]", "launch.ranks=2")
     output = run(EXAMPLES / "laptop_text" / "run.sh", text, *TINY, data, *more, folder=tmp_path)
     assert "step 3/3" in output
 

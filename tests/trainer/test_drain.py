@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -184,23 +185,27 @@ def test_a_copy_that_fails_ends_nothing(
 def test_a_run_that_is_not_protected_for_too_long_ends(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
 ) -> None:
+    """Only the first copy succeeds; a slow disk decides which step that is."""
     fetch = RangeReader.fetch
+    copied: set[int] = set()  # of one process: every rank of the run has its own
 
     def broken(self: RangeReader, *arguments: Any) -> None:
-        if threading.current_thread().name == "partner" and self._checkpoint.step > 2:
-            raise CheckpointError(os.strerror(errno.EIO))
+        if threading.current_thread().name == "partner":
+            if copied and self._checkpoint.step not in copied:
+                raise CheckpointError(os.strerror(errno.EIO))
+            copied.add(self._checkpoint.step)
         fetch(self, *arguments)
 
     monkeypatch.setattr(RangeReader, "fetch", broken)
     keys = "checkpoint.partner=true", f"checkpoint.on_error={on_error}", "trainer.steps=100000"
     ended = train(*tiny, *nodes(tmp_path, *keys), "checkpoint.protection_minutes=0.02")
     assert ended.code == 1, ended.text
-    assert "; the newest copy is of step 2, from 1." in ended.text
-    assert "ago (checkpoint.protection_minutes)" in ended.text
+    ending = r"; the newest copy is of step (\d+), from .+ ago \(checkpoint.protection_minutes\)"
+    said = re.search(ending, ended.text)
+    assert said is not None, ended.text
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    copied = [row["step"] - row["steps_since_copy"] for row in rows if row["steps_since_copy"]]
-    assert set(copied) <= {1, 2}
-    assert copied[-1] == 2
+    newest = [row["step"] - row["steps_since_copy"] for row in rows if row["steps_since_copy"]]
+    assert set(newest) == {int(said[1])}
 
 
 def test_nodes_that_changed_places_and_layouts_go_on_from_the_newest_step(
