@@ -13,14 +13,12 @@ step, and copy 113 MB of states per rank and step. Each byte is written, read, s
 written again by the cores that train. At 2 GB/s for each of these this takes 0.3 s of a core.
 """
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import (
-    ROOT,
     Contender,
     bench_console,
     bench_parser,
@@ -29,13 +27,12 @@ from benchmarks.harness import (
     span,
     spread,
     take_turns,
+    train_run,
     work_folder,
     write_json,
 )
 from benchmarks.testbed.forked_run import corpus_of
 from frontier_llm.cli.options import run_command
-from frontier_llm.errors import TrainingError
-from frontier_llm.telemetry.history import History
 
 STEPS, SKIPPED = 40, 10
 """Steps of a run, and how many of them are not measured."""
@@ -74,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run = folder / f"run_{len(off.rounds)}_{enabled}"
             more = _more(run, copies=options.copies, enabled=enabled)
             skipped = SKIPPED_WITH_COPIES if options.copies else SKIPPED
-            return step_seconds((*keys, *more), run, skipped)
+            points = train_run((*keys, *more), run).points("step_seconds")
+            return median(seconds for _, seconds in points[skipped:])
 
         off, on = Contender("false", lambda: turn(False)), Contender("true", lambda: turn(True))
         take_turns([on, off], options.rounds)
@@ -100,19 +98,6 @@ def _more(run: Path, *, copies: bool, enabled: bool) -> tuple[str, ...]:
     path = COPIES / run.parent.name
     keys = f"recovery.partner_copies={value}", f"recovery.copies_path={path}"
     return (*WITH_COPIES, "recovery.enabled=true", *keys)
-
-
-def step_seconds(keys: Sequence[str], run: Path, skipped: int) -> float:
-    """Train in a process of its own; return the median time of a step without the first ones.
-
-    Raises:
-        TrainingError: the run failed.
-    """
-    command = [sys.executable, str(ROOT / "train.py"), *keys, f"run.dir={run}"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise TrainingError(f"a run failed:\n{ended.stderr[-2000:]}")
-    return median(value for _, value in History.read(run).points("step_seconds")[skipped:])
 
 
 if __name__ == "__main__":

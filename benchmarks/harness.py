@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from rich.table import Table
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
 from frontier_llm.errors import LaunchError, TrainingError
+from frontier_llm.telemetry.history import History
 from frontier_llm.units import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,6 +182,19 @@ def mebibytes(size: float) -> str:
 def threads_of(options: argparse.Namespace, ranks: int) -> int:
     """Return the CPU threads per rank: `--threads`, or a rank's share of the cores."""
     return options.threads or max(1, (os.cpu_count() or 1) // ranks)
+
+
+def train_run(overrides: Sequence[str], run_dir: Path) -> History:
+    """Train in a process of its own; return what the run has recorded.
+
+    Raises:
+        TrainingError: the run failed.
+    """
+    command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run.dir={run_dir}"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise TrainingError(f"{' '.join(command)} failed:\n{ended.stderr[-3000:]}")
+    return History.read(run_dir)
 
 
 @contextmanager

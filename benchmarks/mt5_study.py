@@ -11,7 +11,6 @@ trains a few steps for each ZeRO stage and number of ranks, and the median time 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,15 +20,14 @@ from pathlib import Path
 from rich.box import HORIZONTALS
 from rich.table import Table
 
+from benchmarks.harness import train_run
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, new_file, run_command, tool_parser
-from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
-from frontier_llm.errors import ConfigError, TrainingError
+from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.estimate import estimate
-from frontier_llm.telemetry.history import History
 
 MODELS = ("base", "large", "xl", "7b", "xxl")
 """Sizes of the models that are predicted: the names of the experiments after `mt5_`."""
@@ -132,18 +130,12 @@ def measure(stage: int, ranks: int, steps: int, folder: Path) -> Cell:
     """
     folder.mkdir(parents=True, exist_ok=True)
     run_dir = Path(tempfile.mkdtemp(prefix=f"zero{stage}_{ranks}_", dir=folder)).absolute()
-    command = [
-        sys.executable, str(CONF.parent / "train.py"), "model=mt5_tiny", "data=stdlib_spans",
-        f"sharding=zero{stage}", "parallel.pipeline=1", f"launch.ranks={ranks}", "precision=fp32",
-        f"trainer.steps={steps + WARM_UP_STEPS}", "trainer.sample_tokens=0", "checkpoint=off",
-        "telemetry.wandb=off", "run.resume=never", f"run.dir={run_dir}",
+    keys = [
+        "model=mt5_tiny", "data=stdlib_spans", f"sharding=zero{stage}", "parallel.pipeline=1",
+        f"launch.ranks={ranks}", "precision=fp32", f"trainer.steps={steps + WARM_UP_STEPS}",
+        "trainer.sample_tokens=0", "checkpoint=off", "telemetry.wandb=off", "run.resume=never",
     ]  # fmt: skip
-    run = subprocess.run(command, check=False, capture_output=True, text=True)
-    if run.returncode:
-        raise TrainingError(
-            f"{' '.join(command)} ended with exit code {run.returncode}:\n{run.stderr}"
-        )
-    seconds = History.read(run_dir).column("step_seconds")[WARM_UP_STEPS:]
+    seconds = train_run(keys, run_dir).column("step_seconds")[WARM_UP_STEPS:]
     return Cell("mt5_tiny", stage, ranks, statistics.median(seconds))
 
 

@@ -1,6 +1,6 @@
 """Kill training runs at random moments, resume them, and check that nothing is lost or wrong.
 
-    python -m benchmarks.faults.kill_loop                   # 200 kills, about 20 minutes
+    python -m benchmarks.faults.kill_loop                   # 100 kills, about 10 minutes
     python -m benchmarks.faults.kill_loop --kills 20 --seed 3 \
         --json benchmarks/results/kills_<cpu>_<date>.json
 
@@ -13,13 +13,14 @@ run begins instead.
 Two rules are checked. The loss and the gradient norm of every step must equal those of a reference
 run that is not killed, bit by bit. A resumed run must start from the newest checkpoint that existed
 before the kill, or from a later one. The exit code is 1 if a checkpoint was lost, a value was wrong
-or a process did not end. Works on Linux only.
+or a process did not end. Works on Linux only. benchmarks/faults/node_loss.py kills nodes.
 """
 
 import json
 import random
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,11 +30,17 @@ from typing import Any, Literal, get_args
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.harness import bench_console, bench_parser, make_table, work_folder, write_json
+from benchmarks.harness import (
+    add_numbers,
+    bench_console,
+    bench_parser,
+    make_table,
+    work_folder,
+    write_json,
+)
 from benchmarks.testbed.forked_run import (
     OVERRIDES,
     POLL_SECONDS,
-    TARGETS,
     ForkedRun,
     Target,
     corpus_of,
@@ -41,14 +48,12 @@ from benchmarks.testbed.forked_run import (
     train,
 )
 from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, parse_folder
-from frontier_llm.cli.options import at_least, run_command
+from frontier_llm.cli.options import run_command
 from frontier_llm.telemetry.jsonl import METRICS_FILE
 from frontier_llm.trainer.ledger_file import LEDGER
 
 SHARE_WHILE_STARTING = 0.25
 """Share of the kills that come during start-up."""
-STEPS_AHEAD = 12
-"""All other kills come within this number of steps after a step has started."""
 LIMIT_SECONDS = 60.0
 """Time limit for all processes of a run to end after a kill, and for its first step to start."""
 LOOK_SECONDS = 0.02
@@ -165,6 +170,8 @@ class KillSummary:
     kills: list[Kill] = field(default_factory=list)
     resumes: int = 0
     """Number of times a run was resumed from a checkpoint."""
+    only_on_nodes: int = 0
+    """Number of kills after which the newest checkpoint was not in the run directory."""
     new_starts: int = 0
     """Number of new runs. A run is new if the run before was complete or had no checkpoint."""
     completed: int = 0
@@ -224,9 +231,10 @@ class KillSummary:
     def to_table(self) -> Table:
         """Return a table of the kills by phase and target."""
         counts = Counter((kill.phase, kill.target) for kill in self.kills)
-        rows = [(phase, [counts[phase, target] for target in TARGETS]) for phase in PHASES]
+        targets = sorted({target for _, target in counts})
+        rows = [(phase, [counts[phase, target] for target in targets]) for phase in PHASES]
         cells = [[phase, *map(str, found), str(sum(found))] for phase, found in rows]
-        return make_table(f"{len(self.kills)} kills", ["when", *TARGETS, "total"], cells)
+        return make_table(f"{len(self.kills)} kills", ["when", *targets, "total"], cells)
 
     def to_text(self) -> str:
         """Return the result as a few lines of text."""
@@ -235,6 +243,7 @@ class KillSummary:
             [
                 f"{self.resumes} resumes, {self.new_starts} new starts, {self.completed} runs "
                 f"completed, the losses of {len(self.compared)} steps compared",
+                f"{self.only_on_nodes} times the newest checkpoint was only on the nodes' disks",
                 f"{len(self.lost)} lost commits, {len(self.wrong)} wrong losses, "
                 f"{len(self.failed)} other failures",
                 f"at most {self.longest_seconds:.1f} s from a kill to the end of all processes",
@@ -266,11 +275,13 @@ class RestartedRun:
 class KillRuns:
     """Kills runs, each in its own folder, and restarts every run until it is complete."""
 
-    def __init__(
-        self, overrides: Sequence[str], steps: int, folder: Path, kills: int, seed: int
-    ) -> None:
-        self._overrides, self._last_step = (*overrides, f"trainer.steps={steps}"), steps
-        self._folder, self._kills, self._random = folder, kills, random.Random(seed)
+    steps_ahead = 12
+    """Kills that do not come during start-up come within so many steps after one has started."""
+
+    def __init__(self, folder: Path, options: Namespace) -> None:
+        self._overrides = (*OVERRIDES, *corpus_of(folder), f"trainer.steps={options.steps}")
+        self._last_step, self._kills = options.steps, options.kills
+        self._folder, self._random = folder, random.Random(options.seed)
         self._reference: dict[int, Step] = {}
         self._step_seconds = self._start_seconds = 0.0
         self.summary = KillSummary()
@@ -323,17 +334,33 @@ class KillRuns:
             else:
                 processes.wait_for_end()
             now = take_snapshot(run.run_dir, processes.start_seconds)
-            self.summary.follow(run.run_dir.name, before, now)
+            self._follow(run, before, now)
             if processes.exit_code() is not None:
                 self._check_ended(run, processes, now)
                 return None
             self._kill(processes, before, now)
         finally:
             processes.end()
+        self._compare(run)
+        return self._settle(run, now)
+
+    def _follow(self, run: RestartedRun, before: RunSnapshot, now: RunSnapshot) -> None:
+        """Check from which step the run was resumed since the first snapshot."""
+        self.summary.follow(run.run_dir.name, before, now)
+
+    def _settle(self, run: RestartedRun, now: RunSnapshot) -> RunSnapshot | None:
+        """Return what a kill has left of the run, whose snapshot was `now` right before it.
+
+        None: nothing is left from which the run can be resumed.
+        """
         after = take_snapshot(run.run_dir)
         self.summary.follow(run.run_dir.name, now, after)
-        self._compare(run)
         return after
+
+    def _hit(self, processes: ForkedRun) -> Target:
+        """Kill some processes of a run."""
+        target: Target = self._random.choice(("all ranks", "one rank", "the parent"))
+        return processes.kill(target, self._random)
 
     def _wait_for_moment(
         self, run: RestartedRun, processes: ForkedRun, before: RunSnapshot
@@ -346,7 +373,7 @@ class KillRuns:
             run.wait_for_step(processes, before.steps_started)
             # measured again, because the start-up of the reference run also prepared the corpus
             self._start_seconds = time.monotonic() - begin
-            seconds = self._random.uniform(0, STEPS_AHEAD * self._step_seconds)
+            seconds = self._random.uniform(0, self.steps_ahead * self._step_seconds)
         deadline = time.monotonic() + seconds
         while processes.exit_code() is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -357,7 +384,7 @@ class KillRuns:
         `before` is the run directory before they were started, `now` right before the kill.
         """
         phase = now.phase(before.steps_started, self._last_step)
-        target = processes.kill(self._random.choice(TARGETS), self._random)
+        target = self._hit(processes)
         seconds = processes.wait(LIMIT_SECONDS)
         self.summary.kills.append(Kill(target, phase, now.committed, seconds))
         if seconds is None:
@@ -392,21 +419,29 @@ class KillRuns:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill runs as often as the command line asks for; return the exit code."""
-    parser = bench_parser(__doc__)
-    add = parser.add_argument
-    add("--kills", type=at_least(1), default=200, help="total number of kills (default 200)")
-    add("--steps", type=at_least(1), default=100, help="steps per run (default 100)")
-    add("--seed", type=int, default=1, help="seed of the moments and targets of kills (default 1)")
+    return kill_runs(KillRuns, __doc__, arguments)
+
+
+def kill_runs(kind: type[KillRuns], doc: str | None, arguments: Sequence[str] | None) -> int:
+    """Kill runs of a kind as often as the command line asks for; return the exit code."""
+    parser = bench_parser(doc)
+    add_numbers(
+        parser,
+        [
+            ("kills", 1, 100, "total number of kills"),
+            ("steps", 1, 100, "steps per run"),
+            ("seed", 0, 1, "seed of the moments and targets of kills"),
+        ],
+    )
     options = parser.parse_args(arguments)
     import_training()
     columns = (TextColumn("kills"), MofNCompleteColumn(), TimeElapsedColumn())
     # without a thread that refreshes the bar, because this process forks
     with (
-        work_folder("kill_loop") as folder,
+        work_folder("kills") as folder,
         Progress(*columns, auto_refresh=False, transient=True) as progress,
     ):
-        overrides = (*OVERRIDES, *corpus_of(folder))
-        runs = KillRuns(overrides, options.steps, folder, options.kills, options.seed)
+        runs = kind(folder, options)
         bar = progress.add_task("kills", total=options.kills)
         runs.run(lambda done: progress.update(bar, completed=done, refresh=True))
     console = bench_console()

@@ -1,61 +1,75 @@
-"""Kill ranks of a running job at random moments, and check that the run is the undisturbed one.
+"""Kill ranks or nodes of a running job, and check that the run is the undisturbed one.
 
     python -m benchmarks.faults.rank_deaths                  # 200 deaths of ranks, 10 minutes
     python -m benchmarks.faults.rank_deaths --optimizer 2    # states only in checkpoints
     python -m benchmarks.faults.rank_deaths --copies         # states in copies in memory
+    python -m benchmarks.faults.rank_deaths --nodes ranks --kills 50    # the ranks of a node
+    python -m benchmarks.faults.rank_deaths --nodes all --kills 50      # all processes of a node
 
 A tiny GPT trains on 8 ranks (tensor 2 x pipeline 2 x data 2) with recovery.enabled=true, evaluates
 every 15 steps and saves every 10. SIGKILL is sent to a random rank 0.2 to 0.8 s after the last
-recovery. 15% of the kills are followed by a second one within 0.8 s, while the first is being
-repaired.
+recovery. 15% of the kills are followed by that of a random rank within 0.8 s, while the first is
+being repaired.
+
+With --nodes the GPT trains with tensor 2 x data 4 and sharding.optimizer=2 on two nodes. Each node
+is a network namespace with an address of its own, and has four tasks, which get the variables of
+srun. `ranks` kills all four ranks of a random node at once, and the tasks of the node start others.
+`all` also kills these tasks, and tasks of a node that waits take over. The node of task 0 is spared
+then, because the job ends with it. When no node waits any more, the run is asked to stop, and the
+next run begins.
 
 Checked: loss, gradient norm, samples and validation loss of every step equal those of a run that
 is not disturbed, bit by bit; each step has one line in metrics.jsonl and one in ledger.jsonl; the
 run ends by itself when asked to; no process is left. Reported: seconds from the last kill until the
 first step of the new generation is done, and threads, descriptors and memory of the ranks by the
-number of deaths that they have survived. The exit code is 1 if a check fails. Works on Linux only.
+number of deaths that they have survived. The exit code is 1 if a check fails. Works on Linux only;
+--nodes needs root and iproute2.
 """
 
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
-from rich.progress import track
+from rich.progress import Progress
 
+from benchmarks.faults.disturbed_runs import (
+    OVERRIDES,
+    RANKS,
+    RANKS_PER_NODE,
+    DisturbedRun,
+    LocalRun,
+    NodesRun,
+)
 from benchmarks.harness import (
-    ROOT,
+    add_numbers,
     bench_console,
     bench_parser,
     make_table,
     work_folder,
     write_json,
 )
-from benchmarks.testbed.forked_run import corpus_of
-from frontier_llm.cli.options import at_least, run_command
+from benchmarks.testbed.forked_run import corpus_of, import_training
+from benchmarks.testbed.namespaces import namespaces
+from frontier_llm.cli.options import run_command
 
-RANKS, RANKS_PER_NODE = 8, 4
-OVERRIDES = (
-    "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300", "data=text",
-    "data.vocabulary=300", "data.sequence_length=32", "data.global_batch=8", "data.micro_batch=1",
-    f"launch.ranks={RANKS}", "parallel.tensor=2", "parallel.pipeline=2", "precision=fp32",
-    "sharding.params=1", "sharding.grads=1", "checkpoint=lazy", "checkpoint.every_steps=10",
-    "trainer.evaluate_every_steps=15", "trainer.evaluate_batches=1", "trainer.sample_tokens=0",
-    "trainer.steps=5000", "optimizer.decay_steps=5000", "telemetry.wandb=off",
-    "telemetry.progress=false", "run.resume=never", "plan=off",
-)  # fmt: skip
-PATIENCE_SECONDS = 120.0
-"""A run that does no step for so long has failed."""
+SPARE_NODES = 5
+"""Nodes that wait at the start of a run of which whole nodes are killed."""
+RATE = "40gbit"
+"""Rate of a link: far above what this machine can send."""
+FIRST_KILL = 10
+"""Number of steps before the first kill: there is a checkpoint then, in case that two kills at once
+destroy all copies of a state."""
 COPIES = Path("/dev/shm")
 """Parent of the folder for copies in memory."""
 SECOND_KILLS = 0.15
@@ -127,99 +141,38 @@ class Outcome:
         ]
 
 
-class DisturbedRun:
-    """A run of the command line in processes of its own, whose ranks are killed."""
-
-    def __init__(self, run: Path, overrides: Sequence[str]) -> None:
-        self.run, self.log = run, run.with_suffix(".log")
-        command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run.dir={run}"]
-        self._launcher = subprocess.Popen(
-            command,
-            stdout=self.log.open("w"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def exit_code(self) -> int | None:
-        """Return the exit code of the launcher; None while it runs."""
-        return self._launcher.poll()
-
-    def kill_all(self) -> None:
-        """Kill the launcher, without which its ranks end."""
-        self._launcher.kill()
-        self._launcher.wait()
-
-    @property
-    def steps(self) -> int:
-        """The last step in metrics.jsonl."""
-        try:
-            return len((self.run / "metrics.jsonl").read_bytes().splitlines())
-        except OSError:
-            return 0
-
-    def wait_beyond(self, step: int) -> bool:
-        """Wait until a later step is done; return whether it was."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.steps <= step:
-            if self.exit_code() is not None or time.monotonic() > deadline:
-                return False
-            time.sleep(0.005)
-        return True
-
-    def holders(self) -> dict[int, tuple[int, int]]:
-        """Return process id and first generation of each rank's process."""
-        lines = (self.run / "ranks.jsonl").read_text().splitlines()
-        return {e["rank"]: (e["pid"], e["generation"]) for e in map(json.loads, lines)}
-
-    def kill(self, rank: int) -> set[int]:
-        """Kill the process of a rank; return its id if it ran."""
-        pid = self.holders()[rank][0]
-        try:
-            os.kill(pid, 9)
-        except ProcessLookupError:
-            return set()
-        return {pid}
-
-    def wait_until_replaced(self, pids: Collection[int]) -> None:
-        """Wait until no rank is held by one of these processes, or the run is over."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(pid in pids for pid, _ in self.holders().values()):
-            if self.exit_code() is not None or time.monotonic() > deadline:
-                return
-            time.sleep(0.005)
-
-    def stop(self) -> int | None:
-        """Ask the run to stop; return its exit code, or None if it does not stop."""
-        (self.run / "STOP").touch()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (code := self.exit_code()) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return code
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill ranks as often as the command line asks for; return the exit code."""
     parser = bench_parser(__doc__)
     add = parser.add_argument
-    add("--kills", type=at_least(1), default=200, help="number of kills (default 200)")
+    add("--nodes", choices=("ranks", "all"), help="kill the ranks or all processes of a node")
     add("--optimizer", type=int, default=1, choices=(1, 2), help="sharding.optimizer (default 1)")
     add(
         "--copies",
         action="store_true",
         help="sharding.optimizer=2, no other rank has the states, recovery.partner_copies=true",
     )
-    add("--spares", type=int, default=0, help="recovery.spares (default 0)")
-    add("--seed", type=int, default=1, help="seed of the moments and targets (default 1)")
+    add_numbers(
+        parser,
+        [
+            ("kills", 1, 200, "number of kills"),
+            ("spares", 0, 0, "recovery.spares"),
+            ("seed", 0, 1, "seed of the moments and targets"),
+        ],
+    )
     options = parser.parse_args(arguments)
+    import_training()
     with work_folder("rank_deaths") as folder:
-        overrides = [*OVERRIDES, *corpus_of(folder), f"sharding.optimizer={options.optimizer}",
-                     f"recovery.spares={options.spares}"]  # fmt: skip
+        overrides = [*OVERRIDES, *corpus_of(folder), f"sharding.optimizer={options.optimizer}"]
+        if options.copies or options.nodes:
+            overrides += [f"launch.ranks_per_node={RANKS_PER_NODE}", "sharding.optimizer=2"]
         if options.copies:
-            overrides += [f"launch.ranks_per_node={RANKS_PER_NODE}", "sharding.optimizer=2",
-                          "checkpoint.every_steps=100000"]  # fmt: skip
-        outcome = disturb(folder, overrides, options)
-        if (folder / "disturbed" / "metrics.jsonl").exists():
-            compare(folder, overrides, outcome)
+            overrides += ["checkpoint.every_steps=100000"]
+        if options.nodes:
+            overrides += ["parallel.pipeline=1"]
+        outcome, runs = disturb(folder, overrides, options)
+        if runs:
+            compare(folder, overrides, runs, outcome)
     console = bench_console()
     console.print(make_table("Deaths of ranks", ["figure", "value"], outcome.rows()))
     for problem in outcome.problems:
@@ -228,41 +181,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if outcome.problems else 0
 
 
-def disturb(folder: Path, overrides: Sequence[str], options: Any) -> Outcome:
-    """Run the job and kill its ranks; return what was measured."""
-    outcome, draw = Outcome(), random.Random(options.seed)
-    keys, copies = [*overrides, "recovery.enabled=true"], COPIES / folder.name
+def disturb(
+    folder: Path, overrides: Sequence[str], options: Namespace
+) -> tuple[Outcome, list[Path]]:
+    """Run jobs and kill their ranks; return what was measured, and the run directories."""
+    outcome, draw, copies = Outcome(), random.Random(options.seed), COPIES / folder.name
+    spare_nodes, left = SPARE_NODES if options.nodes == "all" else 0, options.kills
+    spares = spare_nodes * RANKS_PER_NODE or options.spares
+    keys = [*overrides, "recovery.enabled=true", f"recovery.spares={spares}"]
     if options.copies:
         keys += ["recovery.partner_copies=true", f"recovery.copies_path={copies}"]
-    run = DisturbedRun(folder / "disturbed", keys)
-    try:
-        if not run.wait_beyond(3):
-            outcome.problems.append(f"the run did not start:\n{run.log.read_text()}")
-            return outcome
-        for _ in track(range(options.kills), "kills"):
-            if not kill_and_wait(run, draw, outcome):
-                return outcome
-        code = run.stop()
-        if code != 3:
-            outcome.problems.append(f"exit code {code} instead of 3 after the request to stop")
-    finally:
-        run.kill_all()
-        if copies.exists():
-            outcome.problems += [f"{path} is left" for path in copies.iterdir()]
-            shutil.rmtree(copies)
-    left = [p for p in psutil.process_iter(["cmdline"]) if str(run.run) in str(p.info["cmdline"])]
-    outcome.problems += [f"process {process.pid} is left" for process in left]
-    return outcome
+    runs: list[Path] = []
+    count = RANKS // RANKS_PER_NODE + spare_nodes
+    with (
+        Progress(auto_refresh=False) as progress,  # without its thread: this process forks
+        namespaces(count, RATE) if options.nodes else nullcontext(()) as nodes,
+    ):
+        bar = progress.add_task("kills", total=options.kills)
+        while left and not outcome.problems:
+            path = folder / f"disturbed_{len(runs)}"
+            run = NodesRun(path, keys, nodes) if nodes else LocalRun(path, keys)
+            kills = min(left, spare_nodes or left)
+            left -= kills
+            try:
+                if not run.wait_beyond(FIRST_KILL):
+                    outcome.problems.append(f"the run did not start:\n{run.log.read_text()}")
+                    break
+                runs.append(path)
+                for _ in range(kills):
+                    if not kill_and_wait(run, options.nodes, draw, outcome):
+                        break
+                    progress.update(bar, advance=1, refresh=True)
+                if (code := run.stop()) != 3:
+                    outcome.problems.append(f"exit code {code} instead of 3 after STOP")
+                outcome.problems += [f"process {pid} is left" for pid in run.left_after(30)]
+            finally:
+                run.kill_all()
+    if copies.exists():
+        outcome.problems += [f"{path} is left" for path in copies.iterdir()]
+        shutil.rmtree(copies)
+    return outcome, runs
 
 
-def kill_and_wait(run: DisturbedRun, draw: random.Random, outcome: Outcome) -> bool:
-    """Kill a rank after a random time, and wait for the next step; return whether it was done."""
+def kill_and_wait(
+    run: DisturbedRun, nodes: str | None, draw: random.Random, outcome: Outcome
+) -> bool:
+    """Kill after a random time, and wait for the next step; return whether it was done.
+
+    `nodes` is the value of the option.
+    """
     time.sleep(draw.uniform(0.2, 0.8))
     sample_resources(run, outcome)
-    killed, start = run.kill(draw.randrange(RANKS)), time.monotonic()
+    if isinstance(run, NodesRun) and nodes == "all":
+        killed = run.kill_node()
+    elif nodes:
+        first = draw.randrange(RANKS // RANKS_PER_NODE) * RANKS_PER_NODE
+        killed = run.kill(range(first, first + RANKS_PER_NODE))
+    else:
+        killed = run.kill([draw.randrange(RANKS)])
+    start = time.monotonic()
     if draw.random() < SECOND_KILLS:
         time.sleep(draw.uniform(0.0, 0.8))
-        if second := run.kill(draw.randrange(RANKS)):
+        if second := run.kill([draw.randrange(RANKS)]):
             killed, start = killed | second, time.monotonic()
     outcome.kills += len(killed)
     run.wait_until_replaced(killed)
@@ -288,28 +268,29 @@ def sample_resources(run: DisturbedRun, outcome: Outcome) -> None:
         outcome.resources[newest - generation].append(used)
 
 
-def compare(folder: Path, overrides: Sequence[str], outcome: Outcome) -> None:
-    """Train undisturbed as far as the disturbed run came, and compare every step of it."""
-    found, double = steps_of(folder / "disturbed")
-    reference = DisturbedRun(folder / "reference", overrides)
-    while reference.exit_code() is None and reference.steps < len(found):
+def compare(folder: Path, overrides: Sequence[str], runs: Sequence[Path], outcome: Outcome) -> None:
+    """Train undisturbed as far as the disturbed runs came, and compare every step of them."""
+    last = max(len(steps_of(run)[0]) for run in runs)
+    reference = LocalRun(folder / "reference", overrides)
+    while reference.exit_code() is None and reference.steps < last:
         time.sleep(0.2)
     reference.stop()
-    problems = [f"step {step} has two lines in metrics.jsonl" for step in double]
-    if sorted(found) != list(range(1, len(found) + 1)):
-        problems.append("steps are missing in metrics.jsonl")
     expected, _ = steps_of(reference.run)
-    for step, values in found.items():
-        if values[:3] != expected[step][:3] or values[3] not in (expected[step][3], None):
-            problems.append(f"step {step}: {values} instead of {expected[step]}")
-    samples, double = samples_of(folder / "disturbed")
-    problems += [f"step {step} has two lines in ledger.jsonl" for step in double]
     expected_samples, _ = samples_of(reference.run)
-    for step in found:
-        if samples.get(step) != expected_samples[step]:
-            problems.append(f"step {step}: samples {samples.get(step)}")
-    outcome.steps += len(found)
-    outcome.problems += problems
+    for run in runs:
+        found, double = steps_of(run)
+        problems = [f"step {step} has two lines in metrics.jsonl" for step in double]
+        if sorted(found) != list(range(1, len(found) + 1)):
+            problems.append("steps are missing in metrics.jsonl")
+        samples, double = samples_of(run)
+        problems += [f"step {step} has two lines in ledger.jsonl" for step in double]
+        for step, values in found.items():
+            if values[:3] != expected[step][:3] or values[3] not in (expected[step][3], None):
+                problems.append(f"step {step}: {values} instead of {expected[step]}")
+            if samples.get(step) != expected_samples[step]:
+                problems.append(f"step {step}: samples {samples.get(step)}")
+        outcome.steps += len(found)
+        outcome.problems += [f"{run.name}: {problem}" for problem in problems]
 
 
 def steps_of(run: Path) -> tuple[dict[int, tuple[float, float, int, float | None]], list[int]]:

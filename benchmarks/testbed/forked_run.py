@@ -27,8 +27,7 @@ OVERRIDES = (
     "telemetry.wandb=off", "telemetry.progress=false",
 )  # fmt: skip
 """Settings of a tiny run."""
-Target = Literal["all ranks", "one rank", "the parent"]
-TARGETS: tuple[Target, ...] = ("all ranks", "one rank", "the parent")
+Target = Literal["all ranks", "one rank", "one node", "the parent"]
 """Processes that a kill may hit."""
 POLL_SECONDS = 0.002
 """Interval at which the state of processes is read."""
@@ -69,29 +68,37 @@ class ForkedRun:
         sys.stderr.flush()
         self.start_seconds = time.time()
         self._log = log
-        self._pid = os.fork()
+        self.pid = os.fork()
         self._exit_code: int | None = None
-        if not self._pid:
+        if not self.pid:
             _run(train, overrides, log)
 
     def exit_code(self) -> int | None:
         """Return the exit code of the first process; None while it runs."""
         if self._exit_code is None:
-            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
                 self._exit_code = os.waitstatus_to_exitcode(status)
         return self._exit_code
 
     def kill(self, target: Target, random_: random.Random) -> Target:
         """Send SIGKILL; return the target, which is the parent if no rank has been forked yet."""
-        ranks = [pid for pid in self._session() if pid != self._pid]
+        ranks = self._ranks()
         if target == "the parent" or not ranks:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             return "the parent"
         for rank in ranks if target == "all ranks" else [random_.choice(ranks)]:
             with suppress(ProcessLookupError):  # the rank has just ended by itself
                 os.kill(rank, signal.SIGKILL)
         return target
+
+    def kill_node(self, node: int) -> Target:
+        """Send SIGKILL to one of two nodes, or to the parent if none of its ranks runs."""
+        ranks = sorted(self._ranks())[2 * node : 2 * node + 2]
+        for pid in ranks or [self.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return "one node" if ranks else "the parent"
 
     def wait(self, limit_seconds: float) -> float | None:
         """Wait until all processes of the run have ended.
@@ -100,7 +107,7 @@ class ForkedRun:
             Seconds until then; None if processes still ran after the limit, and were killed.
         """
         start = time.monotonic()
-        while self.exit_code() is None or self._session():
+        while self.exit_code() is None or self.processes():
             if time.monotonic() - start > limit_seconds:
                 self.end()
                 return None
@@ -127,14 +134,18 @@ class ForkedRun:
 
     def end(self) -> None:
         """Kill all processes that still run."""
-        for pid in self._session():
+        for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._exit_code is None:
-            self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
-    def _session(self) -> list[int]:
-        """Return the processes of the session that have not ended."""
+    def _ranks(self) -> list[int]:
+        """Return the processes that the first one has forked."""
+        return [pid for pid in self.processes() if pid != self.pid]
+
+    def processes(self) -> list[int]:
+        """Return the ids of the processes of the session that have not ended."""
         found = []
         for path in Path("/proc").iterdir():
             if path.name.isdecimal():
@@ -144,7 +155,7 @@ class ForkedRun:
                     continue  # the process has just ended
                 # the fields after the name in brackets: state, parent, group, session
                 state, _, _, session = text.rpartition(")")[2].split()[:4]
-                if int(session) == self._pid and state not in _ENDED:
+                if int(session) == self.pid and state not in _ENDED:
                     found.append(int(path.name))
         return found
 

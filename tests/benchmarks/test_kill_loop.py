@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import node_loss
 from benchmarks.faults.kill_loop import KillSummary, RunSnapshot, main, read_steps, take_snapshot
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, partial_folder, step_folder
 from frontier_llm.telemetry.jsonl import METRICS_FILE
@@ -81,3 +82,14 @@ def test_a_snapshot_of_a_run_directory(tmp_path: Path) -> None:
     write_metrics(tmp_path, 1, 2, 2)
     with pytest.raises(ValueError, match="step 2 occurs twice"):
         read_steps(tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_nodes_are_lost_and_runs_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "losses.json"
+    code = node_loss.main(["--kills", "2", "--steps", "40", "--seed", "2", "--json", str(file)])
+    assert code == 0, capfd.readouterr().out
+    found = json.loads(file.read_text())
+    assert len(found["kills"]) == 2
+    assert (found["lost"], found["wrong"], found["failed"]) == ([], [], [])
+    assert found["compared"] >= 40
