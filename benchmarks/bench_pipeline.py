@@ -58,11 +58,11 @@ from benchmarks.pipeline.pipeline_rank import (
     Case,
     RankFigures,
     Schedule,
-    Sizes,
     TimedStep,
     run_case,
 )
 from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import Action
@@ -252,8 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--recompute", choices=("none", "selective", "full"), default="none",
         help="what backward passes compute again (default none)")  # fmt: skip
     options = parse_bench(parser, arguments, QUICK)
-    sizes = Sizes(options.layers, options.hidden, options.heads, options.vocabulary,
-                  options.sequence)  # fmt: skip
+    sizes = Shape.of(options)
     settings = {"waiting": options.waiting, "rounds": options.rounds,
                 "recompute": options.recompute}  # fmt: skip
     console, results = bench_console(), []

@@ -60,9 +60,10 @@ from benchmarks.harness import (
 )
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, SpeedPeer, find
 from benchmarks.peers.planned import calibrated_cluster, planned_seconds
-from benchmarks.peers.turn import Precision, RankFigures, Shape, Turn
+from benchmarks.peers.turn import Precision, RankFigures, Turn
 from benchmarks.peers.workers import DEEPSPEED_FOLDER, Workers
 from benchmarks.testbed.namespaces import Packages, namespaces
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.errors import ConfigError
@@ -240,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "precision": case.precision,
                     "link": options.link,
                     "threads": threads_of(options, case.ranks),
-                    "shape": asdict(shape_of(options)),
+                    "shape": asdict(Shape.of(options)),
                     "rows": rows,
                 }
             )
@@ -364,13 +365,6 @@ def baseline_of(outcomes: Sequence[Outcome], name: str) -> Outcome:
     return next((outcome for outcome in ran if outcome.name == name), ran[0])
 
 
-def shape_of(options: argparse.Namespace) -> Shape:
-    """Return the dimensions of the model."""
-    return Shape(
-        options.layers, options.hidden, options.heads, options.vocabulary, options.sequence
-    )
-
-
 def turn_of(
     peer: SpeedPeer, case: Case, options: argparse.Namespace, places: tuple[str, ...]
 ) -> Turn:
@@ -379,7 +373,7 @@ def turn_of(
         contender=peer.name,
         ranks=case.ranks,
         precision=case.precision,
-        shape=shape_of(options),
+        shape=Shape.of(options),
         samples=options.samples,
         micro_batches=options.micro_batches,
         warmup=options.warmup,

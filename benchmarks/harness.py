@@ -190,7 +190,7 @@ def train_run(overrides: Sequence[str], run_dir: Path) -> History:
     Raises:
         TrainingError: the run failed.
     """
-    command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run.dir={run_dir}"]
+    command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run.dir={run_dir.absolute()}"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise TrainingError(f"{' '.join(command)} failed:\n{ended.stderr[-3000:]}")

@@ -24,6 +24,7 @@ were disturbed, all of them count, and the table says so.
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -62,6 +63,7 @@ from benchmarks.testbed.foreign_load import (
 )
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.held_bytes import HeldBytes
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
@@ -111,43 +113,29 @@ COLUMNS = ("layout", "planned, ms", "measured, ms", "error", "planned, MiB", "me
            "error", "steps")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Dimensions of the GPT that every layout trains, and samples per step of all ranks."""
+def config_of(layout: str, shape: Shape, batch: int, *overrides: str) -> RunConfig:
+    """Return the configuration of a layout, with further overrides such as the cluster.
 
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence: int
-    batch: int
-
-    def config(self, layout: str, *overrides: str) -> RunConfig:
-        """Return the configuration of a layout, with further overrides such as the cluster."""
-        config: RunConfig = decode(
-            compose(
-                [
-                    "model=gpt_tiny",
-                    "model.tied=false",
-                    f"model.layers={self.layers}",
-                    f"model.hidden={self.hidden}",
-                    f"model.heads={self.heads}",
-                    f"model.vocabulary={self.vocabulary}",
-                    f"data.vocabulary={self.vocabulary}",
-                    f"data.sequence_length={self.sequence}",
-                    "data.micro_batch=1",
-                    f"data.global_batch={self.batch}",
-                    "parallel.pipeline=1",
-                    "parallel.waiting_weights=0",
-                    "precision=fp32",
-                    "recompute=none",
-                    "checkpoint=off",
-                    *LAYOUTS[layout],
-                    *overrides,
-                ]
-            )
+    `batch` are the samples per step of all ranks.
+    """
+    config: RunConfig = decode(
+        compose(
+            [
+                *shape.overrides(),
+                "model.tied=false",
+                "data.micro_batch=1",
+                f"data.global_batch={batch}",
+                "parallel.pipeline=1",
+                "parallel.waiting_weights=0",
+                "precision=fp32",
+                "recompute=none",
+                "checkpoint=off",
+                *LAYOUTS[layout],
+                *overrides,
+            ]
         )
-        return config
+    )
+    return config
 
 
 class TimedStep(NamedTuple):
@@ -279,11 +267,12 @@ def _tensors(planned: Estimate) -> dict[str, int]:
     return max(stages, key=lambda stage: sum(stage.values()))
 
 
-def _calibrated(sizes: Sizes, layouts: Sequence[str], patience: float) -> dict[str, RunConfig]:
+def _calibrated(options: Namespace) -> dict[str, RunConfig]:
     """Calibrate this machine; return the configurations of layouts on it.
 
     The calibration is repeated a few times if other programs have computed meanwhile.
     """
+    shape, patience = Shape.of(options), options.patience
     for attempt in range(ATTEMPTS):
         wait_until_quiet(patience)
         busy, own, start = busy_seconds(), own_seconds(), time.monotonic()
@@ -291,7 +280,10 @@ def _calibrated(sizes: Sizes, layouts: Sequence[str], patience: float) -> dict[s
             seconds = time.monotonic() - start
             disturbed = is_disturbed(busy_seconds() - busy, own_seconds() - own, seconds)
             if not disturbed or not patience or attempt + 1 == ATTEMPTS:
-                return {layout: sizes.config(layout, cluster) for layout in layouts}
+                return {
+                    layout: config_of(layout, shape, options.batch, cluster)
+                    for layout in options.layouts
+                }
         print(f"other programs computed during calibration {attempt + 1}", file=sys.stderr)
     raise AssertionError("the last attempt returns")
 
@@ -305,9 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     add_numbers(parser, NUMBERS)
     options = parse_bench(parser, arguments, QUICK)
-    sizes = Sizes(options.layers, options.hidden, options.heads, options.vocabulary,
-                  options.sequence, options.batch)  # fmt: skip
-    configs = _calibrated(sizes, options.layouts, options.patience)
+    configs = _calibrated(options)
 
     def turn(config: RunConfig) -> list[RankFigures]:
         wait_until_quiet(options.patience)
@@ -319,7 +309,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [make_row(one.name, configs[one.name], one.rounds) for one in contenders]
     bench_console().print(_table(rows))
     cluster = next(iter(configs.values())).cluster.model_dump(mode="json")
-    facts = {"sizes": asdict(sizes), "rounds": options.rounds, "steps": options.steps}
+    sizes = {**asdict(Shape.of(options)), "batch": options.batch}
+    facts = {"sizes": sizes, "rounds": options.rounds, "steps": options.steps}
     write_json(options, {**facts, "cluster": cluster, "rows": [asdict(row) for row in rows]})
     return 0
 

@@ -29,16 +29,9 @@ def make(turn: Turn, rank: int) -> "Ours":
 
 def overrides(turn: Turn) -> list[str]:
     """Return the configuration of a turn as overrides of train.py."""
-    shape = turn.shape
     params, grads, optimizer = factors_of(turn.contender)
     return [
-        "model=gpt_tiny",
-        f"model.layers={shape.layers}",
-        f"model.hidden={shape.hidden}",
-        f"model.heads={shape.heads}",
-        f"model.vocabulary={shape.vocabulary}",
-        f"data.vocabulary={shape.vocabulary}",
-        f"data.sequence_length={shape.sequence}",
+        *turn.shape.overrides(),
         f"data.micro_batch={turn.samples}",
         f"data.global_batch={turn.samples * turn.micro_batches * turn.ranks}",
         "parallel.pipeline=1",

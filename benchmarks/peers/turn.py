@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from benchmarks.testbed.shape import Shape
+
 LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -34,17 +36,6 @@ class Peer(Protocol):
 
     def counted_bytes(self) -> float | None:
         """Return the bytes sent between nodes in the last step; None if they are not counted."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Dimensions of the GPT that every contender trains."""
-
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence: int
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from benchmarks.testbed.bare_steps import (
     random_batches,
 )
 from benchmarks.testbed.held_bytes import HeldBytes
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch
@@ -62,17 +63,6 @@ CONTENDERS = {
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Dimensions of the GPT that every contender trains."""
-
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence: int
-
-
-@dataclass(frozen=True)
 class Case:
     """Settings under which the contenders are compared."""
 
@@ -80,7 +70,7 @@ class Case:
     """One for each pipeline stage."""
     micro_batches: int
     """Micro-batches per step, of one sample each."""
-    sizes: Sizes
+    sizes: Shape
     waiting: int
     """Limit of waiting weight gradients for the contenders that let them wait."""
     rounds: int
@@ -98,16 +88,9 @@ class Case:
 
     def config(self, contender: Schedule) -> RunConfig:
         """Return the configuration of a contender."""
-        sizes = self.sizes
         overrides = [
-            "model=gpt_tiny",
+            *self.sizes.overrides(),
             "model.tied=false",
-            f"model.layers={sizes.layers}",
-            f"model.hidden={sizes.hidden}",
-            f"model.heads={sizes.heads}",
-            f"model.vocabulary={sizes.vocabulary}",
-            f"data.vocabulary={sizes.vocabulary}",
-            f"data.sequence_length={sizes.sequence}",
             "data.micro_batch=1",
             f"data.global_batch={self.micro_batches}",
             "precision=fp32",

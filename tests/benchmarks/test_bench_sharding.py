@@ -14,7 +14,8 @@ import torch
 from benchmarks.bench_sharding import TurnFigures, main, make_cases, parse, row_of, speed
 from benchmarks.harness import Contender
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
-from benchmarks.peers.turn import RankFigures, Shape, Turn
+from benchmarks.peers.turn import RankFigures, Turn
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import ConfigError
 from tests.forked_train import Ended, run
