@@ -29,7 +29,6 @@ from benchmarks.faults.slurm_lab.jobs import Job, losses_of, pack_environment, s
 from benchmarks.harness import (
     bench_console,
     bench_parser,
-    fixed,
     make_table,
     work_folder,
     write_json,
@@ -100,11 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fault.repair(cluster)
             cluster.wait_idle(90)
     names = ["fault", "next step after", "steps done twice", "the job", "largest loss difference"]
-    rows = [
-        (o.fault, f"{fixed(o.seconds_to_step, 1)} s", str(o.steps_done_twice), o.job,
-         "-" if o.largest_loss_difference is None else f"{o.largest_loss_difference:g}")
-        for o in outcomes
-    ]  # fmt: skip
+    rows = []
+    for one in outcomes:
+        seconds, worst = one.seconds_to_step, one.largest_loss_difference
+        rows.append(
+            (one.fault, "-" if seconds is None else f"{seconds:.1f} s", str(one.steps_done_twice),
+             one.job, "-" if worst is None else f"{worst:g}")
+        )  # fmt: skip
     bench_console().print(make_table("Ranks of a Slurm job replaced in place", names, rows))
     write_json(options, {"rows": [asdict(outcome) for outcome in outcomes]})
     return int(any(outcome.largest_loss_difference for outcome in outcomes))
