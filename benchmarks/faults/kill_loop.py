@@ -279,7 +279,8 @@ class KillRuns:
     """Kills that do not come during start-up come within so many steps after one has started."""
 
     def __init__(self, folder: Path, options: Namespace) -> None:
-        self._overrides = (*OVERRIDES, *corpus_of(folder), f"trainer.steps={options.steps}")
+        steps = f"trainer.steps={options.steps}"
+        self._overrides: tuple[str, ...] = (*OVERRIDES, *corpus_of(folder), steps)
         self._last_step, self._kills = options.steps, options.kills
         self._folder, self._random = folder, random.Random(options.seed)
         self._reference: dict[int, Step] = {}
