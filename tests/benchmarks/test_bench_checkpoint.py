@@ -33,6 +33,7 @@ def briefly_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver_turn, "CALIBRATION_SECONDS", 0.05)
 
 
+@pytest.mark.exhaustive
 def test_every_saver_restores_what_it_saved(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def figures(**changes: object) -> RankFigures:
     return RankFigures(**{**values, **changes})
 
 
+@pytest.mark.exhaustive
 def test_contenders_train_the_same_model(tmp_path):
     names = ["ours-zero3", "ddp", "fsdp"]
     file = tmp_path / "figures.json"

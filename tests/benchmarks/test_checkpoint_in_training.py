@@ -25,6 +25,7 @@ def run_figures(*phases: PhaseFigures, losses: tuple[float, ...] = (6.0, 5.0)) -
     return RunFigures((RankFigures(1000, phases),), losses, 0.0, 0.0)
 
 
+@pytest.mark.exhaustive
 def test_savers_train_alike_and_restore_what_they_saved(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     savers = ["ours", "torch.save", "dcp-async-stager", "two-phase"]

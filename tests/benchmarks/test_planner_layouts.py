@@ -45,6 +45,7 @@ def test_there_are_twelve_layouts_of_different_configurations():
     assert len(configs) == 12
 
 
+@pytest.mark.exhaustive
 def test_the_model_of_the_smoke_test_fits_every_layout():
     sizes = replace(SIZES, layers=QUICK["layers"], heads=QUICK["heads"])
     for layout in LAYOUTS:

@@ -53,6 +53,7 @@ def test_the_first_command_fits_the_machine(name):
         assert DEVICES[name].name in said
 
 
+@pytest.mark.exhaustive
 def test_the_table_in_the_documentation_is_current(capsys):
     assert main(["first_command"]) == 0, capsys.readouterr().err
 

@@ -33,6 +33,7 @@ def test_more_tensor_ranks_cost_speed():
         assert percents == sorted(percents, reverse=True)
 
 
+@pytest.mark.exhaustive
 def test_a_batch_that_grows_with_the_stages_keeps_more_of_the_speed():
     chart = observations_page.pipeline()
     fixed, grown = (values(chart, name) for name in chart.lines)
@@ -40,6 +41,7 @@ def test_a_batch_that_grows_with_the_stages_keeps_more_of_the_speed():
     assert all(more > less for more, less in zip(grown[1:], fixed[1:], strict=True))
 
 
+@pytest.mark.exhaustive
 def test_more_micro_batches_gain_until_the_batch_is_saturated():
     for name in (chart := observations_page.micro_batches()).lines:
         percents = values(chart, name)
@@ -48,6 +50,7 @@ def test_more_micro_batches_gain_until_the_batch_is_saturated():
         assert percents[-1] / percents[-2] < 1.06
 
 
+@pytest.mark.exhaustive
 def test_chunks_gain_most_with_few_micro_batches():
     chart = observations_page.chunks()
     gains = [values(chart, name)[-1] / values(chart, name)[0] for name in chart.lines]
@@ -55,6 +58,7 @@ def test_chunks_gain_most_with_few_micro_batches():
     assert gains[-1] > 1
 
 
+@pytest.mark.exhaustive
 def test_the_gain_of_flash_attention_grows_with_the_sequence():
     chart = observations_page.attention()
     flash, plain = (values(chart, name) for name in chart.lines)
