@@ -37,15 +37,11 @@ class _TorchOnCpu:
 class MegatronPipeline:
     """Replaces `trainer.pipeline.Pipeline` in training steps on CPU ranks.
 
-    The schedule is interleaved if the stage has several model chunks, and else 1F1B.
+    The schedule is interleaved if the stage has several model chunks, and else 1F1B. The chunks are
+    in loop placement and have no dropout; megatron's options are set on the model's configuration.
     """
 
     def __init__(self, model: Model) -> None:
-        """Set megatron's options for a pipeline on the configuration of the model.
-
-        Args:
-            model: model chunks of this rank, in loop placement and without dropout.
-        """
         self._model = model
         self._is_interleaved = is_interleaved = len(model.chunks) > 1
         stages, config = model.layout.grid.pipeline, model.transformer

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from docs.generate import first_command
+from docs.generate.__main__ import main
 from docs.generate.first_command import DEVICES, H100, H200, first
 from frontier_llm.cli import dry_run, machine_defaults, plan
 from frontier_llm.cli.compose import compose
@@ -56,7 +56,7 @@ def test_the_first_command_fits_the_machine(name):
 
 @pytest.mark.exhaustive
 def test_the_table_in_the_documentation_is_current(capsys):
-    assert first_command.main([]) == 0, capsys.readouterr().err
+    assert main(["first_command"]) == 0, capsys.readouterr().err
 
 
 def test_of_several_files_the_line_names_those_that_were_not_chosen():

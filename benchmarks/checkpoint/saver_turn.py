@@ -1,27 +1,99 @@
 """Run one rank of a saver's turn in bench_checkpoint, and measure it.
 
-"Compute" is the work of a training step apart from the update: a number of matrix products.
+The states have known values: the weights and both moments of one rank. "Compute" is the work of a
+training step apart from the update: a number of matrix products.
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.checkpoint.checkpoint_savers import SAVERS, Place, Saver
-from benchmarks.checkpoint.checkpoint_states import KnownStates
+from benchmarks.checkpoint.savers import SAVERS, Place, Saver
 from benchmarks.testbed.disk import drop_from_cache
+from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.errors import TrainingError
+from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
+STATES = ("master", "exp_avg", "exp_avg_sq")
+"""States of AdamW."""
+COLUMNS = 1024
+ROWS = 1024
+"""Size of a tensor on one rank. The values are integers small enough to be exact in fp32."""
 MATRIX = 512
 """Rows of the multiplied matrices: 0.27 GFLOP per product, a few milliseconds on one core."""
 CALIBRATION_SECONDS = 0.5
 """How long the speed of the products is measured before a turn."""
+
+
+class KnownStates:
+    """States of a given size, sharded as in ZeRO-1: each rank holds rows of all tensors.
+
+    An element's value after step k is a function of its position and k, so restored states can be
+    checked without a copy. `size` are the bytes of this rank's weights and moments together.
+    """
+
+    def __init__(self, rank: int, ranks: int, size: int) -> None:
+        all_rows = max(1, size // (len(STATES) * ELEMENT_BYTES * COLUMNS))
+        full_tensors, rest = divmod(all_rows, ROWS)
+        rows_of_tensors = [ROWS] * full_tensors + ([rest] if rest else [])
+        self.shards = [
+            _shard(index, rank, ranks, rows) for index, rows in enumerate(rows_of_tensors)
+        ]
+        self.tensors = {
+            f"{shard.record.name}.{state}.{rank}": shard.tensors[state]
+            for shard in self.shards
+            for state in STATES
+        }
+        for tensor, first_values in self._tensors_with_first_values():
+            tensor.copy_(first_values)
+
+    @property
+    def size(self) -> int:
+        """Size of this rank's states in bytes."""
+        return sum(tensor.numel() for tensor in self.tensors.values()) * ELEMENT_BYTES
+
+    def update(self) -> None:
+        """Change every element, as an optimizer's update does."""
+        for tensor in self.tensors.values():
+            tensor.add_(1.0)
+
+    def clear(self) -> None:
+        """Overwrite all values."""
+        for tensor in self.tensors.values():
+            tensor.fill_(-1.0)
+
+    def holds(self, step: int) -> bool:
+        """Return whether every element has the value that it has after `step` updates."""
+        return all(
+            torch.equal(tensor, first_values + step)
+            for tensor, first_values in self._tensors_with_first_values()
+        )
+
+    def _tensors_with_first_values(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each tensor with its values at step 0."""
+        for index, tensor in enumerate(self.tensors.values()):
+            yield tensor, torch.arange(tensor.numel(), dtype=torch.float32) + 1000.0 * index
+
+
+def _shard(index: int, rank: int, ranks: int, rows: int) -> StateShard:
+    """Return this rank's rows of a tensor, of which every rank has the same number of rows."""
+    shape, origin = (ranks * rows, COLUMNS), (0, 0)
+    record = ParameterRecord(
+        parameter=torch.nn.Parameter(torch.empty(shape, device="meta")),
+        unit=f"layers.{index}",
+        placements=(Placement(f"layers.{index}.weight", shape, origin, origin, shape),),
+        group="matrices",
+        counted=True,
+        tensor_partial=False,
+        tied=False,
+    )
+    count = rows * COLUMNS
+    return StateShard(record, rank * count, {state: torch.empty(count) for state in STATES})
 
 
 @dataclass(frozen=True)
@@ -78,13 +150,6 @@ class SaverFigures:
     """Size of a checkpoint of all ranks in bytes."""
 
 
-def saver_figures_from(values: dict[str, Any]) -> SaverFigures:
-    """Return the measurements of a rank from parsed JSON."""
-    saves = tuple(Save(**save) for save in values.pop("saves"))
-    restores = tuple(values.pop("restore_seconds"))
-    return SaverFigures(saves=saves, restore_seconds=restores, **values)
-
-
 class Compute:
     """The compute of a step: matrix products one after another."""
 
@@ -130,7 +195,7 @@ class Rank:
     def __init__(self, turn: SaverTurn, place: Place) -> None:
         self._turn, self._place = turn, place
         self._states = KnownStates(place.rank, place.ranks, turn.size)
-        self._saver: Saver = SAVERS[turn.saver][1](self._states, place)
+        self._saver: Saver = SAVERS[turn.saver](self._states, place)
         self._compute, self._step = Compute(), 0
         speed = torch.tensor(self._compute.products_per_second())
         dist.all_reduce(speed, dist.ReduceOp.MIN)  # all ranks compute the same number of products
