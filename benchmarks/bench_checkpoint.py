@@ -4,7 +4,7 @@
     python -m benchmarks.bench_checkpoint --quick          # a smoke test of half a minute
     python -m benchmarks.bench_checkpoint --megabytes 2000 --folder /mnt/bb/$USER --json FILE
 
-The states of a rank are its weights and optimizer moments. Savers take turns: A B C, A B C, ... and
+The states of a rank are its weights and optimizer moments. Savers take turns: A B C, C B A, ... and
 a round is one turn of each. A saver's turn runs in forked CPU ranks over gloo. A step consists of
 matrix products and an update that changes every element of the states. A turn has three phases:
   1. long steps, alternating without and with a save, in which every saver should finish;
@@ -31,15 +31,13 @@ MB are millions of bytes.
 """
 
 import argparse
-import json
 import os
-import signal
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
@@ -47,18 +45,26 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not s
 import torch.distributed as dist
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.bench_options import bench_parser, parse_bench
-from benchmarks.checkpoint.checkpoint_results import MEGA, DiskOutcome, Outcome, make_table
-from benchmarks.checkpoint.checkpoint_savers import SAVERS, TIMEOUT, Place
-from benchmarks.checkpoint.checkpoint_turn import Rank, SaverFigures, SaverTurn, saver_figures_from
-from benchmarks.testbed import disk, machine
+from benchmarks.checkpoint.saver_turn import Rank, Save, SaverFigures, SaverTurn
+from benchmarks.checkpoint.savers import SAVERS, Place
+from benchmarks.harness import (
+    MEGA,
+    Contender,
+    add_numbers,
+    bench_console,
+    bench_parser,
+    fixed,
+    make_table,
+    parse_bench,
+    refuse_failures,
+    take_turns,
+    work_folder,
+    write_json,
+)
+from benchmarks.testbed import disk
 from benchmarks.testbed.disk import DiskFigures
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, positive, run_command
-from frontier_llm.errors import TrainingError
-from frontier_llm.launch.launcher import LaunchOptions, launch
-from frontier_llm.launch.rendezvous import init_process_group
-from frontier_llm.launch.world import World
+from benchmarks.testbed.forked import on_ranks
+from frontier_llm.cli.options import positive, run_command
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -66,18 +72,46 @@ if TYPE_CHECKING:
 QUICK = {"megabytes": 20.0, "rounds": 1, "saves": 1, "long_seconds": 0.4, "short_seconds": 0.1,
          "short_steps": 2, "restores": 1}  # fmt: skip
 """Options of --quick."""
-TABLE_WIDTH = 100
-"""Smallest width of the table in characters."""
 PROBE = "ours-blocking"
 """Saver whose time until a checkpoint is durable sets the length of a short step."""
+NUMBERS = (
+    ("ranks", 1, 2, "number of ranks"),
+    ("saves", 1, 3, "long steps with a save per turn"),
+    ("short-steps", 1, 8, "short steps per turn"),
+    ("restores", 0, 3, "restores per turn"),
+)
+COLUMNS = ("saver", "blocked\nms", "durable\ns", "compute\nmeanwhile", "long\nstep", "short\nsteps",
+           "restore\ns", "of disk's\nrate", "on disk\nMB")  # fmt: skip
+
+
+Savers = list[Contender[list[SaverFigures]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed
-    with tempfile.TemporaryDirectory(prefix="bench_checkpoint_", dir=options.folder) as name:
-        return Bench(options, Path(name)).run()
+    with work_folder("bench_checkpoint", options.folder) as folder:
+        seconds, rates, savers = measure(options, folder)
+    rows = [
+        {"saver": one.name, **(summary(one.rounds) if one.rounds else {}), "error": one.error}
+        for one in savers
+    ]
+    title = (
+        f"{options.ranks} ranks with {options.megabytes:g} MB of states each; long steps of "
+        f"{options.long_seconds:g} s, short steps of {seconds:.2f} s"
+    )
+    caption = (
+        f"the disk alone: writes {rates['write'] / 1e9:.2f} GB/s, reads "
+        f"{rates['read'] / 1e9:.2f} GB/s"
+    )
+    table = make_table(title, COLUMNS, [cells(row, rates["read"]) for row in rows], caption=caption)
+    bench_console().print(table)
+    for row in rows:
+        if row["error"]:
+            print(f"{row['saver']}: {row['error']}", file=sys.stderr)
+    facts = {"short_seconds": seconds, "disk_bytes_per_second": rates, "savers": rows}
+    write_json(options, facts)
+    return 1 if any(row["error"] for row in rows) else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -87,138 +121,133 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--megabytes", type=positive, default=400.0, help="states per rank (default 400)")
-    add("--ranks", type=at_least(1), default=2, help="number of ranks (default 2)")
     add("--savers", nargs="+", default=list(SAVERS), choices=list(SAVERS),
         help="savers to compare (default all)")  # fmt: skip
-    add("--saves", type=at_least(1), default=3, help="long steps with a save per turn (default 3)")
-    add(
-        "--long-seconds",
-        type=positive,
-        default=2.5,
-        help="seconds of products in a long step (default 2.5)",
-    )
+    add("--long-seconds", type=positive, default=2.5,
+        help="seconds of products in a long step (default 2.5)")  # fmt: skip
     add("--short-seconds", type=positive,
         help=f"seconds of products in a short step (default: a save of {PROBE})")  # fmt: skip
-    add("--short-steps", type=at_least(1), default=8, help="short steps per turn (default 8)")
-    add("--restores", type=at_least(0), default=3, help="restores per turn (default 3)")
+    add_numbers(parser, NUMBERS)
     return parse_bench(parser, arguments, QUICK)
 
 
-class Bench:
-    """One run of the benchmark."""
+def measure(options: argparse.Namespace, folder: Path) -> tuple[float, dict[str, float], Savers]:
+    """Run all turns; return the seconds of a short step, the rates of the disk, and the savers."""
+    size, ranks = round(options.megabytes * MEGA), options.ranks
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
-        self._disk = DiskOutcome()
-        self._outcomes = [Outcome(name, SAVERS[name][0]) for name in options.savers]
-        self._short_seconds = 0.0
+    def turn(saver: str, short_seconds: float) -> list[SaverFigures]:
+        settings = SaverTurn(saver, size, options.saves, options.long_seconds, short_seconds,
+                             options.short_steps, options.restores)  # fmt: skip
+        with work_folder("turn", folder) as files:
+            return on_ranks(take_turn, ranks, settings, files)
 
-    def run(self) -> int:
-        """Run all turns, print and write the results, and return the exit code."""
-        options = self._options
-        columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-        # No refresh thread, because this process forks.
-        with Progress(*columns, auto_refresh=False, transient=True) as progress:
-            bar = progress.add_task("", total=options.rounds * (len(self._outcomes) + 1) + 1)
+    seconds = options.short_seconds
+    if seconds is None:
+        seconds = summary([turn(PROBE, 0.0)])["durable_seconds"]
+    plain = Contender("disk", lambda: on_ranks(disk.measure, ranks, folder, size))
+    savers = [Contender(name, partial(turn, name, seconds)) for name in options.savers]
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    # no refresh thread, because this process forks
+    with Progress(*columns, auto_refresh=False, transient=True) as progress:
+        bar = progress.add_task("", total=options.rounds * (len(savers) + 1))
 
-            def show(name: str, work: Callable[[], None]) -> None:
-                progress.update(bar, description=name, refresh=True)
-                work()
-                progress.update(bar, advance=1, refresh=True)
+        def show(_: int, name: str) -> None:
+            progress.update(bar, description=name, advance=1, refresh=True)
 
-            show(PROBE, self._set_short_seconds)
-            for _ in range(options.rounds):
-                show("disk", self._measure_disk)
-                for outcome in self._outcomes:
-                    show(outcome.saver, partial(self._add_turn, outcome))
-        self._report()
-        return 1 if any(outcome.error for outcome in self._outcomes) else 0
+        take_turns([plain, *savers], options.rounds, show)
+    refuse_failures([plain])
+    return seconds, disk_rates(plain.rounds), savers
 
-    def _set_short_seconds(self) -> None:
-        """Set the length of a short step to the option, or to the measured time of a save."""
-        if self._options.short_seconds is not None:
-            self._short_seconds = self._options.short_seconds
-            return
-        outcome = Outcome(PROBE, "", [self._turn(PROBE)])
-        self._short_seconds = outcome.durable_seconds or 0.0
 
-    def _add_turn(self, outcome: Outcome) -> None:
-        """Add a turn of a saver to its results, unless the saver has failed before."""
-        if outcome.error is None:
-            try:
-                outcome.rounds.append(self._turn(outcome.saver))
-            except TrainingError as error:
-                outcome.error = str(error)
+def take_turn(rank: int, settings: SaverTurn, folder: Path) -> SaverFigures:
+    """Take a saver's turn on one rank."""
+    ranks = dist.get_world_size()
+    return Rank(settings, Place(rank, ranks, _store(rank, ranks), folder)).run()
 
-    def _measure_disk(self) -> None:
-        """Measure the disk on all ranks at once."""
-        size = round(self._options.megabytes * MEGA)
 
-        def work(place: Place) -> DiskFigures:
-            return disk.measure(place.folder, place.rank, size)
+def _store(rank: int, ranks: int) -> "Store":
+    """Return the key-value store of all ranks, of which rank 0 is the server."""
+    host, server = "127.0.0.1", None
+    if rank == 0:
+        server = dist.TCPStore(host, 0, ranks, True, wait_for_workers=False)
+    port = [server.port if server else 0]
+    dist.broadcast_object_list(port)
+    return server or dist.TCPStore(host, port[0], ranks, False)
 
-        self._disk.rounds.append([DiskFigures(**rank) for rank in self._fork(work)])
 
-    def _turn(self, saver: str) -> list[SaverFigures]:
-        """Run one turn of a saver; return the measurements of each rank."""
-        options = self._options
+def disk_rates(rounds: Sequence[Sequence[DiskFigures]]) -> dict[str, float]:
+    """Return the median rates of the disk alone in bytes per second of all ranks together.
 
-        def work(place: Place) -> SaverFigures:
-            turn = SaverTurn(
-                saver=saver,
-                size=round(options.megabytes * MEGA),
-                saves=options.saves,
-                long_seconds=options.long_seconds,
-                short_seconds=self._short_seconds,
-                short_steps=options.short_steps,
-                restores=options.restores,
-            )
-            return Rank(turn, place).run()
+    The slowest rank counts. `read` is with or without the page cache, whichever is faster.
+    """
 
-        return [saver_figures_from(rank) for rank in self._fork(work)]
-
-    def _fork(self, work: Callable[[Place], Any]) -> list[dict[str, Any]]:
-        """Run a function on forked ranks with an empty folder; return its result on each rank.
-
-        Raises:
-            TrainingError: a rank failed; its traceback has been printed.
-        """
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            results, folder = Path(name, "results"), Path(name, "files")
-            results.mkdir()
-            folder.mkdir()
-
-            def target(world: World, store: "Store") -> None:
-                init_process_group(world, store, "gloo", TIMEOUT)
-                figures = work(Place(world.rank, world.size, store, folder))
-                (results / f"{world.rank}.json").write_text(json.dumps(asdict(figures)))
-                dist.barrier()  # no rank closes its sockets while another reads from them
-
-            ranks = self._options.ranks
-            launch_options = LaunchOptions(ranks=ranks, failure_dir=Path(name, "failures"))
-            if exit_code := launch(target, launch_options).exit_code:
-                raise TrainingError(f"the ranks ended with exit code {exit_code}")
-            return [json.loads((results / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    def _report(self) -> None:
-        """Print the table and write the JSON."""
-        options = self._options
-        title = (
-            f"{options.ranks} ranks with {options.megabytes:g} MB of states each; long steps of "
-            f"{options.long_seconds:g} s, short steps of {self._short_seconds:.2f} s"
+    def rate(name: str) -> float:
+        return median(
+            sum(rank.size for rank in ranks) / max(getattr(rank, name) for rank in ranks)
+            for ranks in rounds
         )
-        console = wide_console()
-        console.width = max(console.width, TABLE_WIDTH)  # for output that is not a terminal
-        console.print(make_table(title, self._outcomes, self._disk))
-        if options.json:
-            facts = {
-                **machine.about(),
-                "options": {key: str(value) for key, value in vars(options).items()},
-                "short_seconds": self._short_seconds,
-                "disk": self._disk.to_dict(),
-                "savers": [outcome.to_dict() for outcome in self._outcomes],
-            }
-            options.json.write_text(json.dumps(facts, indent=1))
+
+    direct, cached = rate("read_seconds"), rate("cached_read_seconds")
+    return {"write": rate("write_seconds"), "direct_read": direct, "cached_read": cached,
+            "read": max(direct, cached)}  # fmt: skip
+
+
+def summary(rounds: Sequence[Sequence[SaverFigures]]) -> dict[str, Any]:
+    """Return the figures of a saver from those of each rank, by round.
+
+    Medians over all saves or restores, of which the slowest rank counts. None: unknown, or the
+    saver cannot restore.
+    """
+    saves: list[tuple[Save, ...]] = [
+        save for ranks in rounds for save in zip(*(rank.saves for rank in ranks), strict=True)
+    ]
+    durable = [[rank.durable_seconds for rank in save] for save in saves]
+    known = [max(s for s in save if s is not None) for save in durable if None not in save]
+    shares = [rank.compute_share for save in saves for rank in save]
+    known_shares = [share for share in shares if share is not None]
+    rates = [
+        sum(rank.states_bytes for rank in ranks) / max(seconds)
+        for ranks in rounds
+        for seconds in zip(*(rank.restore_seconds for rank in ranks), strict=True)
+    ]
+    return {
+        "blocked_seconds": median(
+            max(rank.begin_seconds + rank.fence_seconds for rank in save) for save in saves
+        ),
+        "durable_seconds": median(known) if known else None,
+        "compute_share": median(known_shares) if known_shares else None,
+        "step_ratio": median(
+            max(rank.step_seconds for rank in save) / max(rank.plain_step_seconds for rank in save)
+            for save in saves
+        ),
+        "short_ratio": median(
+            max(rank.short_seconds for rank in ranks)
+            / max(rank.plain_short_seconds for rank in ranks)
+            for ranks in rounds
+        ),
+        "restore_rate": median(rates) if rates else None,
+        "states_bytes": sum(rank.states_bytes for rank in rounds[0]),
+        "disk_bytes": rounds[0][0].disk_bytes,
+        "rounds": [[asdict(rank) for rank in ranks] for ranks in rounds],
+    }
+
+
+def cells(row: dict[str, Any], disk_rate: float) -> list[str]:
+    """Return the row of a saver."""
+    if "rounds" not in row:
+        return [row["saver"], "failed"]
+    rate = row["restore_rate"]
+    return [
+        row["saver"],
+        fixed(row["blocked_seconds"], 1, 1000),
+        fixed(row["durable_seconds"]),
+        fixed(row["compute_share"]),
+        fixed(row["step_ratio"], 3),
+        fixed(row["short_ratio"]),
+        "-" if rate is None else fixed(row["states_bytes"] / rate),
+        "-" if rate is None else f"{rate / disk_rate:.0%}",
+        fixed(row["disk_bytes"], 0, 1 / MEGA),
+    ]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ nodes, as counted by frontier_llm.
 """
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -38,14 +37,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import torch.distributed as dist
-from rich.box import HORIZONTALS
-from rich.table import Table
 
-from benchmarks.bench_options import bench_parser, parse_bench
-from benchmarks.testbed import machine
+from benchmarks.harness import (
+    bench_console,
+    bench_parser,
+    make_table,
+    parse_bench,
+    ratios,
+    write_json,
+)
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.namespaces import namespaces
-from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
@@ -67,6 +69,8 @@ HEADINGS = (
     "feedback, int8",
 )  # fmt: skip
 """Columns of the codec's table, in the order of the speeds of CodecFigure."""
+FLOW_HEADINGS = ("flow", "format", "ms", "min..max", "speed over bf16", "speed over fp32",
+                 "MB between nodes")  # fmt: skip
 NODES = 2
 """Number of simulated nodes."""
 QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
@@ -116,24 +120,28 @@ class FlowFigure:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements of the command line; return the exit code."""
     options = parse(arguments)
-    console = wide_console()
+    console = bench_console()
     codec = list(codec_figures(options.codec_elements, options.codec_seconds))
-    console.print(codec_table(codec))
+    cells = [
+        [kernels, name, dtype, *(f"{speed:.2f}" for speed in speeds)]
+        for kernels, name, dtype, *speeds in map(astuple, codec)
+    ]
+    headings = ("kernels", "format", "dtype", *HEADINGS)
+    console.print(make_table("Codec, one thread, GB/s", headings, cells, left=3))
     flows: list[FlowFigure] = []
     for per_node in options.ranks_per_node:
         for link in options.links:
             measured = flow_figures(link, per_node, options)
-            console.print(flow_table(measured))
+            title = f"{NODES} nodes x {per_node}, {link}"
+            console.print(make_table(title, FLOW_HEADINGS, flow_cells(measured), left=2))
             flows += measured
-    if options.json:
-        facts = {
-            **machine.about(),
-            "elements": options.elements,
-            "codec_elements": options.codec_elements,
-            "codec": [asdict(figure) for figure in codec],
-            "flows": [asdict(figure) for figure in flows],
-        }
-        options.json.write_text(json.dumps(facts, indent=1))
+    facts = {
+        "elements": options.elements,
+        "codec_elements": options.codec_elements,
+        "codec": [asdict(figure) for figure in codec],
+        "flows": [asdict(figure) for figure in flows],
+    }
+    write_json(options, facts)
     return 0
 
 
@@ -321,48 +329,20 @@ def _time_flow(
     return time.perf_counter() - start
 
 
-def codec_table(figures: Sequence[CodecFigure]) -> Table:
-    """Return the table of the codec."""
-    table = _table("Codec, one thread, GB/s", "kernels", "format", "dtype")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right")
-    for figure in figures:
-        kernels, name, dtype, *speeds = astuple(figure)
-        table.add_row(kernels, name, dtype, *(f"{speed:.2f}" for speed in speeds))
-    return table
-
-
-def flow_table(figures: Sequence[FlowFigure]) -> Table:
-    """Return the table of the flows under one set of conditions."""
-    first = figures[0]
-    table = _table(f"{NODES} nodes x {first.ranks_per_node}, {first.link}", "flow", "format")
-    headings = ("ms", "min..max", "speed over bf16", "speed over fp32", "MB between nodes")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+def flow_cells(figures: Sequence[FlowFigure]) -> Iterator[list[str]]:
+    """Yield the rows of the table of the flows under one set of conditions."""
     for figure in figures:
         by_format = {other.format: other.seconds for other in figures if other.flow == figure.flow}
-        ratios = (
-            statistics.median(
-                base / own for base, own in zip(by_format[name], figure.seconds, strict=True)
-            )
-            for name in ("bf16", "fp32")
-        )
-        table.add_row(
+        seconds = figure.seconds
+        speeds = [ratios(by_format[name], seconds) for name in ("bf16", "fp32")]
+        yield [
             figure.flow,
             figure.format,
-            f"{statistics.median(figure.seconds) * 1e3:.1f}",
-            f"{min(figure.seconds) * 1e3:.1f}..{max(figure.seconds) * 1e3:.1f}",
-            *(f"{ratio:.2f}" for ratio in ratios),
+            f"{statistics.median(seconds) * 1e3:.1f}",
+            f"{min(seconds) * 1e3:.1f}..{max(seconds) * 1e3:.1f}",
+            *(f"{statistics.median(speed):.2f}" for speed in speeds),
             f"{figure.inter_bytes / 1e6:.2f}",
-        )
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=HORIZONTALS, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
+        ]
 
 
 if __name__ == "__main__":

@@ -47,35 +47,47 @@ MB are millions of bytes.
 """
 
 import argparse
-import json
 import os
-import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
 from rich.console import Console
 
-from benchmarks.bench_options import bench_parser, parse_bench
-from benchmarks.own_loop.library_results import (
-    SaveOutcome,
-    SpeedOutcome,
-    baseline_of,
-    check_losses,
-    save_table,
-    speed_table,
+from benchmarks.harness import (
+    MEGA,
+    Contender,
+    add_numbers,
+    bench_console,
+    bench_parser,
+    fixed,
+    make_table,
+    parse_bench,
+    refuse_failures,
+    span,
+    spread,
+    take_turns,
+    threads_of,
+    work_folder,
+    write_json,
 )
-from benchmarks.own_loop.llama import Shape, import_model
-from benchmarks.own_loop.loops import CONTENDERS, Precision
-from benchmarks.own_loop.savers import SAVERS
-from benchmarks.own_loop.turns import Steps, save_turn, speed_turn
-from benchmarks.testbed import machine
+from benchmarks.own_loop.loops import CONTENDERS, Precision, Shape, import_model
+from benchmarks.own_loop.turns import (
+    SAVERS,
+    SaveFigures,
+    SpeedFigures,
+    Steps,
+    save_turn,
+    speed_turn,
+)
 from benchmarks.testbed.forked import on_ranks
-from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, run_command
+from frontier_llm.errors import TrainingError
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 256, "sequence": 32, "ranks": [2],
          "rounds": 1, "warmup": 1, "steps": 2, "save_steps": 2, "every": 1}  # fmt: skip
@@ -93,34 +105,30 @@ NUMBERS = (
     ("samples", 1, 2, "samples per rank and step"),
 )
 """Integer options: name, minimum, default, help."""
-TABLE_WIDTH = 100
-"""Smallest width of the table in characters."""
+BASELINES = ("fsdp2", "fsdp2-prefetch")
+"""Contenders that free parameters as the library does. The faster one is the baseline of ratios."""
+LARGEST_DIFFERENCE: Mapping[Precision, float] = {"fp32": 1e-4, "bf16": 5e-3}
+"""Largest relative difference between the losses of two contenders in the same step. In bf16 the
+contenders round sums of gradients differently."""
+SPEED_COLUMNS = ("contender", "step\nms", "speed over\nbaseline", "sent\nMB", "counted\nMB",
+                 "CPU\nms", "idle\n%", "other\ncores")  # fmt: skip
+SAVE_COLUMNS = ("saver", "blocked\nms per step", "slowdown", "added\nms per step", "step\nms")
+Speeds = Contender[list[SpeedFigures]]
+Saves = Contender[list[SaveFigures]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folders are removed
     import_model()
-    console = wide_console()
-    console.width = max(console.width, TABLE_WIDTH)  # for output that is not a terminal
-    load = os.getloadavg()
+    console = bench_console()
     speeds = [
         compare_speed(ranks, precision, options, console)
         for ranks in options.ranks
         for precision in options.precision
     ]
     saves = compare_saves(options, console) if options.savers else None
-    if options.json:
-        facts = {
-            **machine.about(),
-            "options": {key: str(value) for key, value in vars(options).items()},
-            "load_at_start": load,
-            "load_at_end": os.getloadavg(),
-            "speed": speeds,
-            "saves": saves,
-        }
-        options.json.write_text(json.dumps(facts, indent=1))
+    write_json(options, {"speed": speeds, "saves": saves})
     return 0
 
 
@@ -138,9 +146,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="savers to compare (default all); no name: no saves")  # fmt: skip
     add("--threads", type=at_least(1), metavar="N",
         help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
-    for name, least, default, meaning in NUMBERS:
-        add(f"--{name}", type=at_least(least), default=default, metavar="N",
-            help=f"{meaning} (default {default})")  # fmt: skip
+    add_numbers(parser, NUMBERS)
     return parse_bench(parser, arguments, QUICK)
 
 
@@ -150,46 +156,139 @@ def compare_speed(
     """Compare the contenders without saves, print their table and return the results.
 
     Raises:
-        TrainingError: their losses differ.
-        LaunchError: a contender failed.
+        TrainingError: one failed, or their losses differ.
     """
-    outcomes = {name: SpeedOutcome(name) for name in CONTENDERS}
+    settings = shape_of(options), precision, threads_of(options, ranks)
     steps = Steps(options.warmup, options.steps)
-    shape, threads = shape_of(options), threads_of(options, ranks)
-    for name in turns(CONTENDERS, options.rounds):
-        outcomes[name].rounds.append(
-            on_ranks(speed_turn, ranks, name, shape, precision, threads, steps)
-        )
-    difference = check_losses(list(outcomes.values()), precision)
-    baseline = baseline_of(list(outcomes.values()))
-    rows = [outcome.to_row(baseline) for outcome in outcomes.values()]
-    title = f"{ranks} ranks, {precision}; losses differ by at most {difference:.1e} of the loss"
-    console.print(speed_table(title, rows))
+    outcomes = [
+        Contender(name, partial(on_ranks, speed_turn, ranks, name, *settings, steps))
+        for name in CONTENDERS
+    ]
+    take_turns(outcomes, options.rounds)
+    refuse_failures(outcomes)
+    difference = check_losses(outcomes, precision)
+    base = baseline_of(outcomes)
+    rows = [speed_row(outcome, base) for outcome in outcomes]
+    cells = [
+        [row["contender"], span(row["step_seconds"], 0, 1000), span(row["speedup"]),
+         fixed(row["sent_bytes"], 1, 1 / MEGA), fixed(row["counted_bytes"], 1, 1 / MEGA),
+         fixed(row["cpu_seconds"], 0, 1000), fixed(row["idle_share"], 0, 100),
+         fixed(row["other_cores"], 1)]
+        for row in rows
+    ]  # fmt: skip
+    title = (
+        f"{ranks} ranks, {precision}; baseline {base.name}; losses differ by at most "
+        f"{difference:.1e} of the loss"
+    )
+    console.print(make_table(title, SPEED_COLUMNS, cells))
     return {"ranks": ranks, "precision": precision, "loss_difference": difference, "rows": rows}
 
 
 def compare_saves(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Compare the savers, print their table and return the results."""
     ranks, precision = options.ranks[0], options.precision[0]
+    settings = shape_of(options), precision, threads_of(options, ranks)
     steps = Steps(options.warmup, options.save_steps, options.every)
-    outcomes = {name: SaveOutcome(name) for name in options.savers}
-    shape, threads = shape_of(options), threads_of(options, ranks)
-    for name in turns(options.savers, options.rounds):
-        with tempfile.TemporaryDirectory(prefix="bench_library_", dir=options.folder) as folder:
-            outcomes[name].rounds.append(
-                on_ranks(save_turn, ranks, name, shape, precision, threads, steps, folder)
-            )
-    rows = [outcome.to_row() for outcome in outcomes.values()]
-    console.print(
-        save_table(f"{ranks} ranks, {precision}, a save every {options.every} steps", rows)
-    )
+
+    def turn(name: str) -> list[SaveFigures]:
+        with work_folder("bench_library", options.folder) as folder:
+            return on_ranks(save_turn, ranks, name, *settings, steps, folder)
+
+    outcomes = [Contender(name, partial(turn, name)) for name in options.savers]
+    take_turns(outcomes, options.rounds)
+    refuse_failures(outcomes)
+    rows = [save_row(outcome) for outcome in outcomes]
+    cells = [
+        [row["saver"], span(row["blocked_seconds"], 1, 1000), span(row["slowdown"]),
+         fixed(row["added_seconds"]["median"], 0, 1000),
+         fixed(row["step_seconds"]["median"], 0, 1000)]
+        for row in rows
+    ]  # fmt: skip
+    title = f"{ranks} ranks, {precision}, a save every {options.every} steps"
+    console.print(make_table(title, SAVE_COLUMNS, cells))
     return {"ranks": ranks, "precision": precision, "every": options.every, "rows": rows}
 
 
-def turns(names: Sequence[str], rounds: int) -> Iterator[str]:
-    """Yield the names of all turns; every second round is in the reverse order."""
-    for index in range(rounds):
-        yield from names[:: -1 if index % 2 else 1]
+def seconds_of(ranks: Sequence[SpeedFigures]) -> float:
+    """Return the time of a step. All ranks measure the same time, from barrier to barrier."""
+    return max(rank.step_seconds for rank in ranks)
+
+
+def baseline_of(outcomes: Sequence[Speeds]) -> Speeds:
+    """Return the one of `BASELINES` whose median time is shorter."""
+    found = [outcome for outcome in outcomes if outcome.name in BASELINES]
+    return min(found, key=lambda outcome: outcome.median(seconds_of))
+
+
+def speed_row(outcome: Speeds, base: Speeds) -> dict[str, Any]:
+    """Return the figures of a contender without saves: medians over rounds of means over ranks."""
+
+    def mean(name: str) -> float | None:
+        rounds = [[getattr(rank, name) for rank in ranks] for ranks in outcome.rounds]
+        if any(value is None for ranks in rounds for value in ranks):
+            return None
+        return median(map(fmean, rounds))
+
+    return {
+        "contender": outcome.name,
+        "step_seconds": spread(outcome.values(seconds_of)),
+        "baseline": base.name,
+        "speedup": spread(base.ratios(outcome, seconds_of)),
+        "sent_bytes": mean("sent_bytes"),
+        "counted_bytes": mean("counted_bytes"),
+        "cpu_seconds": mean("cpu_seconds"),
+        "idle_share": mean("idle_share"),
+        "other_cores": outcome.median(_other_cores),
+        "losses": outcome.rounds[0][0].losses,
+        "rounds": [[asdict(rank) for rank in ranks] for ranks in outcome.rounds],
+    }
+
+
+def save_row(outcome: Saves) -> dict[str, Any]:
+    """Return the figures of a saver; the slowest rank counts for the time that saves block."""
+    first = [ranks[0] for ranks in outcome.rounds]
+    blocked = outcome.values(lambda ranks: max(rank.blocked_seconds for rank in ranks))
+    return {
+        "saver": outcome.name,
+        "blocked_seconds": spread(blocked),
+        "slowdown": spread([rank.step_seconds / rank.plain_step_seconds for rank in first]),
+        "added_seconds": spread([rank.step_seconds - rank.plain_step_seconds for rank in first]),
+        "step_seconds": spread([rank.step_seconds for rank in first]),
+        "rounds": [[asdict(rank) for rank in ranks] for ranks in outcome.rounds],
+    }
+
+
+def check_losses(outcomes: Sequence[Speeds], precision: Precision) -> float:
+    """Return the largest difference of all losses from those of the first contender.
+
+    It is relative to the loss, over all contenders, rounds, ranks and steps.
+
+    Raises:
+        TrainingError: it exceeds `LARGEST_DIFFERENCE`, so the contenders do not train alike.
+    """
+    expected = [rank.losses for rank in outcomes[0].rounds[0]]
+    limit, largest = LARGEST_DIFFERENCE[precision], 0.0
+    for outcome in outcomes:
+        for ranks in outcome.rounds:
+            for wanted, rank in zip(expected, ranks, strict=True):
+                pairs = zip(wanted, rank.losses, strict=True)
+                differences = [abs(one - other) / one for one, other in pairs]
+                difference = max(differences)
+                if not all(one <= limit for one in differences):  # also if one is not a number
+                    raise TrainingError(
+                        f"the losses of {outcome.name} in {precision} differ from those of "
+                        f"{outcomes[0].name} by {difference:.1e} of the loss; the limit is "
+                        f"{limit:.0e}: {rank.losses} instead of {wanted}"
+                    )
+                largest = max(largest, difference)
+    return largest
+
+
+def _other_cores(ranks: Sequence[SpeedFigures]) -> float:
+    """Return how many cores other programs used during the timed steps of a round."""
+    first, cores = ranks[0], os.cpu_count() or 1
+    own = sum(rank.cpu_seconds for rank in ranks) / first.step_seconds
+    return max(0.0, cores * (1 - first.idle_share) - own)
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
@@ -202,11 +301,6 @@ def shape_of(options: argparse.Namespace) -> Shape:
         options.sequence,
         options.samples,
     )
-
-
-def threads_of(options: argparse.Namespace, ranks: int) -> int:
-    """Return the CPU threads per rank."""
-    return options.threads or max(1, (os.cpu_count() or 1) // ranks)
 
 
 if __name__ == "__main__":

@@ -34,104 +34,240 @@ Schedules with short waits then gain less than with a core per rank, and the sec
 include waiting for a core. Ratios between the same schedule of the two programs remain valid.
 """
 
-import argparse
-import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rich.table import Table
+import torch
 
-from benchmarks.bench_options import bench_parser, parse_bench
-from benchmarks.pipeline.pipeline_case import Case, Sizes
-from benchmarks.pipeline.pipeline_rank import run_case
-from benchmarks.pipeline.pipeline_results import Row, make_rows
-from benchmarks.testbed import machine
+from benchmarks.harness import (
+    add_numbers,
+    bench_console,
+    bench_parser,
+    make_table,
+    parse_bench,
+    ratios,
+    write_json,
+)
+from benchmarks.pipeline.pipeline_rank import (
+    Case,
+    RankFigures,
+    Schedule,
+    TimedStep,
+    run_case,
+)
 from benchmarks.testbed.forked import on_ranks
-from frontier_llm.cli.console import plain_table, wide_console
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import at_least, run_command
+from frontier_llm.errors import TrainingError
+from frontier_llm.geometry.pipeline_schedule import Action
+from frontier_llm.geometry.pipeline_schedule import Schedule as PipelineSchedule
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.planner.block import stage_activations
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
 
 QUICK = {"ranks": [2], "micro_batches": [2], "hidden": 64, "sequence": 32, "rounds": 1}
 LIMIT_SECONDS = 1800
 """Time limit of a case, for busy machines."""
+BASELINE = "1f1b"
+"""The contender with which all others are compared."""
+MEGATRON = {1: "megatron-1f1b", 2: "megatron-interleaved"}
+"""megatron's contender, by model chunks per stage."""
+NUMBERS = (
+    ("layers", 2, 8, "layers of the model"),
+    ("hidden", 1, 256, "width of the model"),
+    ("heads", 1, 4, "attention heads"),
+    ("vocabulary", 1, 1024, "tokens known"),
+    ("sequence", 1, 256, "tokens per sample"),
+    ("waiting", 1, 4, "weight gradients that may wait in *-waiting"),
+)
 COLUMNS = ("schedule", "ms", "over 1f1b", "over megatron", "simulated ms", "of measured",
            "peak MiB", "planned MiB")  # fmt: skip
+TOLERANCE = 1e-4
+"""Largest relative difference of losses and norms between contenders, which sum in other orders."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Measurements of one contender in one case."""
+
+    contender: str
+    seconds: float
+    """Median duration of a step on the slowest rank."""
+    over_1f1b: float
+    """Median over rounds of the duration divided by that of our 1F1B in the same round."""
+    over_megatron: float
+    """The same for megatron's schedule with as many model chunks per stage."""
+    simulated_seconds: float | None
+    """Median over rounds of the simulated duration; None if the actions were not timed."""
+    simulated_over_measured: float | None
+    """Median over rounds of the simulated duration divided by the measured one."""
+    peak_bytes: int
+    """Peak memory of activations on the rank with the most."""
+    planned_bytes: int
+    """What the planner predicts for `peak_bytes`."""
+    all_seconds: tuple[float, ...]
+    """Duration of each timed step on the slowest rank."""
+
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        simulated, ratio = self.simulated_seconds, self.simulated_over_measured
+        return [
+            self.contender,
+            f"{self.seconds * 1e3:.1f}",
+            f"{self.over_1f1b:.3f}",
+            f"{self.over_megatron:.3f}",
+            f"{simulated * 1e3:.1f}" if simulated else "",
+            f"{ratio:.3f}" if ratio else "",
+            f"{self.peak_bytes / 2**20:.1f}",
+            f"{self.planned_bytes / 2**20:.1f}",
+        ]
+
+
+def make_rows(case: Case, latency: float, ranks: Sequence[dict[str, RankFigures]]) -> list[Row]:
+    """Return the rows of a case, from the seconds of a message and what each rank has measured.
+
+    Raises:
+        TrainingError: the contenders did not train the same model.
+    """
+    check_equal(ranks[0])
+    seconds = {
+        name: [
+            max(step.seconds for step in steps)
+            for steps in zip(*(rank[name].steps for rank in ranks), strict=True)
+        ]
+        for name in case.contenders
+    }
+    rows = []
+    for name, contender in case.contenders.items():
+        figures = [rank[name] for rank in ranks]
+        has_actions = all(step.actions for rank in figures for step in rank.steps)
+        simulated = _simulated(case, contender, figures, latency) if has_actions else []
+        rows.append(
+            Row(
+                contender=name,
+                seconds=median(seconds[name]),
+                over_1f1b=median(ratios(seconds[name], seconds[BASELINE])),
+                over_megatron=median(ratios(seconds[name], seconds[MEGATRON[contender.chunks]])),
+                simulated_seconds=median(simulated) if simulated else None,
+                simulated_over_measured=(
+                    median(ratios(simulated, seconds[name])) if simulated else None
+                ),
+                peak_bytes=max(rank.peak_bytes for rank in figures),
+                planned_bytes=planned_bytes(case, contender),
+                all_seconds=tuple(seconds[name]),
+            )
+        )
+    return rows
+
+
+def check_equal(figures: dict[str, RankFigures]) -> None:
+    """Check that all contenders have the same losses and norms of gradients in every step.
+
+    Raises:
+        TrainingError: they differ.
+    """
+    expected = torch.tensor([figures[BASELINE].losses, figures[BASELINE].grad_norms])
+    for name, found in figures.items():
+        numbers = torch.tensor([found.losses, found.grad_norms])
+        difference = float((numbers / expected - 1).abs().max())
+        if not difference <= TOLERANCE:
+            raise TrainingError(
+                f"losses or gradient norms of {name} differ from those of {BASELINE} by "
+                f"{difference:.1e}: they do not train the same model"
+            )
+
+
+def simulated_seconds(
+    schedule: PipelineSchedule, steps: Sequence[TimedStep], latency: float
+) -> float:
+    """Simulate the passes of a step with the mean seconds that its own actions took.
+
+    The rest of the step is added as it was measured. `steps` are those of each stage; `latency` are
+    the seconds from the end of an action to the arrival of its result.
+    """
+    costs = [
+        _mean_costs(actions, step.actions, schedule.placement.virtual_stages)
+        for actions, step in zip(schedule.actions, steps, strict=True)
+    ]
+    events = simulate(schedule, costs, Send(hidden=latency))
+    simulated = max(event.end for event in events)
+    first = min(step.actions[0][0] for step in steps)
+    last = max(step.actions[-1][1] for step in steps)
+    return simulated + max(step.seconds for step in steps) - (last - first)
+
+
+def planned_bytes(case: Case, contender: Schedule) -> int:
+    """Return the memory that the planner predicts for the passes, on the rank with the most."""
+    candidate = Candidate.of(case.config(contender), case.ranks, case.ranks)
+    kinds = candidate.stages
+    stages = [
+        stage_activations(candidate, stage, kinds.by_stage[stage]) for stage in range(case.ranks)
+    ]
+    return max(one.kept + one.logits + one.working + one.exchange for one in stages)
+
+
+def _simulated(
+    case: Case, contender: Schedule, figures: Sequence[RankFigures], latency: float
+) -> list[float]:
+    """Return the simulated duration of each timed step; `figures` are those of each rank."""
+    schedule = ResolvedLayout.resolve(case.config(contender), case.ranks, case.ranks).schedule
+    return [
+        simulated_seconds(schedule, steps, latency)
+        for steps in zip(*(rank.steps for rank in figures), strict=True)
+    ]
+
+
+def _mean_costs(
+    actions: Sequence[Action],
+    times: Sequence[tuple[float, float]],
+    virtual_stages: int,
+) -> list[ActionSeconds]:
+    """Return the mean seconds of each kind of action, by virtual stage; 0 if there was none."""
+    found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for (kind, virtual_stage, _), (start, end) in zip(actions, times, strict=True):
+        found[kind, virtual_stage].append(end - start)
+    means = {key: fmean(durations) for key, durations in found.items()}
+    return [
+        ActionSeconds(*(means.get((kind, virtual_stage), 0.0) for kind in ActionSeconds._fields))
+        for virtual_stage in range(virtual_stages)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each case, print its table, write the JSON; return the exit code."""
-    options = _parse(arguments)
-    sizes = Sizes(options.layers, options.hidden, options.heads, options.vocabulary,
-                  options.sequence)  # fmt: skip
-    console, results = wide_console(), []
-    for ranks in options.ranks:
-        for micro_batches in options.micro_batches:
-            case = Case(
-                ranks, micro_batches, sizes, options.waiting, options.rounds, options.recompute
-            )
-            found = on_ranks(run_case, ranks, case, limit_seconds=LIMIT_SECONDS)
-            latency = found[0][0]
-            rows = make_rows(case, latency, [figures for _, figures in found])
-            console.print(_table(case, rows))
-            results.append(
-                {
-                    "ranks": ranks,
-                    "micro_batches": micro_batches,
-                    "message_seconds": latency,
-                    "rows": [asdict(row) for row in rows],
-                }
-            )
-    if options.json:
-        settings = {
-            "sizes": asdict(sizes),
-            "waiting": options.waiting,
-            "rounds": options.rounds,
-            "recompute": options.recompute,
-        }
-        facts = {**machine.about(), **settings, "cases": results}
-        options.json.write_text(json.dumps(facts, indent=1))
-    return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = bench_parser(__doc__, rounds=3, quick="two ranks, a tiny model, one round")
     add = parser.add_argument
     add("--ranks", type=at_least(2), nargs="+", default=[2, 4], metavar="N",
         help="numbers of ranks, which are pipeline stages (default 2 4)")  # fmt: skip
     add("--micro-batches", type=at_least(1), nargs="+", default=[2, 4, 8, 16], metavar="N",
         help="numbers of micro-batches per step (default 2 4 8 16)")  # fmt: skip
-    add("--layers", type=at_least(2), default=8, help="layers of the model (default 8)")
-    add("--hidden", type=at_least(1), default=256, help="width of the model (default 256)")
-    add("--heads", type=at_least(1), default=4, help="attention heads (default 4)")
-    add("--vocabulary", type=at_least(1), default=1024, help="tokens known (default 1024)")
-    add("--sequence", type=at_least(1), default=256, help="tokens per sample (default 256)")
-    add("--waiting", type=at_least(1), default=4, metavar="N",
-        help="weight gradients that may wait in *-waiting (default 4)")  # fmt: skip
+    add_numbers(parser, NUMBERS)
     add("--recompute", choices=("none", "selective", "full"), default="none",
         help="what backward passes compute again (default none)")  # fmt: skip
-    return parse_bench(parser, arguments, QUICK)
-
-
-def _table(case: Case, rows: Sequence[Row]) -> Table:
-    cores, micro_batches = os.cpu_count(), case.micro_batches
-    table = plain_table(f"{case.ranks} ranks on {cores} cores, {micro_batches} micro-batches", [])
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "schedule" else "right")
-    for row in rows:
-        table.add_row(
-            row.contender,
-            f"{row.seconds * 1e3:.1f}",
-            f"{row.over_1f1b:.3f}",
-            f"{row.over_megatron:.3f}",
-            "" if row.simulated_seconds is None else f"{row.simulated_seconds * 1e3:.1f}",
-            "" if row.simulated_over_measured is None else f"{row.simulated_over_measured:.3f}",
-            f"{row.peak_bytes / 2**20:.1f}",
-            f"{row.planned_bytes / 2**20:.1f}",
-        )
-    return table
+    options = parse_bench(parser, arguments, QUICK)
+    sizes = Shape.of(options)
+    settings = {"waiting": options.waiting, "rounds": options.rounds,
+                "recompute": options.recompute}  # fmt: skip
+    console, results = bench_console(), []
+    for ranks in options.ranks:
+        for micro_batches in options.micro_batches:
+            case = Case(ranks, micro_batches, sizes, **settings)
+            found = on_ranks(run_case, ranks, case, limit_seconds=LIMIT_SECONDS)
+            latency = found[0][0]
+            rows = make_rows(case, latency, [figures for _, figures in found])
+            title = f"{ranks} ranks on {os.cpu_count()} cores, {micro_batches} micro-batches"
+            console.print(make_table(title, COLUMNS, [row.cells() for row in rows]))
+            numbers = {"ranks": ranks, "micro_batches": micro_batches, "message_seconds": latency}
+            results.append({**numbers, "rows": [asdict(row) for row in rows]})
+    write_json(options, {"sizes": asdict(sizes), **settings, "cases": results})
+    return 0
 
 
 if __name__ == "__main__":

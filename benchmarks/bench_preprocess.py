@@ -26,87 +26,97 @@ import hashlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import psutil
-from rich.box import HORIZONTALS
-from rich.table import Table
 
-from benchmarks.bench_options import bench_parser
-from benchmarks.testbed import machine
-from frontier_llm.cli.console import wide_console
+from benchmarks.harness import (
+    MEGA,
+    ROOT,
+    Contender,
+    bench_console,
+    bench_parser,
+    fixed,
+    make_table,
+    mebibytes,
+    take_turns,
+    work_folder,
+    write_json,
+)
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import MIB
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXT_SUFFIXES = {".py", ".h", ".hpp", ".txt", ".md", ".rst", ".pyi", ".c", ".cpp", ".js", ".html"}
 LARGEST_FILE_BYTES = MIB
 """Larger files are not used as text."""
 TOKENIZER_TEXT_BYTES = 16 * MIB
 """Amount of text on which the tokenizers are trained."""
-MEGA = 1e6
 SAMPLE_SECONDS = 0.1
 """Interval at which memory is sampled."""
 
 
-@dataclass
-class Outcome:
-    """Measurements of one contender."""
+COLUMNS = ("contender", "seconds", "min..max", "CPU s", "MB/s", "tokens/s", "of ours",
+           "CPU of ours", "peak MiB")  # fmt: skip
 
-    name: str
-    seconds: list[float] = field(default_factory=list)
-    """Time of each round."""
-    cpu_seconds: list[float] = field(default_factory=list)
-    """CPU time of all processes in each round."""
-    tokens: int = 0
-    """Number of tokens that one round writes."""
-    peak_bytes: int = 0
-    """Peak memory of all processes together, over all rounds."""
-    error: str = ""
-    """Why the contender failed; empty if it did not."""
+
+@dataclass(frozen=True)
+class Figures:
+    """Measurements of one contender in a turn."""
+
+    seconds: float
+    cpu_seconds: float
+    """CPU time of all processes."""
+    tokens: int
+    peak_bytes: int
+    """Peak memory of all processes together."""
+
+
+Preprocessor = Contender[Figures]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark, print and write its results; return 1 if a contender failed."""
     options = _options(arguments)
-    console = wide_console()
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench_preprocess_") as name:
-        folder = Path(name)
+    console = bench_console()
+    with work_folder("bench_preprocess", options.folder) as folder:
         text_bytes = make_input(folder / "input.jsonl", options.megabytes * MEGA)
         console.print(f"{text_bytes / MEGA:.0f} MB of text, {options.workers} workers")
-        pythons = make_models(folder, options)
-        outcomes = {name: Outcome(name) for name in pythons}
-        for _ in range(options.rounds):
-            for name, python in pythons.items():
-                turn(outcomes[name], python, folder, options.workers)
+        contenders = [
+            Contender(name, partial(turn, name, python, folder, options.workers))
+            for name, python in make_models(folder, options).items()
+        ]
+        take_turns(contenders, options.rounds)
         small = folder / "small"
         small.mkdir()
         make_input(small / "input.jsonl", options.megabytes * MEGA / 4)
         shutil.copy(folder / "tokenizer.model", small)
-        quarter = Outcome("ours, a quarter of the text")
-        turn(quarter, sys.executable, small, options.workers, "ours")
-    console.print(make_table(list(outcomes.values()), text_bytes))
-    console.print(
-        f"ours on a quarter of the text: peak {quarter.peak_bytes / MIB:.0f} MiB, on all of it "
-        f"{outcomes['ours'].peak_bytes / MIB:.0f} MiB"
-    )
-    all_outcomes = (*outcomes.values(), quarter)
-    if options.json:
-        rows = [asdict(outcome) for outcome in all_outcomes]
-        facts = {**machine.about(), "text_bytes": text_bytes, "workers": options.workers,
-                 "rows": rows}  # fmt: skip
-        options.json.write_text(json.dumps(facts, indent=1))
-    return 1 if any(outcome.error for outcome in all_outcomes) else 0
+        of_quarter = partial(turn, "ours", sys.executable, small, options.workers)
+        quarter = Contender("ours, a quarter of the text", of_quarter)
+        take_turns([quarter], 1)
+    cells = [cells_of(one, contenders[0], text_bytes) for one in contenders]
+    console.print(make_table("preprocessing", COLUMNS, cells))
+    if quarter.rounds and contenders[0].rounds:
+        console.print(
+            f"ours on a quarter of the text: peak {mebibytes(peak_of(quarter))} MiB, on all of it "
+            f"{mebibytes(peak_of(contenders[0]))} MiB"
+        )
+    every = [*contenders, quarter]
+    rows = [
+        {"contender": one.name, "error": one.error, "rounds": [asdict(turn) for turn in one.rounds]}
+        for one in every
+    ]
+    write_json(options, {"text_bytes": text_bytes, "rows": rows})
+    return 1 if any(one.error for one in every) else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -195,38 +205,31 @@ tokenizer.save(sys.argv[1] + "/tokenizer.json")
 """
 
 
-def turn(
-    outcome: Outcome, python: str, folder: Path, workers: int, contender: str | None = None
-) -> None:
-    """Run a contender once, measure it, and delete its output.
+def turn(name: str, python: str, folder: Path, workers: int) -> Figures:
+    """Run a contender once with its Python interpreter, measure it, and delete its output.
 
-    Args:
-        outcome: receives the measurements.
-        python: interpreter of the contender.
-        folder: folder with the text and the tokenizers.
-        workers: number of worker processes.
-        contender: name of the contender, if it is not that of the outcome.
+    `folder` has the text and the tokenizers.
+
+    Raises:
+        TrainingError: it failed; the message is the last line of its output.
     """
-    name = contender or outcome.name
     shutil.rmtree(folder / name, ignore_errors=True)
     command = [python, "-m", "benchmarks.peers.preprocess_peers", name, str(folder), str(workers)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    peak_bytes = 0
     while process.poll() is None:
-        outcome.peak_bytes = max(outcome.peak_bytes, _tree_bytes(process.pid))
+        peak_bytes = max(peak_bytes, _tree_bytes(process.pid))
         time.sleep(SAMPLE_SECONDS)
     output, errors = process.communicate()
     shutil.rmtree(folder / name, ignore_errors=True)
     if process.returncode:
         lines = errors.decode().strip().splitlines()  # empty if the process was killed
-        outcome.error = lines[-1] if lines else f"ended with exit code {process.returncode}"
-        return
-    figures = json.loads(output.decode().strip().splitlines()[-1])
-    outcome.seconds.append(figures["seconds"])
-    outcome.cpu_seconds.append(figures["cpu_seconds"])
-    outcome.tokens = figures["tokens"]
+        raise TrainingError(lines[-1] if lines else f"ended with exit code {process.returncode}")
+    found = json.loads(output.decode().strip().splitlines()[-1])
+    return Figures(found["seconds"], found["cpu_seconds"], found["tokens"], peak_bytes)
 
 
 def _tree_bytes(pid: int) -> int:
@@ -240,38 +243,30 @@ def _tree_bytes(pid: int) -> int:
     return total
 
 
-def make_table(outcomes: Sequence[Outcome], text_bytes: int) -> Table:
-    """Return the table; `of ours` is a time divided by ours, as the median over rounds."""
-    table = Table(title="preprocessing", title_justify="left", box=HORIZONTALS, pad_edge=False)
-    table.add_column("contender")
-    headings = ("seconds", "min..max", "CPU s", "MB/s", "tokens/s", "of ours", "CPU of ours",
-                "peak MiB")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    ours = outcomes[0]
-    for outcome in outcomes:
-        if not outcome.seconds:
-            table.add_row(outcome.name, f"failed: {outcome.error}")
-            continue
-        seconds = statistics.median(outcome.seconds)
-        table.add_row(
-            outcome.name,
-            f"{seconds:.1f}",
-            f"{min(outcome.seconds):.1f}..{max(outcome.seconds):.1f}",
-            f"{statistics.median(outcome.cpu_seconds):.1f}",
-            f"{text_bytes / seconds / MEGA:.1f}",
-            f"{outcome.tokens / seconds:,.0f}",
-            _times(outcome.seconds, ours.seconds),
-            _times(outcome.cpu_seconds, ours.cpu_seconds),
-            f"{outcome.peak_bytes / MIB:.0f}",
-        )
-    return table
+def peak_of(contender: Preprocessor) -> float:
+    """Return the peak memory over all rounds."""
+    return max(contender.values(lambda turn: turn.peak_bytes))
 
 
-def _times(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    """Return the median ratio of two series of times, round by round."""
-    ratios = [their / our for their, our in zip(theirs, ours, strict=False)]
-    return f"{statistics.median(ratios):.2f}" if ratios else "-"
+def cells_of(one: Preprocessor, ours: Preprocessor, text_bytes: int) -> list[str]:
+    """Return the row of a contender; `of ours` is a time divided by ours, median over rounds."""
+    if not one.rounds:
+        return [one.name, f"failed: {one.error}"]
+    every = one.values(lambda turn: turn.seconds)
+    seconds = median(every)
+    of_ours = one.ratios(ours, lambda turn: turn.seconds)
+    cpu_of_ours = one.ratios(ours, lambda turn: turn.cpu_seconds)
+    return [
+        one.name,
+        f"{seconds:.1f}",
+        f"{min(every):.1f}..{max(every):.1f}",
+        fixed(one.median(lambda turn: turn.cpu_seconds), 1),
+        f"{text_bytes / seconds / MEGA:.1f}",
+        f"{one.rounds[-1].tokens / seconds:,.0f}",
+        fixed(median(of_ours) if of_ours else None),
+        fixed(median(cpu_of_ours) if cpu_of_ours else None),
+        mebibytes(peak_of(one)),
+    ]
 
 
 if __name__ == "__main__":

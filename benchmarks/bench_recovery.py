@@ -13,26 +13,27 @@ step, and copy 113 MB of states per rank and step. Each byte is written, read, s
 written again by the cores that train. At 2 GB/s for each of these this takes 0.3 s of a core.
 """
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from rich.progress import track
-from rich.table import Table
+from benchmarks.harness import (
+    Contender,
+    bench_console,
+    bench_parser,
+    make_table,
+    refuse_failures,
+    span,
+    spread,
+    take_turns,
+    train_run,
+    work_folder,
+    write_json,
+)
+from benchmarks.testbed.forked_run import corpus_of
+from frontier_llm.cli.options import run_command
 
-from benchmarks.bench_options import bench_parser
-from benchmarks.faults.kill_loop import write_corpus
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_command
-from frontier_llm.errors import TrainingError
-from frontier_llm.telemetry.history import History
-
-ROOT = Path(__file__).resolve().parents[1]
 STEPS, SKIPPED = 40, 10
 """Steps of a run, and how many of them are not measured."""
 OVERRIDES = (
@@ -59,34 +60,33 @@ SKIPPED_WITH_COPIES = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds; return the exit code."""
-    parser = bench_parser(__doc__)
-    parser.add_argument("--rounds", type=at_least(1), default=6, help="rounds (default 6)")
+    parser = bench_parser(__doc__, rounds=6)
     parser.add_argument("--copies", action="store_true", help="measure recovery.partner_copies")
     options = parser.parse_args(arguments)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory(prefix="bench_recovery_") as name:
-        folder = Path(name)
-        keys = (*OVERRIDES, f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
-        for number in track(range(options.rounds), "rounds"):
-            for enabled in (False, True) if number % 2 else (True, False):
-                run = folder / f"run_{number}_{enabled}"
-                more = _more(run, copies=options.copies, enabled=enabled)
-                skipped = SKIPPED_WITH_COPIES if options.copies else SKIPPED
-                seconds[enabled].append(step_seconds((*keys, *more), run, skipped))
-    ratios = [on / off for on, off in zip(seconds[True], seconds[False], strict=True)]
     key = "recovery.partner_copies" if options.copies else "recovery.enabled"
-    table = Table(key, "median step", "smallest", "largest")
-    for enabled, name in ((False, "false"), (True, "true")):
-        found = seconds[enabled]
-        row = (median(found), min(found), max(found))
-        table.add_row(name, *(f"{1e3 * value:.1f} ms" for value in row))
-    bounds = median(ratios), min(ratios), max(ratios)
-    table.add_row("ratio of a round", *(f"{value:.3f}" for value in bounds))
-    wide_console().print(table)
-    if options.json:
-        result = {"seconds_off": seconds[False], "seconds_on": seconds[True], "ratios": ratios}
-        load = os.getloadavg()[0]
-        options.json.write_text(json.dumps({**result, "load": load, "cores": os.cpu_count()}))
+    with work_folder("bench_recovery") as folder:
+        keys = (*OVERRIDES, *corpus_of(folder))
+
+        def turn(enabled: bool) -> float:
+            run = folder / f"run_{len(off.rounds)}_{enabled}"
+            more = _more(run, copies=options.copies, enabled=enabled)
+            skipped = SKIPPED_WITH_COPIES if options.copies else SKIPPED
+            points = train_run((*keys, *more), run).points("step_seconds")
+            return median(seconds for _, seconds in points[skipped:])
+
+        off, on = Contender("false", lambda: turn(False)), Contender("true", lambda: turn(True))
+        take_turns([on, off], options.rounds)
+    refuse_failures([on, off])
+    ratios = on.ratios(off, float)
+
+    rows = [
+        ["false", span(spread(off.rounds), 1, 1000)],
+        ["true", span(spread(on.rounds), 1, 1000)],
+        ["ratio of a round", span(spread(ratios), 3)],
+    ]
+    bench_console().print(make_table("", [key, "step, ms: median (smallest, largest)"], rows))
+    facts = {"seconds_off": off.rounds, "seconds_on": on.rounds, "ratios": ratios}
+    write_json(options, facts)
     return 0
 
 
@@ -98,24 +98,6 @@ def _more(run: Path, *, copies: bool, enabled: bool) -> tuple[str, ...]:
     path = COPIES / run.parent.name
     keys = f"recovery.partner_copies={value}", f"recovery.copies_path={path}"
     return (*WITH_COPIES, "recovery.enabled=true", *keys)
-
-
-def step_seconds(keys: Sequence[str], run: Path, skipped: int) -> float:
-    """Train in a process of its own; return the median time of a step in seconds.
-
-    Args:
-        keys: overrides of the run.
-        run: its directory.
-        skipped: number of steps at the beginning that are not measured.
-
-    Raises:
-        TrainingError: the run failed.
-    """
-    command = [sys.executable, str(ROOT / "train.py"), *keys, f"run.dir={run}"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise TrainingError(f"a run failed:\n{ended.stderr[-2000:]}")
-    return median(value for _, value in History.read(run).points("step_seconds")[skipped:])
 
 
 if __name__ == "__main__":

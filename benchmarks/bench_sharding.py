@@ -8,7 +8,7 @@
         --link 200mbit --ranks-per-package 2 --package-link 1gbit      # 2 nodes of 2 packages
     python -m benchmarks.bench_sharding --json benchmarks/results/sharding_<cpu>_<date>.json
 
-A contender is one way to train, in forked CPU ranks with gloo. Contenders take turns: A B C, A B C,
+A contender is one way to train, in forked CPU ranks with gloo. Contenders take turns: A B C, C B A,
 ... and a round is one turn of each. In a turn the ranks start, warm up and time some steps. All
 contenders use AdamW with gradient clipping at 1.0 and the same random tokens. In bf16 ours, FSDP2
 and DeepSpeed send parameters and scattered gradients in bf16. ddp uses autocast over fp32
@@ -29,29 +29,41 @@ MB are millions of bytes. Other values that differ between ranks are means over 
 """
 
 import argparse
-import json
-import os
+import math
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from benchmarks.bench_options import bench_parser, parse_bench
-from benchmarks.peers import deepspeed_venv
-from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, BuilderModule, Contender, find
+from benchmarks.harness import (
+    MEGA,
+    Contender,
+    add_numbers,
+    bench_console,
+    bench_parser,
+    fixed,
+    make_table,
+    mebibytes,
+    parse_bench,
+    take_turns,
+    threads_of,
+    work_folder,
+    write_json,
+)
+from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, SpeedPeer, find
 from benchmarks.peers.planned import calibrated_cluster, planned_seconds
-from benchmarks.peers.results import Outcome, make_table
-from benchmarks.peers.turn import Precision, Shape, Turn
-from benchmarks.peers.workers import TurnFailedError, Workers
-from benchmarks.testbed import machine
+from benchmarks.peers.turn import Precision, RankFigures, Turn
+from benchmarks.peers.workers import DEEPSPEED_FOLDER, Workers
 from benchmarks.testbed.namespaces import Packages, namespaces
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.errors import ConfigError
@@ -79,18 +91,164 @@ class Case:
 
     ranks: int
     precision: Precision
-    contenders: tuple[Contender, ...]
+    peers: tuple[SpeedPeer, ...]
 
-    def title(self, link: str | None) -> str:
-        """Return a title for the table."""
-        return f"{self.ranks} ranks, {self.precision}, {link or 'loopback'}"
+
+@dataclass(frozen=True)
+class TurnFigures:
+    """What all ranks of a contender have measured in a turn."""
+
+    tokens_per_second: float
+    """Speed of all ranks together."""
+    step_seconds: list[float]
+    """Times of rank 0's steps."""
+    first_loss: float
+    """Loss before the first update: on rank 0, or over all ranks for frontier_llm. All libraries
+    except frontier_llm start with the same weights, so their first losses are equal. frontier_llm
+    draws other weights, so its first loss differs a little."""
+    last_loss: float
+    parameters: int
+    peak_bytes: int
+    """Peak memory of the rank that uses most."""
+    own_bytes: int
+    """Peak memory minus the memory before the model was built, of the rank with the most growth."""
+    sent_bytes: float | None
+    """Bytes per rank and step by the counter of the interface, mean over ranks."""
+    counted_bytes: float | None
+    """Bytes per rank and step as counted by frontier_llm."""
+    idle_share: float | None
+    """Idle share of all cores' time during the timed steps, mean over ranks."""
+
+    @classmethod
+    def of(cls, turn: Turn, ranks: Sequence[RankFigures]) -> "TurnFigures":
+        """Unite the measurements of the ranks.
+
+        Raises:
+            ValueError: a loss is not finite.
+        """
+        if not all(math.isfinite(loss) for rank in ranks for loss in rank.losses):
+            raise ValueError(f"a loss is not finite: {[rank.losses for rank in ranks]}")
+
+        def mean(name: str) -> float | None:
+            found = [getattr(rank, name) for rank in ranks if getattr(rank, name) is not None]
+            return fmean(found) if found else None
+
+        seconds = fmean(fmean(rank.step_seconds) for rank in ranks)
+        return cls(
+            tokens_per_second=turn.tokens_per_step / seconds,
+            step_seconds=ranks[0].step_seconds,
+            first_loss=ranks[0].losses[0],
+            last_loss=ranks[0].losses[-1],
+            parameters=ranks[0].parameters,
+            peak_bytes=max(rank.peak_bytes for rank in ranks),
+            own_bytes=max(rank.peak_bytes - rank.start_bytes for rank in ranks),
+            sent_bytes=mean("sent_bytes"),
+            counted_bytes=mean("counted_bytes"),
+            idle_share=mean("idle_share"),
+        )
+
+
+Outcome = Contender[TurnFigures]
+
+
+def speed(turn: TurnFigures) -> float:
+    """Return the tokens per second of a turn."""
+    return turn.tokens_per_second
+
+
+def row_of(outcome: Outcome, base: Outcome, planned: dict[str, float]) -> dict[str, Any]:
+    """Return all values of a contender over its rounds; `planned` are predicted seconds by name."""
+    rounds, ratios = outcome.rounds, outcome.ratios(base, speed)
+    own, other = planned.get(outcome.name), planned.get(base.name)
+    row: dict[str, Any] = {
+        "contender": outcome.name,
+        "baseline": base.name,
+        "error": outcome.error,
+        "median_ratio": median(ratios) if ratios else None,
+        "ratios": ratios,
+        "planned_seconds": own,
+        "planned_ratio": other / own if own and other else None,
+    }
+    if rounds:
+        last = rounds[-1]
+        row |= {
+            "median_tokens_per_second": outcome.median(speed),
+            "tokens_per_second": outcome.values(speed),
+            "step_seconds": [turn.step_seconds for turn in rounds],
+            "first_loss": last.first_loss,
+            "last_loss": last.last_loss,
+            "parameters": last.parameters,
+            "peak_bytes": max(turn.peak_bytes for turn in rounds),
+            "own_bytes": max(turn.own_bytes for turn in rounds),
+            "sent_bytes": [t.sent_bytes for t in rounds if t.sent_bytes is not None],
+            "counted_bytes": last.counted_bytes,
+            "idle_share": [t.idle_share for t in rounds if t.idle_share is not None],
+        }
+    return row
+
+
+def speed_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Return a table with one row per contender; the top of this file explains the columns."""
+    ran = [row for row in rows if "tokens_per_second" in row]
+    has_links = any(row["sent_bytes"] for row in ran)
+    has_plan = any(row["planned_ratio"] is not None for row in ran)
+    headings = [
+        "contender", "tokens/s", "min..max", f"of\n{rows[0]['baseline']}", *["planned"] * has_plan,
+        "idle\n%", "own\nMiB", "peak\nMiB", *["sent\nMB"] * has_links, "counted\nMB",
+    ]  # fmt: skip
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        if row not in ran:
+            return [row["contender"], "failed"]
+        speeds, idle, sent = row["tokens_per_second"], row["idle_share"], row["sent_bytes"]
+        return [
+            row["contender"] + (" (failed later)" if row["error"] else ""),
+            f"{row['median_tokens_per_second']:.0f}",
+            f"{min(speeds):.0f}..{max(speeds):.0f}",
+            fixed(row["median_ratio"]),
+            *[fixed(row["planned_ratio"])] * has_plan,
+            fixed(median(idle), 0, 100) if idle else "-",
+            mebibytes(row["own_bytes"]),
+            mebibytes(row["peak_bytes"]),
+            *[fixed(median(sent) if sent else None, 2, 1 / MEGA)] * has_links,
+            fixed(row["counted_bytes"], 2, 1 / MEGA),
+        ]
+
+    return make_table(title, headings, map(cells, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the contenders of the command line; return the exit code."""
     options = parse(arguments)
+    cases, results, errors = make_cases(options), [], []
+    console, status = bench_console(), wide_console(stderr=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
-    return run(options, wide_console(), wide_console(stderr=True))
+    with (
+        work_folder("bench_sharding") as folder,
+        Workers(folder / "log", status) as workers,
+    ):
+        for case in cases:
+            title = f"{case.ranks} ranks, {case.precision}, {options.link or 'loopback'}"
+            outcomes = compare(title, case, options, workers, status)
+            planned = plans(case, options) if options.plan else {}
+            base = baseline_of(outcomes, options.baseline)
+            rows = [row_of(outcome, base, planned) for outcome in outcomes]
+            console.print(speed_table(title, rows))
+            errors += [f"{one.name}: {one.error}" for one in outcomes if one.error]
+            results.append(
+                {
+                    "ranks": case.ranks,
+                    "precision": case.precision,
+                    "link": options.link,
+                    "threads": threads_of(options, case.ranks),
+                    "shape": asdict(Shape.of(options)),
+                    "rows": rows,
+                }
+            )
+    for error in errors:
+        status.print(error, markup=False)
+    write_json(options, {"cases": results})
+    return 1 if errors else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -104,7 +262,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--contenders", nargs="+", metavar="NAME", help=f"default: {' '.join(BY_DEFAULT)}; also: "
         f"{others}, ours-P-G-O for any sharding factors")  # fmt: skip
     add("--deepspeed", action="store_true",
-        help=f"also compare DeepSpeed; makes {deepspeed_venv.FOLDER.name} (1 GB) once")  # fmt: skip
+        help=f"also compare DeepSpeed; makes {DEEPSPEED_FOLDER.name} (1 GB) once")  # fmt: skip
     add("--baseline", default="ddp", metavar="NAME", help="baseline of the ratios (default ddp)")
     add("--link", metavar="RATE",
         help="simulate nodes with links of this rate (1gbit); needs root")  # fmt: skip
@@ -114,9 +272,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="ranks that share a package and its link (default 1: no packages)")  # fmt: skip
     add("--package-link", metavar="RATE",
         help="rate of the links of packages inside a node (default: that of --link)")  # fmt: skip
-    for name, least, default, meaning in NUMBERS:
-        add(f"--{name}", type=at_least(least), default=default, metavar="N",
-            help=f"{meaning} (default {default})")  # fmt: skip
+    add_numbers(parser, NUMBERS)
     add("--threads", type=at_least(1), metavar="N",
         help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
     add(
@@ -129,43 +285,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parse_bench(parser, arguments, QUICK)
 
 
-def run(options: argparse.Namespace, console: Console, status: Console) -> int:
-    """Compare the contenders in all cases; print a table per case, write the JSON.
-
-    Args:
-        options: the command line.
-        console: console for the tables.
-        status: console for progress and errors.
-
-    Raises:
-        ConfigError: an option is invalid, or not possible on this machine.
-    """
-    cases = make_cases(options)
-    pythons: dict[BuilderModule, Path] = {}
-    contenders = [contender for case in cases for contender in case.contenders]
-    if any(contender.builder == "deepspeed_peer" for contender in contenders):
-        pythons["deepspeed_peer"] = deepspeed_venv.ensure(status)
-    compared, failed = [], False
-    with (
-        tempfile.TemporaryDirectory(prefix="bench_sharding_") as folder,
-        Workers(Path(folder, "log"), pythons) as workers,
-    ):
-        for case in cases:
-            outcomes = compare(case, options, workers, status)
-            if options.plan:
-                add_plans(outcomes, case, options)
-            baseline = _baseline(outcomes, options.baseline)
-            console.print(make_table(case.title(options.link), outcomes, baseline))
-            for outcome in outcomes:
-                if outcome.error:
-                    failed = True
-                    status.print(f"{outcome.contender}: {outcome.error}", markup=False)
-            compared.append((case, [outcome.to_dict(baseline) for outcome in outcomes]))
-    if options.json:
-        options.json.write_text(json.dumps(_facts(options, compared), indent=1))
-    return 1 if failed else 0
-
-
 def make_cases(options: argparse.Namespace) -> list[Case]:
     """Return all conditions, each with the contenders that can run under it.
 
@@ -176,7 +295,7 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
     names = list(dict.fromkeys(options.contenders or BY_DEFAULT))
     if options.deepspeed:
         names += [peer.name for peer in DEEPSPEED if peer.name not in names]
-    contenders = [find(name) for name in names]
+    peers = [find(name) for name in names]
     if options.ranks_per_node % options.ranks_per_package:
         raise ConfigError(
             "--ranks-per-package", options.ranks_per_package,
@@ -193,81 +312,78 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
                 "--ranks", ranks, f"a multiple of --ranks-per-node={options.ranks_per_node}",
                 "change one of them",
             )  # fmt: skip
-        if not any(contender.fits(ranks) for contender in contenders):
-            fits = ", ".join(f"{c.name}: multiples of {c.ranks_multiple}" for c in contenders)
+        if not any(peer.fits(ranks) for peer in peers):
+            fits = ", ".join(f"{c.name}: multiples of {c.ranks_multiple}" for c in peers)
             raise ConfigError(
                 "--contenders", f"{' '.join(names)} on {ranks} ranks",
                 f"one that can run on them ({fits})", "change --contenders or --ranks",
             )  # fmt: skip
     return [
-        Case(ranks, precision, tuple(c for c in contenders if c.fits(ranks)))
+        Case(ranks, precision, tuple(c for c in peers if c.fits(ranks)))
         for ranks in options.ranks
         for precision in options.precision
     ]
 
 
 def compare(
-    case: Case, options: argparse.Namespace, workers: Workers, status: Console
+    title: str, case: Case, options: argparse.Namespace, workers: Workers, status: Console
 ) -> list[Outcome]:
     """Run the turns of all contenders of a case."""
-    outcomes = {contender.name: Outcome(contender.name) for contender in case.contenders}
-    turns = [(index, contender) for index in range(options.rounds) for contender in case.contenders]
-    with ExitStack() as stack:
-        places = stack.enter_context(_namespaces_of_ranks(case.ranks, options))
-        bar = stack.enter_context(_progress(status))
-        task = bar.add_task(case.title(options.link), total=len(turns), now="")
-        for index, contender in turns:
-            bar.update(task, now=f"round {index + 1}: {contender.name}")
-            outcome = outcomes[contender.name]
-            if outcome.error is None:
-                take_turn(outcome, contender, _turn(contender, case, options, places), workers)
-            bar.advance(task)
-    return list(outcomes.values())
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        _namespaces_of_ranks(case.ranks, options) as places,
+        Progress(*columns, console=status, transient=True, disable=not status.is_terminal) as bar,
+    ):
+        task = bar.add_task(title, total=options.rounds * len(case.peers))
+
+        def take(peer: SpeedPeer) -> TurnFigures:
+            turn = turn_of(peer, case, options, places)
+            return TurnFigures.of(turn, workers.run(peer.builder, turn))
+
+        def show(index: int, name: str) -> None:
+            bar.update(task, description=f"{title}, round {index + 1}: {name}", advance=1)
+
+        outcomes = [Contender(peer.name, partial(take, peer)) for peer in case.peers]
+        take_turns(outcomes, options.rounds, show)
+    return outcomes
 
 
-def add_plans(outcomes: Sequence[Outcome], case: Case, options: argparse.Namespace) -> None:
-    """Add the predicted steps of our contenders."""
+def plans(case: Case, options: argparse.Namespace) -> dict[str, float]:
+    """Return the predicted seconds of a step of our contenders, by name."""
     cluster = calibrated_cluster(case.ranks)
-    for outcome, contender in zip(outcomes, case.contenders, strict=True):
-        if contender.builder == "ours":
-            turn = _turn(contender, case, options, ())
-            rates = (options.link, options.package_link)
-            outcome.planned_seconds = planned_seconds(turn, cluster, *rates)
+    rates = (options.link, options.package_link)
+    return {
+        peer.name: planned_seconds(turn_of(peer, case, options, ()), cluster, *rates)
+        for peer in case.peers
+        if peer.builder == "ours"
+    }
 
 
-def take_turn(outcome: Outcome, contender: Contender, turn: Turn, workers: Workers) -> None:
-    """Run one turn, and add its measurements or its error to the outcome."""
-    try:
-        outcome.add(turn, workers.run(contender.builder, turn))
-    except (TurnFailedError, ValueError) as error:
-        outcome.error = str(error)
+def baseline_of(outcomes: Sequence[Outcome], name: str) -> Outcome:
+    """Return the contender `name`; if it did not run, the first one that ran."""
+    ran = [outcome for outcome in outcomes if outcome.rounds] or outcomes
+    return next((outcome for outcome in ran if outcome.name == name), ran[0])
 
 
-def _turn(
-    contender: Contender, case: Case, options: argparse.Namespace, places: tuple[str, ...]
+def turn_of(
+    peer: SpeedPeer, case: Case, options: argparse.Namespace, places: tuple[str, ...]
 ) -> Turn:
     """Return the request to a worker; `places` are the network namespaces of the ranks."""
     return Turn(
-        contender=contender.name,
+        contender=peer.name,
         ranks=case.ranks,
         precision=case.precision,
-        shape=Shape(
-            options.layers, options.hidden, options.heads, options.vocabulary, options.sequence
-        ),
+        shape=Shape.of(options),
         samples=options.samples,
         micro_batches=options.micro_batches,
         warmup=options.warmup,
         steps=options.steps,
-        threads=_threads(options, case.ranks),
+        threads=threads_of(options, case.ranks),
         ranks_per_node=options.ranks_per_node,
         ranks_per_package=options.ranks_per_package,
         namespaces=places,
         limit_seconds=options.limit,
     )
-
-
-def _threads(options: argparse.Namespace, ranks: int) -> int:
-    return options.threads or max(1, (os.cpu_count() or 1) // ranks)
 
 
 @contextmanager
@@ -287,44 +403,6 @@ def _namespaces_of_ranks(ranks: int, options: argparse.Namespace) -> Iterator[tu
     rate, inner = options.link, Packages(per_node // per_package, options.package_link)
     with namespaces(ranks // per_node, rate, inner) as packages:
         yield tuple(packages[rank // per_package] for rank in range(ranks))
-
-
-def _progress(status: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    return Progress(*columns, console=status, transient=True, disable=not status.is_terminal)
-
-
-def _baseline(outcomes: Sequence[Outcome], name: str) -> Outcome:
-    """Return the outcome of the contender `name`; if it did not run, the first one that ran."""
-    ran = [outcome for outcome in outcomes if outcome.tokens_per_second] or outcomes
-    return next((outcome for outcome in ran if outcome.contender == name), ran[0])
-
-
-def _facts(
-    options: argparse.Namespace, compared: Sequence[tuple[Case, list[dict[str, Any]]]]
-) -> dict[str, Any]:
-    """Return all measurements, the options, and the properties of the machine."""
-    return {
-        "options": {key: str(value) for key, value in vars(options).items()},
-        **machine.about(),
-        "load_at_end": os.getloadavg(),
-        "cases": [
-            {
-                "ranks": case.ranks,
-                "precision": case.precision,
-                "link": options.link,
-                "threads": _threads(options, case.ranks),
-                "shape": asdict(_turn(case.contenders[0], case, options, ()).shape),
-                "rows": rows,
-            }
-            for case, rows in compared
-        ],
-    }
 
 
 if __name__ == "__main__":

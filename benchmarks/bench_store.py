@@ -8,7 +8,6 @@ and the exponent of their growth. Waiting ranks, the network and the files are n
     python -m benchmarks.bench_store --ranks 64 1024 3072 9600
 """
 
-import json
 import math
 import os
 import time
@@ -21,11 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from benchmarks.bench_options import bench_parser
+from benchmarks.harness import bench_console, bench_parser, fixed, make_table, write_json
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
-from frontier_llm.cli.console import wide_console
 from frontier_llm.launch.coordination import read_all
 from frontier_llm.launch.roster_store import Roster, RosterStore
 
@@ -139,9 +135,12 @@ def measure(work: str, ranks: int) -> Row:
         return Row(work, ranks, _cpu_seconds(pid) - server, time.process_time() - client)
 
 
-def exponent(small: Row, large: Row) -> float:
-    """Return p of server seconds ~ ranks^p between two rows."""
-    return math.log(large.server / max(small.server, 0.01)) / math.log(large.ranks / small.ranks)
+def growth(small: Row | None, large: Row) -> str:
+    """Return p of server seconds ~ ranks^p between two rows; - if they are too short to tell."""
+    if small is None or large.server < 0.1:
+        return "-"
+    power = math.log(large.server / max(small.server, 0.01)) / math.log(large.ranks / small.ranks)
+    return fixed(power)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,17 +151,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="numbers of ranks (default: 64 1024 3072 9600)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    table = Table("work", "ranks", "store CPU s", "ranks' CPU s, all together", "exponent")
-    rows: list[Row] = []
-    for work in WORKS:
-        of_work = [measure(work, ranks) for ranks in sorted(options.ranks)]
-        for before, row in zip([None, *of_work], of_work, strict=False):
-            growth = "" if before is None or row.server < 0.1 else f"{exponent(before, row):.2f}"
-            table.add_row(work, str(row.ranks), f"{row.server:.2f}", f"{row.client:.2f}", growth)
-        rows += of_work
-    wide_console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    rows = {work: [measure(work, ranks) for ranks in sorted(options.ranks)] for work in WORKS}
+    headings = ["work", "ranks", "store CPU s", "ranks' CPU s, all together", "exponent"]
+    cells = [
+        (row.work, str(row.ranks), fixed(row.server), fixed(row.client), growth(before, row))
+        for of_work in rows.values()
+        for before, row in zip([None, *of_work], of_work, strict=False)
+    ]
+    bench_console().print(make_table("The store's work", headings, cells))
+    write_json(options, {"rows": [asdict(row) for of_work in rows.values() for row in of_work]})
     return 0
 
 

@@ -34,11 +34,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from frontier_llm.cli.options import at_least, positive, run_command, tool_parser
+from benchmarks.harness import ROOT, add_numbers
+from frontier_llm.cli.options import positive, run_command, tool_parser
 from frontier_llm.errors import StopRequested
 from frontier_llm.telemetry.history import History
 
-ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "convergence.svg"
 RESULTS = ROOT / "benchmarks" / "results" / "convergence.json"
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
@@ -75,34 +75,18 @@ RUNS = {
 }
 """Overrides of each kind of run."""
 BY_DEFAULT = ("plain", "perturbed", "zeropp", "zeropp_feedback", "four_bits")
-COLOURS = {
-    "plain": "#475569",
-    "perturbed": "#94a3b8",
-    "zeropp": "#d97706",
-    "zeropp_feedback": "#2563eb",
-    "four_bits": "#059669",
-    "four_bits_128": "#65a30d",
-    "four_bits_256": "#ca8a04",
-    "bf16_feedback_256": "#db2777",
-    "differences": "#0891b2",
-    "grads_int8": "#7c3aed",
-    "grads_int4": "#dc2626",
-}
+COLOURS = (
+    "#475569", "#94a3b8", "#d97706", "#2563eb", "#059669", "#65a30d", "#ca8a04", "#db2777",
+    "#0891b2", "#7c3aed", "#dc2626",
+)  # fmt: skip
+"""Colour of each kind of run."""
 COMMON_OVERRIDES = (
-    "parallel.pipeline=1",
-    "data.global_batch=8",
-    "data.micro_batch=2",
+    "parallel.pipeline=1", "data.global_batch=8", "data.micro_batch=2",
     # with a larger learning rate, small changes of the arithmetic make runs diverge much more
-    "optimizer.learning_rate=3e-4",
-    "optimizer.minimum_learning_rate=3e-5",
-    "sharding=zeropp",
-    "precision=fp32",
-    "launch.ranks=4",
-    "launch.ranks_per_node=2",
-    "telemetry.wandb=off",
-    "telemetry.progress=false",
-    "trainer.sample_tokens=0",
-)
+    "optimizer.learning_rate=3e-4", "optimizer.minimum_learning_rate=3e-5",
+    "sharding=zeropp", "precision=fp32", "launch.ranks=4", "launch.ranks_per_node=2",
+    "telemetry.wandb=off", "telemetry.progress=false", "trainer.sample_tokens=0",
+)  # fmt: skip
 """Overrides of all runs."""
 
 
@@ -153,20 +137,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = tool_parser(__doc__)
     add = parser.add_argument
-    positive_integer = at_least(1)
-    add("--steps", type=positive_integer, default=1000, help="steps per run (default 1000)")
-    add("--slice", type=positive_integer, default=250, help="steps per turn (default 250)")
-    add(
-        "--every",
-        type=positive_integer,
-        default=50,
-        help="steps between two validations (default 50)",
-    )
-    add(
-        "--seeds",
-        type=positive_integer,
-        default=2,
-        help="runs per kind, with seeds from 1 on (default 2)",
+    add_numbers(
+        parser,
+        [
+            ("steps", 1, 1000, "steps per run"),
+            ("slice", 1, 250, "steps per turn"),
+            ("every", 1, 50, "steps between two validations"),
+            ("seeds", 1, 2, "runs per kind, with seeds from 1 on"),
+        ],
     )
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="folder of the runs")
     add("--picture", type=picture, default=PICTURE, help="file for the curves (%(default)s)")
@@ -346,7 +324,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
 
 def _draw_runs(axes: Axes, kind: str, series: Sequence[Sequence[tuple[int, float]]]) -> None:
     """Draw the mean of the runs of one kind, and each run with a thin line."""
-    colour = COLOURS[kind]
+    colour = COLOURS[list(RUNS).index(kind)]
     for points in series:
         axes.plot(*_columns(points), color=colour, alpha=0.35, linewidth=0.8)
     axes.plot(*_columns(means(series)), "o-", color=colour, label=kind, ms=3, lw=1.2)

@@ -23,17 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from benchmarks.testbed import machine
-from docs.generate.gpu_table import measured
-from docs.generate.marked_page import filled
-from docs.generate.results import RESULTS
-from frontier_llm.cli.console import wide_console
+from benchmarks.harness import ROOT, about, bench_console, make_table
+from docs.generate.blocks import RESULTS, filled
+from docs.generate.measured_tables import gpu_section
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.errors import TrainingError
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 540.0
 """A command that takes longer is ended, and its slice has failed."""
 COMMON = (
@@ -290,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/gpu"), help="(%(default)s)")
     options = parser.parse_args(arguments)
     scale = REHEARSAL if options.rehearse else GPU
-    console, failed = wide_console(), []
+    console, failed = bench_console(), []
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.only or SLICES:
         file = options.folder.absolute() / f"{name}.json"
@@ -299,7 +294,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         result = _run_slice(name, scale, options.folder.absolute() / name)
         file.write_text(json.dumps(result, indent=1) + "\n")
-        console.print(_table(name, result))
+        cells = [[str(row["what"]), str(row["value"])] for row in result["rows"]]
+        console.print(
+            make_table(f"{name} ({result['seconds']} s)", ["what", "value"], cells, left=2)
+        )
         if result["error"]:
             failed.append(name)
             console.print(f"{name} failed: {result['error']}", style="red", markup=False)
@@ -321,7 +319,7 @@ def _run_slice(name: str, scale: Scale, folder: Path) -> dict[str, Any]:
         error = str(failure)
     seconds = round(time.monotonic() - start, 1)
     checks = " ".join((SLICES[name].__doc__ or name).partition("\n\n")[0].split())
-    return {**machine.about(), "rehearsal": scale.is_rehearsal, "checks": checks,
+    return {**about(), "rehearsal": scale.is_rehearsal, "checks": checks,
             "seconds": seconds, "error": error, "rows": rows}  # fmt: skip
 
 
@@ -337,7 +335,7 @@ def publish(folder: Path, scale: Scale) -> None:
         file, page = RESULTS / "gpu.json", ROOT / "docs" / "gpu.md"
     file.write_text(json.dumps(results, indent=1) + "\n")
     text = (ROOT / "docs" / "gpu.md").read_text()
-    page.write_text(filled(text, {"measured": measured(results)}))
+    page.write_text(filled(text, {"measured": gpu_section(results)}))
 
 
 def _device_name() -> str:
@@ -348,13 +346,6 @@ def _device_name() -> str:
 
 def _has_succeeded(file: Path) -> bool:
     return file.exists() and json.loads(file.read_text())["error"] is None
-
-
-def _table(name: str, result: dict[str, Any]) -> Table:
-    table = Table("what", "value", title=f"{name} ({result['seconds']} s)")
-    for row in result["rows"]:
-        table.add_row(str(row["what"]), str(row["value"]))
-    return table
 
 
 def _devices(scale: Scale) -> int:

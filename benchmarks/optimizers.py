@@ -13,24 +13,27 @@ master weights.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
-from benchmarks.testbed import machine
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_command, tool_parser
+from benchmarks.harness import (
+    ROOT,
+    add_numbers,
+    bench_console,
+    bench_parser,
+    make_table,
+    parse_bench,
+    train_run,
+    write_json,
+)
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.summary import RunSummary
 
-ROOT = Path(__file__).resolve().parents[1]
 RATES = {
     "adamw": (1e-3, 3e-3, 6e-3),
     "adamw_8bit": (1e-3, 3e-3, 6e-3),
@@ -38,23 +41,13 @@ RATES = {
     "adafactor": (1e-2, 3e-2),
 }
 """Peak learning rates of each optimizer. Those of Adafactor are relative to the weights."""
-COMMON_OVERRIDES = (
-    "parallel.pipeline=1",
-    "sharding=zero1",
-    "precision=fp32",
-    "launch.ranks=2",
-    "data.global_batch=8",
-    "data.micro_batch=4",
-    "optimizer.schedule=cosine",
-    "optimizer.timescale_steps=null",
-    "optimizer.warmup_steps=20",
-    "optimizer.clip_norm=1.0",
-    "checkpoint=off",
-    "telemetry.wandb=off",
-    "telemetry.progress=false",
-    "trainer.sample_tokens=0",
-    "plan=off",
-)
+OVERRIDES = (
+    "parallel.pipeline=1", "sharding=zero1", "precision=fp32", "launch.ranks=2",
+    "data.global_batch=8", "data.micro_batch=4", "optimizer.schedule=cosine",
+    "optimizer.timescale_steps=null", "optimizer.warmup_steps=20", "optimizer.clip_norm=1.0",
+    "checkpoint=off", "telemetry.wandb=off", "telemetry.progress=false", "trainer.sample_tokens=0",
+    "plan=off", "run.resume=never",
+)  # fmt: skip
 """Overrides of all runs."""
 
 
@@ -76,91 +69,56 @@ class Outcome:
         """The last validation loss."""
         return self.validation[-1][1]
 
-    def steps_to(self, loss: float) -> int | None:
-        """Return the first validated step with a loss at most as high; None if there is none."""
-        return next((step for step, found in self.validation if found <= loss), None)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
-    parser = tool_parser(__doc__)
-    parser.add_argument("--steps", type=at_least(1), default=1000, help="steps per run")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "optimizers")
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--quick", action="store_true", help="20 steps, one rate per optimizer")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of all runs")
-    options = parser.parse_intermixed_args(arguments)
-    steps = 20 if options.quick else options.steps
+    parser = bench_parser(__doc__, quick="20 steps per run")
+    add_numbers(parser, [("steps", 1, 1000, "steps per run")])
+    folder = ROOT / "runs" / "optimizers"
+    parser.add_argument("--folder", type=Path, default=folder, help="folder of the runs")
+    options = parse_bench(parser, arguments, {"steps": 20})
     outcomes = [
-        run(optimizer, rate, steps, options)
-        for optimizer, rates in RATES.items()
-        for rate in (rates[:1] if options.quick else rates)
+        run(optimizer, rate, options) for optimizer, rates in RATES.items() for rate in rates
     ]
-    best = [
-        min((o for o in outcomes if o.optimizer == optimizer), key=lambda o: o.final)
+    best = {
+        optimizer: min((o for o in outcomes if o.optimizer == optimizer), key=lambda o: o.final)
         for optimizer in RATES
-    ]
-    wide_console().print(table(best))
-    if options.json:
-        facts = {"machine": machine.about(), "steps": steps, "overrides": list(COMMON_OVERRIDES)}
-        runs = [asdict(outcome) for outcome in outcomes]
-        options.json.write_text(json.dumps({**facts, "runs": runs}, indent=1) + "\n")
+    }
+    goal = best["adamw"].final
+    columns = ["optimizer", "rate", "last loss", "steps to AdamW's", "step", "bytes per parameter"]
+    rows = []
+    for outcome in best.values():
+        steps = next((step for step, loss in outcome.validation if loss <= goal), "never")
+        milliseconds = f"{1000 * outcome.step_seconds:.0f} ms"
+        cells = (f"{outcome.rate:g}", f"{outcome.final:.4f}", str(steps), milliseconds)
+        rows.append((outcome.optimizer, *cells, f"{outcome.moment_bytes:.2f}"))
+    bench_console().print(make_table("Best rate of each optimizer", columns, rows))
+    write_json(options, {"runs": [asdict(outcome) for outcome in outcomes]})
     return 0
 
 
-def run(optimizer: str, rate: float, steps: int, options: argparse.Namespace) -> Outcome:
+def run(optimizer: str, rate: float, options: argparse.Namespace) -> Outcome:
     """Train with one optimizer and rate, unless the run exists, and read what it found."""
-    folder: Path = options.folder / f"{optimizer}_{rate:g}_{steps}"
+    folder: Path = options.folder / f"{optimizer}_{rate:g}_{options.steps}"
     if RunSummary.read(folder) is None:
-        command = [
-            sys.executable,
-            str(ROOT / "train.py"),
-            f"optimizer={optimizer}",
-            *COMMON_OVERRIDES,
-            f"optimizer.learning_rate={rate}",
-            f"optimizer.minimum_learning_rate={rate / 10}",
-            f"trainer.steps={steps}",
-            f"trainer.evaluate_every_steps={max(1, steps // 40)}",
-            f"run.dir={folder}",
-            "run.resume=never",
-            *options.overrides,
-        ]
-        print(f"{optimizer} at {rate:g}: {steps} steps", flush=True)
-        if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
-            raise TrainingError(f"the run in {folder} failed: {' '.join(command)}")
-    history = History.read(folder)
-    found = RunSummary.read(folder)
+        keys = (
+            f"optimizer={optimizer}", *OVERRIDES, f"optimizer.learning_rate={rate}",
+            f"optimizer.minimum_learning_rate={rate / 10}", f"trainer.steps={options.steps}",
+            f"trainer.evaluate_every_steps={max(1, options.steps // 40)}",
+        )  # fmt: skip
+        print(f"{optimizer} at {rate:g}: {options.steps} steps", file=sys.stderr, flush=True)
+        train_run(keys, folder)
+    history, found = History.read(folder), RunSummary.read(folder)
     if found is None or not found.parameters:
         raise TrainingError(f"{folder} has no summary: remove it and repeat")
     moments = sum(rank.memory_bytes["moments"] for rank in found.ranks)
     return Outcome(
         optimizer=optimizer,
         rate=rate,
-        validation=[(step, loss) for step, loss in history.points("validation_loss")],
+        validation=history.points("validation_loss"),
         step_seconds=statistics.median(seconds for _, seconds in history.points("step_seconds")),
         moment_bytes=moments / found.parameters,
     )
-
-
-def table(best: Sequence[Outcome]) -> Table:
-    """Return the table of the best run of each optimizer."""
-    wanted = next(outcome.final for outcome in best if outcome.optimizer == "adamw")
-    result = Table(title=machine.about()["processor"])
-    for column in (
-        "optimizer", "rate", "last loss", "steps to AdamW's", "step", "bytes per parameter",
-    ):  # fmt: skip
-        result.add_column(column, justify="left" if column == "optimizer" else "right")
-    for outcome in best:
-        steps = outcome.steps_to(wanted)
-        result.add_row(
-            outcome.optimizer,
-            f"{outcome.rate:g}",
-            f"{outcome.final:.4f}",
-            "never" if steps is None else str(steps),
-            f"{1000 * outcome.step_seconds:.0f} ms",
-            f"{outcome.moment_bytes:.2f}",
-        )
-    return result
 
 
 if __name__ == "__main__":

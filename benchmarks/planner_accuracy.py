@@ -11,13 +11,13 @@ benchmarks/results/planner.json.
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from statistics import correlation, fmean
+from typing import Any, NamedTuple
 
-from benchmarks.layout_choice import Choices, choices
-from benchmarks.published.tables import FOLDER, TABLES
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.cli.plan_measured import read_table
@@ -34,6 +34,8 @@ from frontier_llm.planner.measured import (
     with_constants,
 )
 
+FOLDER = Path(__file__).with_name("published")
+"""The tables of measured runs. The first lines of each file name its source."""
 RESULTS = Path(__file__).parent / "results" / "planner.json"
 DEVICES = {"A800": "A100", "A100": "A100", "H100": "H100", "MI250X": "MI250X"}
 """Words in the names of devices, and the devices whose constants they share."""
@@ -63,6 +65,141 @@ START_AMD = {"MI250X.product_share": 0.5}
 EVERY = {"vtrain_single_node": 8}
 """Every how many rows of a table are used in a fit; all rows are predicted."""
 Constants = Mapping[str, float]
+LEAST_RANKED = 4
+"""Smallest number of layouts of a job whose order is compared."""
+
+
+class Table(NamedTuple):
+    """A table of measured runs."""
+
+    title: str
+    """Title for the documentation."""
+    device: str
+    """Device on which all its runs were measured."""
+    fits: bool = True
+    """Whether constants are fitted to it."""
+    note: str = ""
+    """Note for the documentation."""
+
+
+TABLES = {
+    "vtrain_single_node": Table("Megatron-LM on one node of A100 (vTrain)", "A100"),
+    "llm_foundry_a100_40gb": Table("llm-foundry on A100-40GB", "A100"),
+    "llm_foundry_h100_under_7b": Table("llm-foundry on H100, models under 7B", "H100"),
+    "megatron_sc21": Table("Megatron-LM on A100 (SC'21)", "A100"),
+    "amsp": Table("AMSP, ZeRO-1, MiCS and ZeRO-3 on A800", "A100"),
+    "frontier": Table("Frontier (MI250X)", "MI250X"),
+    "megatron_sc21_unused": Table(
+        "Megatron-LM on A100 (SC'21), other rows", "A100", fits=False, note="never fitted"
+    ),
+    "amsp_zero3": Table(
+        "ZeRO-3 and ZeRO++ on 1024 A800", "A100", fits=False, note="size of messages fitted to it"
+    ),
+}
+"""The tables by the name of their file."""
+
+
+class Choices(NamedTuple):
+    """How well the planner chooses among the measured layouts of each job."""
+
+    jobs: int
+    """Jobs with at least two measured layouts."""
+    fastest: int
+    """Jobs in which the layout with the fastest prediction is the fastest measured one."""
+    regret: float
+    """By how much the layout with the fastest prediction is slower than the fastest measured one,
+    as a share of the seconds of the latter; mean over all jobs."""
+    largest_regret: float
+    ranked: int
+    """Jobs with at least LEAST_RANKED layouts."""
+    rank_correlation: float | None
+    """Spearman's rank correlation of predicted and measured seconds, mean over these jobs; None if
+    there are none."""
+
+
+def choices(predictions: Sequence[Prediction], *, corrects_shapes: bool = False) -> Choices | None:
+    """Compare the choices of the planner with those of a measurement; None = no choice is left.
+
+    A table may hold several layouts of one job: runs with the same model, program, ranks, sequence
+    length and global batch, but different tensor, pipeline and data sizes, micro-batches,
+    recomputation or sharding factors. With `corrects_shapes` each prediction is divided by the mean
+    ratio of predicted and measured seconds of all runs with the same shapes of matrix products. The
+    result then tells what the speed of shapes does not explain.
+    """
+    ratios = _shape_ratios(predictions) if corrects_shapes else {}
+    jobs: defaultdict[tuple[object, ...], list[_Layout]] = defaultdict(list)
+    for one in predictions:
+        predicted = one.estimate.time.seconds / ratios.get(_shape(one), 1.0)
+        jobs[_job(one)].append(_Layout(predicted, _measured_seconds(one)))
+    chosen = [job for job in jobs.values() if len(job) > 1]
+    if not chosen:
+        return None
+    regrets = [_regret(job) for job in chosen]
+    ranked = [_rank_correlation(job) for job in chosen if len(job) >= LEAST_RANKED]
+    mean = fmean(ranked) if ranked else None
+    fastest = regrets.count(0.0)
+    return Choices(len(chosen), fastest, fmean(regrets), max(regrets), len(ranked), mean)
+
+
+class _Layout(NamedTuple):
+    """Seconds of a step with one layout of a job."""
+
+    predicted: float
+    measured: float
+
+
+def _job(prediction: Prediction) -> tuple[object, ...]:
+    """Return what all layouts of a job have in common."""
+    candidate = prediction.estimate.candidate
+    config = candidate.config
+    return (
+        config.model.model_dump_json(),
+        config.planner.engine.name,
+        config.cluster.name,
+        candidate.layout.precision,
+        candidate.grid.size,
+        config.data.sequence_length,
+        config.data.global_batch,
+    )
+
+
+def _shape(prediction: Prediction) -> tuple[int, ...]:
+    """Return what determines the shapes of a layer's matrix products on a rank."""
+    candidate = prediction.estimate.candidate
+    config, layout = candidate.config, candidate.layout
+    return config.model.hidden, layout.lengths.total, candidate.grid.tensor, layout.micro_batch
+
+
+def _shape_ratios(predictions: Sequence[Prediction]) -> dict[tuple[int, ...], float]:
+    """Return the mean ratio of predicted and measured seconds by shape."""
+    ratios: defaultdict[tuple[int, ...], list[float]] = defaultdict(list)
+    for one in predictions:
+        ratios[_shape(one)].append(one.estimate.time.seconds / _measured_seconds(one))
+    return {shape: fmean(some) for shape, some in ratios.items()}
+
+
+def _measured_seconds(prediction: Prediction) -> float:
+    """Return the seconds of a step that follow from the measured quantity."""
+    run = prediction.run
+    if run.quantity == "measured_step_seconds":
+        return run.measured
+    return prediction.estimate.time.seconds * prediction.predicted / run.measured
+
+
+def _regret(job: Sequence[_Layout]) -> float:
+    chosen = min(job, key=lambda layout: layout.predicted)
+    return chosen.measured / min(layout.measured for layout in job) - 1
+
+
+def _rank_correlation(job: Sequence[_Layout]) -> float:
+    predicted, measured = zip(*job, strict=True)
+    return correlation(_ranks(predicted), _ranks(measured))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equal values have the mean of their ranks."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

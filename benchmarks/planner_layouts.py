@@ -21,141 +21,308 @@ than a tenth of a core do not count. A disturbed calibration is repeated. If all
 were disturbed, all of them count, and the table says so.
 """
 
-import json
 import os
-import statistics
 import sys
-import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean, median
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch.distributed as dist
 from rich.table import Table
 
-from benchmarks.bench_options import bench_parser, parse_bench
-from benchmarks.layouts.layout_case import LAYOUTS, RANKS, Sizes
-from benchmarks.layouts.layout_rank import RankFigures, run_layout
-from benchmarks.layouts.layout_results import Row, make_row
-from benchmarks.testbed import machine
-from benchmarks.testbed.foreign_load import busy_seconds, is_disturbed, wait_until_quiet
+from benchmarks.harness import (
+    Contender,
+    add_numbers,
+    bench_console,
+    bench_parser,
+    make_table,
+    parse_bench,
+    refuse_failures,
+    take_turns,
+    write_json,
+)
+from benchmarks.testbed.bare_steps import (
+    CPU,
+    LEARNING_RATE,
+    freeze_objects,
+    prepare_cpu,
+    random_batches,
+)
+from benchmarks.testbed.calibrated import calibrated_conf
+from benchmarks.testbed.foreign_load import (
+    busy_seconds,
+    is_disturbed,
+    own_seconds,
+    wait_until_quiet,
+)
 from benchmarks.testbed.forked import on_ranks
-from frontier_llm.cli import calibrate
-from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import at_least, run_command
-from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
-from frontier_llm.config import RunConfig
+from benchmarks.testbed.held_bytes import HeldBytes
+from benchmarks.testbed.shape import Shape
+from frontier_llm.cli.compose import compose
+from frontier_llm.cli.options import run_command
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.parallel.groups import make_groups
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.trainer.states import bare_step
+from frontier_llm.trainer.step_measurements import MEASURED_STEPS
 
-CLUSTER = "this_machine"
-"""Name of the cluster file that the calibration writes."""
+RANKS = 2
+"""Number of ranks of every layout, one per CPU core."""
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "replicated": ("sharding=replicated",),
+    "zero1": ("sharding=zero1",),
+    "zero2": ("sharding=zero2",),
+    "zero3": ("sharding=zero3",),
+    "zero3, quantised": ("sharding=zero3", "collectives=zeropp"),
+    "zero1, bf16": ("sharding=zero1", "precision=bf16"),
+    "zero2, recomputed": ("sharding=zero2", "recompute=full", "data.micro_batch=2"),
+    "tensor": ("parallel.tensor=2",),
+    "tensor, sequence": ("parallel.tensor=2", "parallel.sequence=true"),
+    "1f1b": ("parallel.pipeline=2", "parallel.schedule=1f1b"),
+    "interleaved": ("parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=interleaved"),
+    "zb_v, bf16": (
+        "parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=zb_v", "precision=bf16",
+    ),
+}  # fmt: skip
+"""Overrides of each layout, by its name."""
+NO_TENSORS = ("reserved", "communicators", "workspace", "slack")
+"""Categories of planned memory that no tensor of the program holds."""
 ATTEMPTS = 3
 """Most calibrations. The last one counts, even if other programs have computed meanwhile."""
+NUMBERS = (
+    ("layers", 2, 6, "layers of the model"),
+    ("hidden", 1, 384, "width of the model"),
+    ("heads", 1, 6, "attention heads"),
+    ("vocabulary", 1, 4096, "tokens known"),
+    ("sequence", 1, 256, "tokens per sample"),
+    ("batch", 8, 8, "samples per step"),
+    ("steps", 1, 5, "timed steps per turn"),
+    ("patience", 0, 20, "seconds to wait for other programs before each turn"),
+)
 QUICK = {"layers": 4, "hidden": 64, "heads": 2, "vocabulary": 256, "sequence": 32, "steps": 1,
          "rounds": 1, "patience": 0}  # fmt: skip
+COLUMNS = ("layout", "planned, ms", "measured, ms", "error", "planned, MiB", "measured, MiB",
+           "error", "steps")  # fmt: skip
+
+
+def config_of(layout: str, shape: Shape, batch: int, *overrides: str) -> RunConfig:
+    """Return the configuration of a layout, with further overrides such as the cluster.
+
+    `batch` are the samples per step of all ranks.
+    """
+    config: RunConfig = decode(
+        compose(
+            [
+                *shape.overrides(),
+                "model.tied=false",
+                "data.micro_batch=1",
+                f"data.global_batch={batch}",
+                "parallel.pipeline=1",
+                "parallel.waiting_weights=0",
+                "precision=fp32",
+                "recompute=none",
+                "checkpoint=off",
+                *LAYOUTS[layout],
+                *overrides,
+            ]
+        )
+    )
+    return config
+
+
+class TimedStep(NamedTuple):
+    """One step on one rank."""
+
+    seconds: float
+    own: float
+    """CPU seconds of this rank."""
+    busy: float
+    """Seconds that all cores of the machine worked together."""
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one rank measured of a layout."""
+
+    peak_bytes: int
+    """Peak memory of all tensors, from the first weight to the end of the second step."""
+    steps: tuple[TimedStep, ...]
+    phases: dict[str, float]
+    """Seconds of each phase of a step, from the steps that the trainer itself measures."""
+    losses: tuple[float, ...]
+
+
+def run_layout(rank: int, config: RunConfig, steps: int) -> RankFigures:
+    """Train on one rank: two steps in which the memory is measured, and `steps` timed ones.
+
+    Collective over all ranks. The trainer's own timer measures the phases of the first timed steps.
+    """
+    prepare_cpu()
+    layout = ResolvedLayout.resolve(config, RANKS, RANKS)
+    groups = make_groups(layout.grid, layout.head_stage)
+    batches, losses = random_batches(layout, groups.coordinates.data), []
+    with HeldBytes() as held:
+        _, step = bare_step(config, layout, groups, CPU)
+        for number in (1, 2):
+            losses.append(step.run(number, batches, LEARNING_RATE).loss)
+    freeze_objects()
+    timed = []
+    for number in range(MEASURED_STEPS, MEASURED_STEPS + steps + 1):
+        dist.barrier()
+        busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
+        losses.append(step.run(number, batches, LEARNING_RATE).loss)
+        seconds = time.perf_counter() - start
+        timed.append(TimedStep(seconds, time.process_time() - own, busy_seconds() - busy))
+    # the first of these steps is the last one that the trainer's timer measures
+    return RankFigures(held.peak, tuple(timed[1:]), step.timer.laps[-1], tuple(losses))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Planned and measured time and memory of a layout."""
+
+    layout: str
+    planned_seconds: float
+    seconds: float
+    """Median duration of the counted steps on the slower rank."""
+    time_error: float
+    """Planned divided by measured seconds, minus 1."""
+    planned_bytes: int
+    """Planned peak memory of tensors on the fullest stage."""
+    peak_bytes: int
+    """Measured peak memory of tensors on the fuller rank."""
+    memory_error: float
+    """Planned divided by measured bytes, minus 1."""
+    counted_steps: int
+    is_disturbed: bool
+    """Whether other programs computed during every step, so that all steps count."""
+    parts: dict[str, float]
+    """Planned seconds by kind of work."""
+    phases: dict[str, float]
+    """Measured seconds of each phase of a step on rank 0, in one of the steps."""
+    by_category: dict[str, int]
+    """Planned bytes of tensors by category, on the fullest stage."""
+    all_seconds: tuple[float, ...]
+    """Durations of all timed steps on the slower rank."""
+
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        return [
+            self.layout,
+            f"{self.planned_seconds * 1e3:.0f}",
+            f"{self.seconds * 1e3:.0f}",
+            f"{self.time_error:+.1%}",
+            f"{self.planned_bytes / 2**20:.1f}",
+            f"{self.peak_bytes / 2**20:.1f}",
+            f"{self.memory_error:+.1%}",
+            "disturbed" if self.is_disturbed else str(self.counted_steps),
+        ]
+
+
+def make_row(layout: str, config: RunConfig, turns: Sequence[Sequence[RankFigures]]) -> Row:
+    """Return the row of a layout from what the ranks have measured in each round."""
+    planned = estimate(Candidate.of(config, RANKS, RANKS))
+    every, counted = [], []
+    for ranks in turns:
+        for steps in zip(*(rank.steps for rank in ranks), strict=True):
+            seconds, own = max(step.seconds for step in steps), sum(step.own for step in steps)
+            every.append(seconds)
+            if not is_disturbed(steps[0].busy, own, steps[0].seconds):
+                counted.append(seconds)
+    measured = median(counted or every)
+    by_category = _tensors(planned)
+    planned_bytes = sum(by_category.values())
+    peak_bytes = max(rank.peak_bytes for ranks in turns for rank in ranks)
+    return Row(
+        layout=layout,
+        planned_seconds=planned.time.seconds,
+        seconds=measured,
+        time_error=planned.time.seconds / measured - 1,
+        planned_bytes=planned_bytes,
+        peak_bytes=peak_bytes,
+        memory_error=planned_bytes / peak_bytes - 1,
+        counted_steps=len(counted or every),
+        is_disturbed=not counted,
+        parts=planned.time.parts,
+        phases=turns[0][0].phases,
+        by_category=by_category,
+        all_seconds=tuple(every),
+    )
+
+
+def _tensors(planned: Estimate) -> dict[str, int]:
+    """Return the planned bytes of tensors by category, on the fullest stage."""
+    stages = [
+        {name: size for name, size in stage.by_category.items() if name not in NO_TENSORS}
+        for stage in planned.memory
+    ]
+    return max(stages, key=lambda stage: sum(stage.values()))
+
+
+def _calibrated(options: Namespace) -> dict[str, RunConfig]:
+    """Calibrate this machine; return the configurations of layouts on it.
+
+    The calibration is repeated a few times if other programs have computed meanwhile.
+    """
+    shape, patience = Shape.of(options), options.patience
+    for attempt in range(ATTEMPTS):
+        wait_until_quiet(patience)
+        busy, own, start = busy_seconds(), own_seconds(), time.monotonic()
+        with calibrated_conf(RANKS) as cluster:
+            seconds = time.monotonic() - start
+            disturbed = is_disturbed(busy_seconds() - busy, own_seconds() - own, seconds)
+            if not disturbed or not patience or attempt + 1 == ATTEMPTS:
+                return {
+                    layout: config_of(layout, shape, options.batch, cluster)
+                    for layout in options.layouts
+                }
+        print(f"other programs computed during calibration {attempt + 1}", file=sys.stderr)
+    raise AssertionError("the last attempt returns")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate, measure the layouts, print the table, write the JSON; return the exit code."""
     parser = bench_parser(__doc__, rounds=2, quick="tiny layers, one step")
-    add = parser.add_argument
-    add("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), metavar="NAME",
-        help="names of layouts (default all): " + ", ".join(LAYOUTS))  # fmt: skip
-    add("--layers", type=at_least(2), default=6, help="layers of the model (default 6)")
-    add("--hidden", type=at_least(1), default=384, help="width of the model (default 384)")
-    add("--heads", type=at_least(1), default=6, help="attention heads (default 6)")
-    add("--vocabulary", type=at_least(1), default=4096, help="tokens known (default 4096)")
-    add("--sequence", type=at_least(1), default=256, help="tokens per sample (default 256)")
-    add("--batch", type=at_least(8), default=8, help="samples per step (default 8)")
-    add("--steps", type=at_least(1), default=5, help="timed steps per turn (default 5)")
-    add("--patience", type=at_least(0), default=20, metavar="SECONDS",
-        help="wait so long for other programs before each turn (default 20)")  # fmt: skip
+    parser.add_argument(
+        "--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), metavar="NAME",
+        help="names of layouts (default all): " + ", ".join(LAYOUTS),
+    )  # fmt: skip
+    add_numbers(parser, NUMBERS)
     options = parse_bench(parser, arguments, QUICK)
-    sizes = Sizes(options.layers, options.hidden, options.heads, options.vocabulary,
-                  options.sequence, options.batch)  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="bench_cluster_") as name:
-        configs = _calibrated(Path(name), sizes, options.layouts, options.patience)
-    turns: dict[str, list[list[RankFigures]]] = {layout: [] for layout in configs}
-    for _ in range(options.rounds):
-        for layout, config in configs.items():
-            wait_until_quiet(options.patience)
-            turns[layout].append(on_ranks(run_layout, RANKS, config, options.steps))
-    rows = [make_row(layout, config, turns[layout]) for layout, config in configs.items()]
-    wide_console().print(_table(rows))
-    if options.json:
-        first = next(iter(configs.values()))
-        facts = {
-            **machine.about(),
-            "sizes": asdict(sizes),
-            "rounds": options.rounds,
-            "steps": options.steps,
-            "cluster": first.cluster.model_dump(mode="json"),
-            "rows": [asdict(row) for row in rows],
-        }
-        options.json.write_text(json.dumps(facts, indent=1))
+    configs = _calibrated(options)
+
+    def turn(config: RunConfig) -> list[RankFigures]:
+        wait_until_quiet(options.patience)
+        return on_ranks(run_layout, RANKS, config, options.steps)
+
+    contenders = [Contender(name, partial(turn, config)) for name, config in configs.items()]
+    take_turns(contenders, options.rounds)
+    refuse_failures(contenders)
+    rows = [make_row(one.name, configs[one.name], one.rounds) for one in contenders]
+    bench_console().print(_table(rows))
+    cluster = next(iter(configs.values())).cluster.model_dump(mode="json")
+    sizes = {**asdict(Shape.of(options)), "batch": options.batch}
+    facts = {"sizes": sizes, "rounds": options.rounds, "steps": options.steps}
+    write_json(options, {**facts, "cluster": cluster, "rows": [asdict(row) for row in rows]})
     return 0
 
 
-def _calibrated(
-    folder: Path, sizes: Sizes, layouts: Sequence[str], patience: float
-) -> dict[str, RunConfig]:
-    """Calibrate this machine into a folder; return the configurations of layouts on it."""
-    before = os.environ.get(CONF_DIR_VARIABLE)
-    os.environ[CONF_DIR_VARIABLE] = str(folder)
-    try:
-        _calibrate(patience)
-        return {layout: sizes.config(layout, [f"cluster={CLUSTER}"]) for layout in layouts}
-    finally:
-        del os.environ[CONF_DIR_VARIABLE]
-        if before is not None:
-            os.environ[CONF_DIR_VARIABLE] = before
-
-
-def _calibrate(patience: float) -> None:
-    """Write the cluster file; repeat this a few times if other programs have computed meanwhile."""
-    for attempt in range(ATTEMPTS):
-        wait_until_quiet(patience)
-        busy, own, start = busy_seconds(), _own_seconds(), time.monotonic()
-        calibrate.main(["--ranks", str(RANKS), "--write", CLUSTER])
-        seconds = time.monotonic() - start
-        disturbed = is_disturbed(busy_seconds() - busy, _own_seconds() - own, seconds)
-        if not disturbed or not patience:
-            return
-        print(f"other programs computed during calibration {attempt + 1}", file=sys.stderr)
-
-
-def _own_seconds() -> float:
-    """Return the CPU seconds of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
 def _table(rows: Sequence[Row]) -> Table:
-    table = plain_table(f"{RANKS} ranks on {os.cpu_count()} cores", [])
-    for column in ("layout", "planned, ms", "measured, ms", "error",
-                   "planned, MiB", "measured, MiB", "error", "steps"):  # fmt: skip
-        table.add_column(column, justify="left" if column == "layout" else "right")
-    for row in rows:
-        table.add_row(
-            row.layout,
-            f"{row.planned_seconds * 1e3:.0f}",
-            f"{row.seconds * 1e3:.0f}",
-            f"{row.time_error:+.1%}",
-            f"{row.planned_bytes / 2**20:.1f}",
-            f"{row.peak_bytes / 2**20:.1f}",
-            f"{row.memory_error:+.1%}",
-            "disturbed" if row.is_disturbed else str(row.counted_steps),
-        )
-    means = [
-        f"{statistics.mean(abs(error) for error in errors):.1%}"
-        for errors in (
-            [row.time_error for row in rows],
-            [row.memory_error for row in rows],
-        )
-    ]
-    table.add_row("mean of absolute errors", "", "", means[0], "", "", means[1], "")
-    return table
+    time_error, memory_error = (
+        f"{fmean(abs(error) for error in errors):.1%}"
+        for errors in ([row.time_error for row in rows], [row.memory_error for row in rows])
+    )
+    means = ["mean of absolute errors", "", "", time_error, "", "", memory_error, ""]
+    title = f"{RANKS} ranks on {os.cpu_count()} cores"
+    return make_table(title, COLUMNS, [*(row.cells() for row in rows), means])
 
 
 if __name__ == "__main__":

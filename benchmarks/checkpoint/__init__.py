@@ -1,1 +1,1 @@
-"""Modules of benchmarks/bench_checkpoint.py: savers, the states they save, turns and results."""
+"""Savers of checkpoints, and what ranks measure, for the two benchmarks of checkpoints."""

@@ -9,71 +9,73 @@ predicts the share of the time in which the run makes new steps. The measured sh
 the seconds of all new steps (metrics.jsonl), over the time of the run.
 """
 
-import json
-import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, median
 
 from rich.progress import track
-from rich.table import Table
 
-from benchmarks.bench_options import bench_parser
-from benchmarks.faults.deaths.disturbed_run import OVERRIDES, RANKS, LocalRun
-from benchmarks.faults.kill_loop import write_corpus
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_command
+from benchmarks.faults.disturbed_runs import OVERRIDES, RANKS, LocalRun
+from benchmarks.harness import (
+    add_numbers,
+    bench_console,
+    bench_parser,
+    make_table,
+    work_folder,
+    write_json,
+)
+from benchmarks.testbed.forked_run import corpus_of
+from frontier_llm.cli.options import positive, run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.planner.effective_time import Recovery, simulate
 from frontier_llm.telemetry.history import History
 
 CALIBRATION_KILLS = 20
+KEYS = (
+    *OVERRIDES, "recovery.enabled=true", "checkpoint.every_steps=20",
+    "trainer.evaluate_every_steps=null", "trainer.steps=1000000",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill, measure and predict; return the exit code."""
     parser = bench_parser(__doc__)
-    add = parser.add_argument
-    add("--kills", type=at_least(1), default=50, help="kills that are measured (default 50)")
-    add("--mtbf", type=float, default=15.0, help="mean seconds between kills (default 15)")
-    add("--seed", type=int, default=1, help="seed of the moments and targets (default 1)")
+    numbers = [
+        ("kills", 1, 50, "kills that are measured"),
+        ("seed", 0, 1, "seed of the moments and targets"),
+    ]
+    add_numbers(parser, numbers)
+    parser.add_argument(
+        "--mtbf", type=positive, default=15.0, help="mean seconds between kills (default 15)"
+    )
     options = parser.parse_args(arguments)
     draw = random.Random(options.seed)
-    with tempfile.TemporaryDirectory(prefix="goodput_kills_") as name:
-        folder = Path(name)
-        data = (f"data.path={write_corpus(folder)}", f"data.directory={folder}/corpora")
-        keys = (*OVERRIDES, *data, "recovery.enabled=true", "checkpoint.every_steps=20",
-                "trainer.evaluate_every_steps=null", "trainer.steps=1000000")  # fmt: skip
-        run = LocalRun(folder / "run", keys)
+    gaps = [draw.expovariate(1 / options.mtbf) for _ in range(options.kills)]
+    with work_folder("goodput_kills") as folder:
+        run = LocalRun(folder / "run", (*KEYS, *corpus_of(folder)))
         try:
             wait(run, 20)
             recovery, step = calibrate(run, draw)
-            gaps = [draw.expovariate(1 / options.mtbf) for _ in range(options.kills)]
-            measured, mtbf = measure(run, gaps, draw)
+            measured = measure(run, gaps, draw)
         finally:
             run.kill_all()
+    mtbf = fmean(gaps)
     in_place = Recovery("in place", stall=0.0, seconds=recovery, keeps_steps=True)
     predicted = simulate(in_place, mtbf, step, 10**6).effective
-    table = Table("figure", "value")
-    table.add_row("kills", str(options.kills))
-    table.add_row("mean time between kills", f"{mtbf:.1f} s")
-    table.add_row("seconds of a recovery, without the step in flight", f"{recovery:.2f} s")
-    table.add_row("seconds of a step", f"{step:.3f} s")
-    table.add_row("effective time, predicted", f"{predicted:.3f}")
-    table.add_row("effective time, measured", f"{measured:.3f}")
-    table.add_row("difference", f"{100 * (measured - predicted):+.1f} points")
-    wide_console().print(table)
-    if options.json:
-        result = {
-            "kills": options.kills, "mtbf": mtbf, "recovery": recovery, "step": step,
-            "predicted": predicted, "measured": measured, "cores": os.cpu_count(),
-            "load": os.getloadavg()[0],
-        }  # fmt: skip
-        options.json.write_text(json.dumps(result, indent=1))
+    rows = [
+        ("kills", str(options.kills)),
+        ("mean time between kills", f"{mtbf:.1f} s"),
+        ("seconds of a recovery, without the step in flight", f"{recovery:.2f} s"),
+        ("seconds of a step", f"{step:.3f} s"),
+        ("effective time, predicted", f"{predicted:.3f}"),
+        ("effective time, measured", f"{measured:.3f}"),
+        ("difference", f"{100 * (measured - predicted):+.1f} points"),
+    ]
+    bench_console().print(make_table("Effective training time", ["figure", "value"], rows))
+    facts = {"recovery": recovery, "step": step, "predicted": predicted, "measured": measured}
+    write_json(options, {"kills": options.kills, "mtbf": mtbf, **facts})
     return 0
 
 
@@ -89,11 +91,11 @@ def calibrate(run: LocalRun, draw: random.Random) -> tuple[float, float]:
         seconds.append(time.monotonic() - start)
     step_seconds = median(value for _, value in History.read(run.run).points("step_seconds"))
     # the interrupted step is half done on average, and is done again as a whole
-    return mean(seconds) - step_seconds, step_seconds
+    return fmean(seconds) - step_seconds, step_seconds
 
 
-def measure(run: LocalRun, gaps: Sequence[float], draw: random.Random) -> tuple[float, float]:
-    """Kill a rank after each gap; return the effective share and the mean gap."""
+def measure(run: LocalRun, gaps: Sequence[float], draw: random.Random) -> float:
+    """Kill a rank after each gap; return the effective share of the time."""
     start, first = time.monotonic(), run.steps
     due = start
     for gap in track(gaps, "kills"):
@@ -103,8 +105,7 @@ def measure(run: LocalRun, gaps: Sequence[float], draw: random.Random) -> tuple[
     wait(run, run.steps)
     elapsed = time.monotonic() - start
     points = History.read(run.run).points("step_seconds")
-    seconds = sum(value for step, value in points if step > first)
-    return seconds / elapsed, sum(gaps) / len(gaps)
+    return sum(value for step, value in points if step > first) / elapsed
 
 
 def wait(run: LocalRun, step: int) -> None:

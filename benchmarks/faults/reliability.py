@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich import print as print_rich
-from rich.table import Table
 
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.fault_cases import FAULTS, Fault
 from benchmarks.faults.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
+from benchmarks.harness import bench_console, make_table
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.errors import LaunchError, StopRequested
 from frontier_llm.units import format_seconds
@@ -119,11 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = chosen.json or folder / f"{chosen.experiment}.result.json"
     file.write_text(json.dumps(result(chosen.experiment, measured), indent=1) + "\n")
     for rows in measured.values():
-        print_rich(_table(rows))
+        keys = list(rows[0]) if rows else []
+        cells = [[str(value) for value in row.values()] for row in rows]
+        bench_console().print(
+            make_table("", [key.replace("_", " ") for key in keys], cells, left=len(keys))
+        )
     print(
         f"{file}: the rows. To publish them: `--json benchmarks/results/{chosen.experiment}.json`,"
     )
-    print("then `python -m docs.generate.measured_tables --write`")
+    print("then `python -m docs.generate measured --write`")
     return 0
 
 
@@ -330,14 +333,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "culprit": cause if outcome.is_culprit_named else "not named",
         "largest_loss_difference": float(f"{outcome.largest_loss_difference:.2g}"),
     }
-
-
-def _table(rows: Rows) -> Table:
-    """Return rows as a table whose columns are their keys."""
-    table = Table(*(key.replace("_", " ") for key in rows[0])) if rows else Table()
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    return table
 
 
 if __name__ == "__main__":

@@ -18,19 +18,21 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
-from benchmarks.bench_options import bench_parser
 from benchmarks.faults.reliability import OVERRIDES, PATIENCE_SECONDS, SCRIPT
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.jobs import Job, losses_of, pack_environment, submit
-from frontier_llm.cli.console import wide_console
+from benchmarks.harness import (
+    bench_console,
+    bench_parser,
+    make_table,
+    work_folder,
+    write_json,
+)
 from frontier_llm.cli.options import run_command
 
 STEPS, ACT_AT_STEP = 80, 25
@@ -81,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--only", default="", help="only faults whose name contains this text")
     options = parser.parse_args(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="slurm_replacement_"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the cluster is stopped
     outcomes = []
-    with SlurmCluster(folder / "slurm", 3, 4, 2, folder / "local") as cluster:
+    with (
+        work_folder("slurm_replacement") as folder,
+        SlurmCluster(folder / "slurm", 3, 4, 2, folder / "local") as cluster,
+    ):
         pack_environment(cluster.folder)
         nothing = Fault("", lambda job: None)
         reference = run_job(cluster, folder / "reference", nothing, {})[1]
@@ -95,10 +98,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes.append(run_job(cluster, folder / f"fault_{number}", fault, reference)[0])
             fault.repair(cluster)
             cluster.wait_idle(90)
-    wide_console().print(to_table(outcomes))
-    if options.json:
-        rows = [asdict(outcome) for outcome in outcomes]
-        options.json.write_text(json.dumps({"rows": rows, "cores": os.cpu_count()}, indent=1))
+    names = ["fault", "next step after", "steps done twice", "the job", "largest loss difference"]
+    rows = []
+    for one in outcomes:
+        seconds, worst = one.seconds_to_step, one.largest_loss_difference
+        rows.append(
+            (one.fault, "-" if seconds is None else f"{seconds:.1f} s", str(one.steps_done_twice),
+             one.job, "-" if worst is None else f"{worst:g}")
+        )  # fmt: skip
+    bench_console().print(make_table("Ranks of a Slurm job replaced in place", names, rows))
+    write_json(options, {"rows": [asdict(outcome) for outcome in outcomes]})
     return int(any(outcome.largest_loss_difference for outcome in outcomes))
 
 
@@ -205,20 +214,6 @@ FAULTS = (
         replaces=False,
     ),
 )
-
-
-def to_table(outcomes: Sequence[Replaced]) -> Table:
-    """Return the outcomes as a table."""
-    names = ("fault", "next step after", "steps done twice", "the job", "largest loss difference")
-    table = Table(*names, title="Ranks of a Slurm job replaced in place")
-    for outcome in outcomes:
-        seconds, worst = (
-            "-" if outcome.seconds_to_step is None else f"{outcome.seconds_to_step:.1f} s",
-            "-" if outcome.largest_loss_difference is None
-            else f"{outcome.largest_loss_difference:g}",
-        )  # fmt: skip
-        table.add_row(outcome.fault, seconds, str(outcome.steps_done_twice), outcome.job, worst)
-    return table
 
 
 if __name__ == "__main__":

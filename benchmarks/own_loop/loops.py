@@ -1,15 +1,17 @@
-"""The contenders of bench_library.py: one training step with frontier_llm.library, and with FSDP2.
+"""The training loops of bench_library.py: one with frontier_llm.library, and one with FSDP2.
 
-Both shard all states over all ranks, with one unit per layer and one for the rest of the model,
-keep fp32 master weights, clip the norm of the gradient, and update with a fused AdamW kernel that
-decays matrices only.
+Both train a Llama of transformers with random weights, shard all states over all ranks, with one
+unit per layer and one for the rest of the model, keep fp32 master weights, clip the norm of the
+gradient, and update with a fused AdamW kernel that decays matrices only.
 
 In bf16 both compute in bf16, gather parameters in bf16 and send gradients in bf16. The library sums
 gradients in fp32. FSDP2 (reduce_dtype) sums them in bf16, and then converts the sum to fp32.
 """
 
+import importlib
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,24 +19,86 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from benchmarks.own_loop.llama import Shape, build
+from frontier_llm.errors import ConfigError
 from frontier_llm.library import AdamW, Formats, Sharded, shard
 
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
 Precision = Literal["fp32", "bf16"]
+SEED = 1
 RATE = 1e-3
 """Learning rate."""
 UPDATE = AdamW()
+
+
+def import_model() -> None:
+    """Import the model's module once, before ranks are forked.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    try:
+        importlib.import_module("transformers.models.llama.modeling_llama")
+    except ImportError as error:
+        raise ConfigError(
+            "transformers", str(error), "the library of the model",
+            "pip install -e '.[convert]'",
+        ) from error  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of the model and of the samples."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    """Tokens per sample."""
+    samples: int
+    """Samples per rank and step."""
+
+
+def build(shape: Shape) -> "LlamaForCausalLM":
+    """Return the model in training mode, fp32, with the same weights on every rank.
+
+    All weights are representable in bf16, so that a contender with bf16 parameters starts with the
+    same values. The table of the tokens and the output layer are two parameters.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.hidden * 11 // 4,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads // 2,
+        max_position_embeddings=shape.sequence,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config).train()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
+def tokens_of(shape: Shape, rank: int, ranks: int, step: int) -> torch.Tensor:
+    """Return [samples, sequence] int64: random tokens that depend on the rank and the step only."""
+    generator = torch.Generator().manual_seed(SEED + step * ranks + rank)
+    size = (shape.samples, shape.sequence)
+    return torch.randint(shape.vocabulary, size, generator=generator)
 
 
 class Loop(Protocol):
     """One rank of a contender."""
 
     def step(self, tokens: torch.Tensor) -> float:
-        """Run one step and return the mean loss of this rank's samples. Collective.
-
-        Args:
-            tokens: [samples, sequence] int64.
-        """
+        """Run one step on [samples, sequence] int64; return the mean loss. Collective."""
 
     def counted_bytes(self) -> float | None:
         """Return the bytes sent since the last call; None if the library does not count them."""
@@ -75,20 +139,16 @@ class LibraryLoop:
 
 
 class FsdpLoop:
-    """torch's FSDP2."""
+    """torch's FSDP2.
+
+    With `keeps`, parameters stay gathered between a layer's forward and backward pass. With
+    `prefetches`, each layer starts to gather the next one. By default, FSDP2 prefetches only with
+    CUDA streams; on a CPU a layer is gathered when it is needed.
+    """
 
     def __init__(
         self, shape: Shape, precision: Precision, *, keeps: bool = False, prefetches: bool = False
     ) -> None:
-        """Shard the model.
-
-        Args:
-            shape: the model.
-            precision: of the computation.
-            keeps: whether parameters stay gathered between a layer's forward and backward pass.
-            prefetches: whether each layer starts to gather the next one. By default, FSDP2
-                prefetches only with CUDA streams; on a CPU a layer is gathered when it is needed.
-        """
         model = build(shape)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         dtype = torch.bfloat16 if precision == "bf16" else None  # None: that of the parameters

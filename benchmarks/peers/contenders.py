@@ -17,7 +17,7 @@ then forks the ranks."""
 
 
 @dataclass(frozen=True)
-class Contender:
+class SpeedPeer:
     """A library and its settings, as a way to train."""
 
     name: str
@@ -48,12 +48,12 @@ each state is sharded. The name `ours-P-G-O` stands for any other values P, G an
 PRESETS = tuple(groups()["collectives"])
 """Presets of `collectives=`: the formats in which states are sent."""
 PEERS = (
-    Contender("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
-    Contender("fsdp", "torch FSDP2, parameters resharded after the forward pass", "torch_peers"),
-    Contender("fsdp-keep", "torch FSDP2, reshard_after_forward=False", "torch_peers"),
+    SpeedPeer("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
+    SpeedPeer("fsdp", "torch FSDP2, parameters resharded after the forward pass", "torch_peers"),
+    SpeedPeer("fsdp-keep", "torch FSDP2, reshard_after_forward=False", "torch_peers"),
 )
 DEEPSPEED = tuple(
-    Contender(f"deepspeed-zero{stage}", f"DeepSpeed ZeRO-{stage}", "deepspeed_peer")
+    SpeedPeer(f"deepspeed-zero{stage}", f"DeepSpeed ZeRO-{stage}", "deepspeed_peer")
     for stage in (1, 2, 3)
 )
 BY_DEFAULT = (
@@ -62,7 +62,7 @@ BY_DEFAULT = (
 )
 
 
-def find(name: str) -> Contender:
+def find(name: str) -> SpeedPeer:
     """Return the contender with this name.
 
     Raises:
@@ -76,7 +76,7 @@ def find(name: str) -> Contender:
     # ours-mics needs 4 ranks: on 2 ranks it would be the same as zero3
     multiple = 4 if name == "ours-mics" else math.lcm(1, *sizes)
     description = f"ours, states sharded over {' / '.join(factors)} ranks, collectives={formats}"
-    return Contender(name, description, "ours", multiple)
+    return SpeedPeer(name, description, "ours", multiple)
 
 
 def formats_of(name: str) -> str:

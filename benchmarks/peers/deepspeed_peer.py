@@ -1,6 +1,6 @@
 """DeepSpeed as a contender of bench_sharding.py.
 
-Runs in a separate environment that has only torch and deepspeed (deepspeed_venv.py).
+Runs in a separate environment that has only torch and deepspeed (workers.py).
 """
 
 import os
@@ -12,7 +12,8 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported
 import deepspeed  # type: ignore[import-not-found]
 import torch
 
-from benchmarks.peers.peer import (
+from benchmarks.peers.plain_gpt import PlainGpt
+from benchmarks.peers.turn import (
     BETAS,
     CLIP_NORM,
     EPSILON,
@@ -20,9 +21,8 @@ from benchmarks.peers.peer import (
     SEED,
     WEIGHT_DECAY,
     MicroBatch,
+    Turn,
 )
-from benchmarks.peers.plain_gpt import PlainGpt
-from benchmarks.peers.turn import Turn
 
 
 def make(turn: Turn, rank: int) -> "DeepSpeed":

@@ -3,41 +3,35 @@
 import torch
 
 from benchmarks.peers.contenders import factors_of, formats_of
-from benchmarks.peers.peer import BETAS, CLIP_NORM, EPSILON, LEARNING_RATE, WEIGHT_DECAY, MicroBatch
-from benchmarks.peers.turn import Turn
+from benchmarks.peers.turn import (
+    BETAS,
+    CLIP_NORM,
+    EPSILON,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    MicroBatch,
+    Turn,
+)
+from benchmarks.testbed.bare_steps import CPU, prepare_cpu
 from frontier_llm.cli.compose import compose
-from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.config import RunConfig, decode
-from frontier_llm.data.batch import Batch
-from frontier_llm.device.accelerator import keep_freed_memory
-from frontier_llm.device.kernels import resolve
+from frontier_llm.config import decode
+from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.model.build import build_model
-from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import make_groups
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.states import shard
-from frontier_llm.trainer.step import TrainStep
+from frontier_llm.trainer.states import bare_step
 
 
 def make(turn: Turn, rank: int) -> "Ours":
     """Build one rank of the contender. Collective over all ranks."""
-    return Ours(turn, rank)
+    return Ours(turn)
 
 
 def overrides(turn: Turn) -> list[str]:
     """Return the configuration of a turn as overrides of train.py."""
-    shape = turn.shape
     params, grads, optimizer = factors_of(turn.contender)
     return [
-        "model=gpt_tiny",
-        f"model.layers={shape.layers}",
-        f"model.hidden={shape.hidden}",
-        f"model.heads={shape.heads}",
-        f"model.vocabulary={shape.vocabulary}",
-        f"data.vocabulary={shape.vocabulary}",
-        f"data.sequence_length={shape.sequence}",
+        *turn.shape.overrides(),
         f"data.micro_batch={turn.samples}",
         f"data.global_batch={turn.samples * turn.micro_batches * turn.ranks}",
         "parallel.pipeline=1",
@@ -83,28 +77,21 @@ def _formats(turn: Turn) -> list[str]:
 class Ours:
     """One rank of frontier_llm."""
 
-    def __init__(self, turn: Turn, rank: int) -> None:
-        megatron_cpu.install()
-        keep_freed_memory()
-        config: RunConfig = decode(compose(overrides(turn)))
-        device = torch.device("cpu")
-        kernels = resolve(config.kernels, device)
+    def __init__(self, turn: Turn) -> None:
+        prepare_cpu()
+        config = decode(compose(overrides(turn)))
         layout = ResolvedLayout.resolve(
             config, turn.ranks, turn.ranks_per_node, precision=turn.precision
         )
         groups = make_groups(layout.grid, layout.head_stage)
-        model = build_model(layout, groups, device, kernels, config.trainer.seed)
+        model, self._step = bare_step(config, layout, groups, CPU)
         self.parameters = sum(record.parameter.numel() for record in model.records)
-        traffic = Traffic(groups.grid, rank)
-        states = shard(config, model, groups, traffic)
-        scale = LossScale(config.precision, turn.precision)
-        self._step = TrainStep(model, states, groups, config, scale, traffic)
         self._ranks, self._has_packages = turn.ranks, turn.ranks_per_package > 1
         self._counted_bytes = 0.0
 
     def step(self, batches: list[MicroBatch]) -> float:
         """Run one step; return the mean loss over all ranks."""
-        our_batches = [
+        our_batches: list[AnyBatch] = [
             Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
             for tokens, labels in batches
         ]

@@ -4,40 +4,27 @@
 speeds are those of ranks that share the cores. The speeds of simulated links are the given ones.
 """
 
-import os
 import re
-import tempfile
 
 from benchmarks.peers.ours import overrides
 from benchmarks.peers.turn import Turn
-from frontier_llm.cli import calibrate
+from benchmarks.testbed.calibrated import calibrated_conf
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.config import decode
 from frontier_llm.config.cluster import ClusterConfig, LinkConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import estimate
 
-NAME = "this_machine"
-"""Name of the cluster file that the calibration writes."""
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 """Bits per second of the units of a rate."""
 
 
 def calibrated_cluster(ranks: int) -> ClusterConfig:
     """Measure this machine with a number of processes."""
-    before = os.environ.get(CONF_DIR_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="bench_cluster_") as folder:
-        os.environ[CONF_DIR_VARIABLE] = folder
-        try:
-            calibrate.main(["--ranks", str(ranks), "--write", NAME])
-            cluster: ClusterConfig = decode(compose([f"cluster={NAME}"])).cluster
-            return cluster
-        finally:
-            del os.environ[CONF_DIR_VARIABLE]
-            if before is not None:
-                os.environ[CONF_DIR_VARIABLE] = before
+    with calibrated_conf(ranks) as override:
+        cluster: ClusterConfig = decode(compose([override])).cluster
+        return cluster
 
 
 def bytes_per_second(rate: str) -> float:
@@ -55,16 +42,13 @@ def bytes_per_second(rate: str) -> float:
 def planned_seconds(
     turn: Turn, cluster: ClusterConfig, link: str | None, package_link: str | None
 ) -> float:
-    """Predict the step of one of our contenders.
+    """Predict the seconds of a step of one of our contenders.
 
     Args:
         turn: what the contender does.
         cluster: this machine, calibrated.
         link: rate of the link of a node in the syntax of tc; None = no simulated links.
         package_link: rate of the link of a package; None = that of the node's link.
-
-    Returns:
-        Seconds per step.
     """
     links = _links(turn, cluster.links[0], link, package_link or link)
     here = cluster.model_copy(update={"links": links, "ranks_per_node": turn.ranks_per_node})

@@ -27,29 +27,19 @@ _STATE: dict[str, Any] = {}
 
 def ours(folder: Path, workers: int) -> int:
     """Run frontier_llm.data.prepare, which tokenizes parts of the text in parallel."""
-    from frontier_llm.data.prepared_corpus import open_corpus
-
-    manifest = open_corpus(prepare_input(folder, workers)).manifest
-    return manifest.train.tokens + manifest.validation.tokens
-
-
-def prepare_input(folder: Path, workers: int) -> Path:
-    """Prepare a corpus from FOLDER/input.jsonl and return its folder.
-
-    The tokenizer is FOLDER/tokenizer.model; if there is none, the tokenizer.json in FOLDER.
-    """
     from frontier_llm.cli.compose import compose
     from frontier_llm.config.data import DataConfig
     from frontier_llm.data.prepare import prepare
+    from frontier_llm.data.prepared_corpus import open_corpus
 
-    model = folder / "tokenizer.model"
     overrides = [
         "data=text", f"data.path={folder}/input.jsonl", f"data.directory={folder}/ours",
-        f"data.tokenizer={model if model.exists() else folder}",
+        f"data.tokenizer={folder}/tokenizer.model",
         f"data.validation_percent={VALIDATION_PERCENT}",
     ]  # fmt: skip
     config = DataConfig.model_validate(compose(overrides)["data"])
-    return prepare(config, workers=workers)
+    manifest = open_corpus(prepare(config, workers=workers)).manifest
+    return manifest.train.tokens + manifest.validation.tokens
 
 
 def megatron(folder: Path, workers: int) -> int:

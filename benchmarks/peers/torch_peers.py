@@ -9,7 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.peers.peer import (
+from benchmarks.peers.plain_gpt import PlainGpt
+from benchmarks.peers.turn import (
     BETAS,
     CLIP_NORM,
     EPSILON,
@@ -18,9 +19,8 @@ from benchmarks.peers.peer import (
     WEIGHT_DECAY,
     MicroBatch,
     Peer,
+    Turn,
 )
-from benchmarks.peers.plain_gpt import PlainGpt
-from benchmarks.peers.turn import Turn
 
 
 def make(turn: Turn, rank: int) -> Peer:

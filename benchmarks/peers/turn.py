@@ -1,21 +1,41 @@
-"""The request to a worker and the answer of each rank, which are sent as JSON."""
+"""What bench_sharding.py asks a worker for, what each rank answers, and what a contender offers.
+
+Turns and answers are sent as JSON.
+"""
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import torch
+
+from benchmarks.testbed.shape import Shape
+
+LEARNING_RATE = 1e-4
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1
+CLIP_NORM = 1.0
+SEED = 1
+MicroBatch = tuple[torch.Tensor, torch.Tensor]
+"""Tokens and labels of a micro-batch, each [samples, sequence] int64."""
 Precision = Literal["fp32", "bf16"]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Dimensions of the GPT that every contender trains."""
+class Peer(Protocol):
+    """One rank of a contender."""
 
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence: int
+    parameters: int
+    """Number of parameters of the complete model."""
+
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step (forward, backward, clipping, AdamW) and return the mean loss.
+
+        Collective over all ranks.
+        """
+
+    def counted_bytes(self) -> float | None:
+        """Return the bytes sent between nodes in the last step; None if they are not counted."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +91,11 @@ class Turn:
 class RankFigures:
     """Measurements of one rank in a turn."""
 
-    step_seconds: tuple[float, ...]
+    step_seconds: list[float]
     """Times of the timed steps."""
-    losses: tuple[float, ...]
+    losses: list[float]
     """Losses of all steps, warm-up first."""
     parameters: int
-    """Number of parameters of the complete model."""
     start_bytes: int
     """Peak resident memory before the model was built, which libraries use."""
     peak_bytes: int
@@ -89,9 +108,3 @@ class RankFigures:
     libraries."""
     idle_share: float | None
     """Idle share of all cores' time during the timed steps; None if unknown."""
-
-
-def figures_from(values: dict[str, Any]) -> RankFigures:
-    """Read the measurements of a rank from JSON."""
-    step_seconds, losses = tuple(values.pop("step_seconds")), tuple(values.pop("losses"))
-    return RankFigures(step_seconds=step_seconds, losses=losses, **values)

@@ -1,1 +1,1 @@
-"""Modules of benchmarks/bench_pipeline.py: contenders, megatron's schedules, and measurements."""
+"""What the ranks of benchmarks/bench_pipeline.py run and measure."""

@@ -16,7 +16,7 @@ from frontier_llm.data.batch import AnyBatch
 from frontier_llm.model.build import Chunk, Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.dropout import DropoutSeeds
+from frontier_llm.trainer.pipeline import DropoutSeeds
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Computes the mean loss of a micro-batch from the output of the last model chunk; returns it, and
@@ -37,15 +37,11 @@ class _TorchOnCpu:
 class MegatronPipeline:
     """Replaces `trainer.pipeline.Pipeline` in training steps on CPU ranks.
 
-    The schedule is interleaved if the stage has several model chunks, and else 1F1B.
+    The schedule is interleaved if the stage has several model chunks, and else 1F1B. The chunks are
+    in loop placement and have no dropout; megatron's options are set on the model's configuration.
     """
 
     def __init__(self, model: Model) -> None:
-        """Set megatron's options for a pipeline on the configuration of the model.
-
-        Args:
-            model: model chunks of this rank, in loop placement and without dropout.
-        """
         self._model = model
         self._is_interleaved = is_interleaved = len(model.chunks) > 1
         stages, config = model.layout.grid.pipeline, model.transformer

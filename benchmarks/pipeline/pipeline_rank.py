@@ -1,38 +1,127 @@
-"""Run one rank of a case of bench_pipeline: all contenders take turns in its process."""
+"""A case of bench_pipeline: its settings and contenders, and what a rank measures of them."""
 
-import gc
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.pipeline.megatron_schedules import MegatronPipeline
-from benchmarks.pipeline.pipeline_case import Case, Contender, RankFigures, TimedStep
+from benchmarks.testbed.bare_steps import (
+    CPU,
+    LEARNING_RATE,
+    freeze_objects,
+    prepare_cpu,
+    random_batches,
+)
 from benchmarks.testbed.held_bytes import HeldBytes
-from frontier_llm.collectives.traffic import Traffic
-from frontier_llm.data.batch import AnyBatch, Batch
-from frontier_llm.device.accelerator import keep_freed_memory
-from frontier_llm.device.kernels import resolve
+from benchmarks.testbed.shape import Shape
+from frontier_llm.cli.compose import compose
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.batch import AnyBatch
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.build import build_model
-from frontier_llm.parallel import megatron_cpu
-from frontier_llm.parallel.groups import make_groups
+from frontier_llm.parallel.groups import Groups, make_groups
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.dropout import DropoutSeeds
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.states import shard
-from frontier_llm.trainer.step import TrainStep
+from frontier_llm.trainer.pipeline import DropoutSeeds, Pipeline
+from frontier_llm.trainer.states import bare_step
 
-LEARNING_RATE = 1e-4
-"""Learning rate of all contenders; the speed does not depend on it."""
 MESSAGES = 50
 """Messages that are timed in each direction."""
-CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A pipeline schedule, and the program that runs it."""
+
+    schedule: str
+    """Value of `parallel.schedule`."""
+    chunks: int
+    """Model chunks per stage."""
+    waits: bool = False
+    """Whether weight gradients wait, although the schedule itself does not split backward
+    passes."""
+    is_megatron: bool = False
+    """Whether megatron-core runs it, and not frontier_llm."""
+
+
+CONTENDERS = {
+    "megatron-1f1b": Schedule("1f1b", 1, is_megatron=True),
+    "1f1b": Schedule("1f1b", 1),
+    "1f1b-waiting": Schedule("1f1b", 1, waits=True),
+    "zb_h1": Schedule("zb_h1", 1),
+    "megatron-interleaved": Schedule("interleaved", 2, is_megatron=True),
+    "interleaved": Schedule("interleaved", 2),
+    "interleaved-waiting": Schedule("interleaved", 2, waits=True),
+    "zb_v": Schedule("zb_v", 2),
+    "v_half": Schedule("v_half", 2),
+}
+"""All contenders, in the order of their turns."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings under which the contenders are compared."""
+
+    ranks: int
+    """One for each pipeline stage."""
+    micro_batches: int
+    """Micro-batches per step, of one sample each."""
+    sizes: Shape
+    waiting: int
+    """Limit of waiting weight gradients for the contenders that let them wait."""
+    rounds: int
+    """Timed steps of each contender."""
+    recompute: str = "none"
+
+    @property
+    def contenders(self) -> dict[str, Schedule]:
+        """The contenders. Several model chunks need a micro-batch for each stage."""
+        return {
+            name: contender
+            for name, contender in CONTENDERS.items()
+            if contender.chunks == 1 or self.micro_batches >= self.ranks
+        }
+
+    def config(self, contender: Schedule) -> RunConfig:
+        """Return the configuration of a contender."""
+        overrides = [
+            *self.sizes.overrides(),
+            "model.tied=false",
+            "data.micro_batch=1",
+            f"data.global_batch={self.micro_batches}",
+            "precision=fp32",
+            f"recompute={self.recompute}",
+            f"parallel.pipeline={self.ranks}",
+            f"parallel.schedule={contender.schedule}",
+            f"parallel.chunks={contender.chunks}",
+            f"parallel.waiting_weights={self.waiting if contender.waits else 0}",
+        ]
+        config: RunConfig = decode(compose(overrides))
+        return config
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One step on one rank."""
+
+    seconds: float
+    actions: tuple[tuple[float, float], ...]
+    """Start and end of each action of the schedule in seconds since a moment that is the same on
+    all ranks; empty if megatron runs the schedule."""
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one rank measured of one contender; losses and norms are those of all steps."""
+
+    steps: tuple[TimedStep, ...]
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    peak_bytes: int
+    """Peak memory of the tensors that are allocated in the passes of a step."""
 
 
 def run_case(rank: int, case: Case) -> tuple[float, dict[str, RankFigures]]:
@@ -40,33 +129,27 @@ def run_case(rank: int, case: Case) -> tuple[float, dict[str, RankFigures]]:
 
     In the first step of each contender its memory is measured. The others are timed.
     """
-    megatron_cpu.install()
-    keep_freed_memory()
-    contenders: dict[str, _Runner] = {}
+    prepare_cpu()
+    runners: dict[str, _Runner] = {}
     for name, contender in case.contenders.items():
-        groups_of = next(iter(contenders.values()), None)
-        contenders[name] = _Runner(case, contender, rank, groups_of)
+        first = next(iter(runners.values()), None)
+        runners[name] = _Runner(case, contender, first.groups if first else None)
     sizes = case.sizes
     latency = message_seconds(rank, torch.empty(sizes.sequence, 1, sizes.hidden))
-    batches = random_batches(case)
-    for runner in contenders.values():
+    batches = random_batches(next(iter(runners.values())).layout)
+    for runner in runners.values():
         runner.measure_memory(batches)
-    gc.collect()
-    gc.freeze()  # as in a training run (trainer/assemble.py)
-    for _ in range(case.rounds):
-        for runner in contenders.values():
+    freeze_objects()
+    for index in range(case.rounds):
+        for runner in list(runners.values())[:: -1 if index % 2 else 1]:
             runner.time(batches)
-    return latency, {name: runner.figures() for name, runner in contenders.items()}
+    return latency, {name: runner.figures() for name, runner in runners.items()}
 
 
 def message_seconds(rank: int, tensor: torch.Tensor) -> float:
     """Return the median seconds of a message between the first two ranks, on an idle pipeline.
 
     Collective over all ranks; the result is the same on all.
-
-    Args:
-        rank: number of this rank.
-        tensor: the message.
     """
     seconds = []
     for _ in range(MESSAGES):
@@ -84,44 +167,19 @@ def message_seconds(rank: int, tensor: torch.Tensor) -> float:
     return float(result)
 
 
-def random_batches(case: Case) -> list[AnyBatch]:
-    """Return the micro-batches of a step, with random tokens that are the same on all ranks."""
-    sizes, generator = case.sizes, torch.Generator().manual_seed(1)
-    positions = torch.arange(sizes.sequence)[None]
-    rows = torch.randint(
-        sizes.vocabulary, (case.micro_batches, 1, sizes.sequence + 1), generator=generator
-    )
-    return [Batch(row[:, :-1], row[:, 1:], positions) for row in rows]
-
-
 class _Runner:
-    """The training steps of one contender on one rank."""
+    """The training steps of one contender on one rank, in new process groups or in given ones."""
 
-    def __init__(
-        self, case: Case, contender: Contender, rank: int, groups_of: "_Runner | None"
-    ) -> None:
-        """Build the model and its states.
-
-        Collective over all ranks.
-
-        Args:
-            case: settings.
-            contender: the contender.
-            rank: number of this rank.
-            groups_of: a contender whose process groups are used; None = make new ones.
-        """
+    def __init__(self, case: Case, contender: Schedule, groups: Groups | None) -> None:
         config = case.config(contender)
-        layout = ResolvedLayout.resolve(config, case.ranks, case.ranks, precision="fp32")
-        if groups_of is None:
+        self.layout = layout = ResolvedLayout.resolve(
+            config, case.ranks, case.ranks, precision="fp32"
+        )
+        if groups is None:
             self.groups = make_groups(layout.grid, layout.head_stage)
         else:
-            self.groups = replace(groups_of.groups, head_stage=layout.head_stage)
-        kernels = resolve(config.kernels, CPU)
-        model = build_model(layout, self.groups, CPU, kernels, config.trainer.seed)
-        traffic = Traffic(self.groups.grid, rank)
-        states = shard(config, model, self.groups, traffic)
-        scale = LossScale(config.precision, "fp32")
-        self._step = TrainStep(model, states, self.groups, config, scale, traffic)
+            self.groups = replace(groups, head_stage=layout.head_stage)
+        model, self._step = bare_step(config, layout, self.groups, CPU)
         if contender.is_megatron:
             self._step._pipeline = cast(Pipeline, MegatronPipeline(model))
         self._number = 0

@@ -30,13 +30,10 @@ class DiskFigures:
     """Time of a read through the page cache, which is empty at the start."""
 
 
-def measure(folder: Path, rank: int, size: int) -> DiskFigures:
+def measure(rank: int, folder: Path, size: int) -> DiskFigures:
     """Write a file and read it twice. Collective over all ranks.
 
-    Args:
-        folder: a folder on the disk to measure.
-        rank: number of this rank.
-        size: size of the file in bytes; rounded down to whole blocks of 16 MiB.
+    `size` is rounded down to whole blocks of 16 MiB.
     """
     path, blocks = folder / f"plain_{rank}", max(1, size // BLOCK_BYTES)
     buffer = filled_buffer()

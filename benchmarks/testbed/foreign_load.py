@@ -23,13 +23,26 @@ def busy_seconds() -> float:
     return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
 
 
-def is_disturbed(busy: float, own: float, seconds: float) -> bool:
-    """Return whether other programs have used more than `QUIET_CORES` cores.
+def idle_share(busy: float, seconds: float) -> float | None:
+    """Return the idle share of all cores in some seconds; None if it is unknown.
 
-    Args:
-        busy: increase of `busy_seconds`.
-        own: CPU seconds of the benchmark's own processes.
-        seconds: duration of the measurement.
+    `busy` is the increase of `busy_seconds`.
+    """
+    if not _STAT.exists():
+        return None
+    return max(0.0, 1 - busy / (seconds * (os.cpu_count() or 1)))  # clock ticks are coarse
+
+
+def own_seconds() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def is_disturbed(busy: float, own: float, seconds: float) -> bool:
+    """Return whether other programs have used more than `QUIET_CORES` cores in some seconds.
+
+    `busy` is the increase of `busy_seconds`, `own` the CPU seconds of the benchmark's processes.
     """
     return busy - own > QUIET_CORES * seconds
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.testbed.namespaces import enter
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import FrontierError, LaunchError
 
 
 def on_ranks(
@@ -50,7 +50,7 @@ def on_ranks(
         failed = _wait(pids, limit_seconds)
         if failed:
             errors = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-            raise LaunchError(errors[0].read_text() if errors else "a rank did not end")
+            raise LaunchError(errors[0].read_text() if errors else failed)
         return [pickle.loads((folder / f"{rank}.result").read_bytes()) for rank in range(ranks)]
 
 
@@ -77,29 +77,30 @@ def _run_rank(
         (folder / f"{rank}.result").write_bytes(pickle.dumps(function(rank, *arguments)))
         dist.barrier()  # no rank may close its sockets while another one still reads from them
         exit_code = 0
-    except BaseException:
-        (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
+    except BaseException as error:
+        cause = str(error) if isinstance(error, FrontierError) else traceback.format_exc()
+        (folder / f"{rank}.error").write_text(f"rank {rank}: {cause}")
     finally:
         os._exit(exit_code)
 
 
-def _wait(pids: Sequence[int], limit_seconds: float) -> bool:
-    """Wait for all ranks and kill those that exceed the limit; return whether a rank failed.
+def _wait(pids: Sequence[int], limit_seconds: float) -> str:
+    """Wait for all ranks and kill those that exceed the limit; return the first failure in words.
 
     After a failure the other ranks may run for three more seconds.
     """
-    running, failed = set(pids), False
+    running, failed = {pid: rank for rank, pid in enumerate(pids)}, ""
     deadline = time.monotonic() + limit_seconds
     try:
         while running and time.monotonic() < deadline:
             for pid in list(running):
                 ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    running.remove(pid)
+                rank = running.pop(pid) if ended else None
                 if status and not failed:
-                    failed, deadline = True, min(deadline, time.monotonic() + 3)
+                    failed = f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}"
+                    deadline = min(deadline, time.monotonic() + 3)
             time.sleep(0.01)
-        return failed or bool(running)
+        return failed or (f"not done after {limit_seconds:.0f} s" if running else "")
     finally:
         for pid in running:
             os.kill(pid, signal.SIGKILL)

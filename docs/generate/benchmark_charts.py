@@ -1,31 +1,28 @@
-"""Draw the charts of measured figures: docs/images/*.svg from benchmarks/results/*.json.
+"""The charts of measured figures: docs/images/*.svg from benchmarks/results/*.json."""
 
-`python -m docs.generate.benchmark_charts` reports which charts are out of date, and `--write` draws
-them.
-"""
-
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.generate.chart_style import (
+from docs.generate.blocks import (
     FOURTH,
     GRID,
+    IMAGES,
     NEUTRAL,
     OURS,
+    RESULTS,
     TEXT,
     THEIRS,
-    digest_comment,
+    Row,
+    chart,
+    load,
+    select,
+    sharding_case,
     side_by_side,
-    svg,
 )
-from docs.generate.results import RESULTS, ROOT, Row, load, select, sharding_case
-from frontier_llm.cli.options import run_command, tool_parser
 
-IMAGES = ROOT / "docs" / "images"
 PEERS = ("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero3")
 FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": FOURTH}
 
@@ -37,35 +34,14 @@ SCHEDULE_COLOURS = {
 """The schedules that the chart of pipelines shows, with the colours of their bars."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the charts with `--write`, or report which are out of date; return the exit code."""
-    parser = tool_parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="draw and write them")
-    if parser.parse_args(arguments).write:
-        for name in CHARTS:
-            chart_file(name).write_text(draw(name))
-        return 0
-    stale = [name for name in CHARTS if not is_current(name)]
-    for name in stale:
-        message = f"{name}.svg is not current: python -m docs.generate.benchmark_charts --write"
-        print(message, file=sys.stderr)
-    return 1 if stale else 0
-
-
-def chart_file(name: str) -> Path:
-    """Return the file of a chart."""
-    return IMAGES / f"{name}.svg"
-
-
-def is_current(name: str) -> bool:
-    """Return whether a chart's file was drawn from the present data by the present module."""
-    file = chart_file(name)
-    return file.exists() and _digest_comment(name) in file.read_text()
-
-
-def draw(name: str) -> str:
-    """Draw one chart; return the content of its SVG file."""
-    return svg(CHARTS[name][1], _digest_comment(name))
+def files() -> dict[Path, str]:
+    """Return the content of the charts' files."""
+    return {
+        IMAGES / f"{name}.svg": chart(
+            IMAGES / f"{name}.svg", __file__, (RESULTS / f"{source}.json").read_bytes(), draw
+        )
+        for name, (source, draw) in CHARTS.items()
+    }
 
 
 def sharding() -> Figure:
@@ -211,22 +187,13 @@ def _seconds(text: str) -> float:
     return float(number) / (1000 if unit == "ms" else 1)
 
 
-def _digest_comment(name: str) -> str:
-    """Return the comment at the beginning of a chart: a digest of its data and the drawing."""
-    sources = ((RESULTS / f"{source}.json").read_bytes() for source in CHARTS[name][0])
-    return digest_comment(__file__, sources)
-
-
 _OTHER_LIBRARIES = ("ddp", "fsdp", "deepspeed", "torch", "dcp")
-CHARTS: Mapping[str, tuple[tuple[str, ...], Callable[[], Figure]]] = {
-    "sharding_speed": (("sharding",), sharding),
-    "quantised_step": (("sharding",), quantised_step),
-    "checkpoint_time": (("checkpoint",), checkpoint),
-    "collectives_speed": (("collectives",), collectives),
-    "pipeline_schedules": (("pipeline",), pipeline),
-    "faults": (("faults",), faults),
+CHARTS: Mapping[str, tuple[str, Callable[[], Figure]]] = {
+    "sharding_speed": ("sharding", sharding),
+    "quantised_step": ("sharding", quantised_step),
+    "checkpoint_time": ("checkpoint", checkpoint),
+    "collectives_speed": ("collectives", collectives),
+    "pipeline_schedules": ("pipeline", pipeline),
+    "faults": ("faults", faults),
 }
 """For each chart, by the name of its file: the results it shows, and the function that draws it."""
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

@@ -1,19 +1,12 @@
-"""Write the tables of docs/collectives.md: bytes between nodes, and what can be combined.
+"""The tables of docs/collectives.md: bytes between nodes, and what can be combined."""
 
-`python -m docs.generate.collectives_page` reports whether the tables are out of date, and `--write`
-writes them.
-"""
-
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from docs.generate.marked_page import filled, keep_current
+from docs.generate.blocks import DOCS, filled, table
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.options import run_command
-from frontier_llm.cli.package_files import CONF
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
 from frontier_llm.geometry.formats import StateFormats
@@ -22,7 +15,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import gather_bytes
 
-PAGE = CONF.parent / "docs" / "collectives.md"
+PAGE = DOCS / "collectives.md"
 NODES, PER_NODE = 4, 8
 """Nodes, and ranks per node, of the table of bytes."""
 DATA = NODES * PER_NODE
@@ -58,11 +51,6 @@ SCHEMES = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page's tables, or report whether they are out of date; return the exit code."""
-    return keep_current(__doc__, "docs.generate.collectives_page", arguments, files)
-
-
 def files() -> dict[Path, str]:
     """Return the page with its tables."""
     tables = {"bytes": volumes(), "support": support()}
@@ -74,19 +62,22 @@ def volumes() -> Iterator[str]:
 
     The unit is the size of the model in 16 bits.
     """
-    yield (
-        "| scheme | "
-        + " | ".join(f"M = {m}" for m in MICRO_BATCHES)
-        + " | "
-        + " | ".join(f"relative to ZeRO-3, M = {m}" for m in MICRO_BATCHES)
-        + " |"
-    )
-    yield "|---|" + "---|" * (2 * len(MICRO_BATCHES))
+    head = ["scheme", *(f"M = {m}" for m in MICRO_BATCHES)]
+    head += [f"relative to ZeRO-3, M = {m}" for m in MICRO_BATCHES]
     zero3 = [zero3_in_rings(m) for m in MICRO_BATCHES]
-    yield _row("ZeRO-3 in bf16, in rings", zero3, zero3)
-    yield _row("ZeRO++ as published, without scales", [published(m) for m in MICRO_BATCHES], zero3)
-    for scheme in SCHEMES:
-        yield _row(scheme.name, [leaves_a_node(scheme, m) for m in MICRO_BATCHES], zero3)
+    rows = {
+        "ZeRO-3 in bf16, in rings": zero3,
+        "ZeRO++ as published, without scales": [published(m) for m in MICRO_BATCHES],
+        **{one.name: [leaves_a_node(one, m) for m in MICRO_BATCHES] for one in SCHEMES},
+    }
+    yield from table(
+        head,
+        (
+            [name, *(f"{volume:.2f}" for volume in volumes),
+             *(f"1/{base / volume:.1f}" for volume, base in zip(volumes, zero3, strict=True))]
+            for name, volumes in rows.items()
+        ),
+    )  # fmt: skip
 
 
 def zero3_in_rings(micro_batches: int) -> float:
@@ -136,8 +127,7 @@ def _formats(override: str) -> StateFormats:
 
 def support() -> Iterator[str]:
     """Yield the table of combinations, one row per precision and presets with the same signs."""
-    yield "| precision | `collectives=` | " + " | ".join(AXES["device"]) + " |"
-    yield "|---|---|" + "---|" * len(AXES["device"])
+    rows: list[list[str]] = []
     for precision in AXES["precision"]:
         presets: dict[tuple[str, ...], list[str]] = {}
         for preset in AXES["collectives"]:
@@ -146,8 +136,8 @@ def support() -> Iterator[str]:
                 for device in AXES["device"]
             )
             presets.setdefault(signs, []).append(f"`{preset}`")
-        for signs, names in presets.items():
-            yield f"| {precision} | {', '.join(names)} | " + " | ".join(signs) + " |"
+        rows += [[precision, ", ".join(names), *signs] for signs, names in presets.items()]
+    yield from table(("precision", "`collectives=`", *AXES["device"]), rows)
     yield ""
     yield "Refused combinations, with the error message:"
     yield ""
@@ -170,14 +160,3 @@ def _sign(part: Cell) -> str:
         for pipeline in AXES["pipeline"]
     }
     return " or ".join(sorted(SIGNS[name] for name in found))
-
-
-def _row(name: str, volumes: Sequence[float], base: Sequence[float]) -> str:
-    """Return a row with volumes, and with these volumes relative to others, such as 1/4.0."""
-    cells = [f"{volume:.2f}" for volume in volumes]
-    cells += [f"1/{other / volume:.1f}" for volume, other in zip(volumes, base, strict=True)]
-    return f"| {name} | " + " | ".join(cells) + " |"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

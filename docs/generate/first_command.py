@@ -1,27 +1,22 @@
-"""Write the table of the first command in docs/install.md: what it chooses on which devices.
-
-`python -m docs.generate.first_command` checks whether the table is current; `--write` writes it.
-"""
+"""The table of the first command in docs/install.md: what it chooses on which devices."""
 
 import contextlib
 import io
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
-from docs.generate.marked_page import filled, keep_current
-from docs.generate.results import ROOT
+from docs.generate.blocks import DOCS, filled, table
 from frontier_llm.cli import machine_defaults
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.machine_defaults import cluster_of_this_machine
-from frontier_llm.cli.options import run_command
 from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.visible_devices import VisibleDevices
 from frontier_llm.planner.candidate import Candidate
 
-PAGE = ROOT / "docs" / "install.md"
+PAGE = DOCS / "install.md"
 H100 = VisibleDevices("cuda", "NVIDIA H100 80GB HBM3", 79.1, 1)
 H200 = VisibleDevices("cuda", "NVIDIA H200", 139.8, 1)
 DEVICES = {
@@ -40,17 +35,6 @@ DEVICES = {
 }
 """Visible devices by their name in the table; None = a CPU. Names and memory are as drivers report
 them."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table with `--write`, or report that it is out of date."""
-    blocks = {"first command": table(), "first refusals": refusals()}
-    return keep_current(
-        __doc__,
-        "docs.generate.first_command",
-        arguments,
-        lambda: {PAGE: filled(PAGE.read_text(), blocks)},
-    )
 
 
 def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, str], str, str]:
@@ -84,14 +68,17 @@ def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, st
     return {name: str(value) for name, value in chosen.items()}, said.getvalue(), refusal
 
 
-def table() -> Iterator[str]:
+def files() -> dict[Path, str]:
+    """Return the page with its table and the refusal."""
+    blocks = {"first command": choices(), "first refusals": refusals()}
+    return {PAGE: filled(PAGE.read_text(), blocks)}
+
+
+def choices() -> Iterator[str]:
     """Yield the table of choices."""
     rows = {name: first(devices)[0] for name, devices in DEVICES.items()}
-    columns = ["devices", *next(iter(rows.values()))]
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    for name, chosen in rows.items():
-        yield f"| {' | '.join([name, *chosen.values()])} |"
+    head = ("devices", *next(iter(rows.values())))
+    yield from table(head, ([name, *chosen.values()] for name, chosen in rows.items()))
 
 
 def refusals() -> Iterator[str]:
@@ -101,7 +88,3 @@ def refusals() -> Iterator[str]:
     yield from said.splitlines()
     yield from refusal.splitlines()
     yield "```"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

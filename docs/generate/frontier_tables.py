@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from docs.generate.blocks import table
 from docs.generate.predictions import BF16_GRADIENTS, predict, tokens_per_device
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
@@ -96,26 +97,25 @@ class Point(NamedTuple):
 
 def schedules_table() -> Iterator[str]:
     """Yield Frontier's models as published, with our schedules, and as the search finds them."""
-    yield (
-        "| model | GCDs | samples | layout | TP x PP x chunks | schedule | recompute | seconds | "
-        "tokens/s | MFU | HFU | memory, GiB |"
-    )
-    yield "|" + "---|" * 12
+    head = ("model", "GCDs", "samples", "layout", "TP x PP x chunks", "schedule", "recompute",
+            "seconds", "tokens/s", "MFU", "HFU", "memory, GiB")  # fmt: skip
+    rows = []
     for model, layouts in SCHEDULES.items():
         ranks = Header.read(CONF / "experiment" / f"{layouts[-1][0].strip('`')}.yaml").ranks
         for name, overrides in layouts:
             config = choose(composed(*overrides), ranks, RANKS_PER_NODE)
             estimated = estimate(Candidate.of(config, ranks, RANKS_PER_NODE))
-            yield _schedule_row(model, name, estimated)
+            rows.append(_schedule_cells(model, name, estimated))
         searched = composed(*layouts[-1][1], *SEARCH)
         fastest = search(searched, Goal(ranks, RANKS_PER_NODE)).best[0]
-        yield _schedule_row(model, "fastest found", fastest)
+        rows.append(_schedule_cells(model, "fastest found", fastest))
+    yield from table(head, rows)
 
 
-def _schedule_row(model: str, name: str, estimated: Estimate) -> str:
+def _schedule_cells(model: str, name: str, estimated: Estimate) -> list[str]:
     candidate = estimated.candidate
     config, grid = candidate.config, candidate.grid
-    cells = [
+    return [
         model,
         str(grid.size),
         str(config.data.global_batch),
@@ -129,24 +129,21 @@ def _schedule_row(model: str, name: str, estimated: Estimate) -> str:
         f"{estimated.hfu or 0:.1%}",
         _memory(estimated),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def scaling_table() -> Iterator[str]:
     """Yield the scaling curves of Frontier's layouts."""
-    yield (
-        "| model | GCDs | replicas | weak scaling: HFU | weak: efficiency | strong scaling: HFU | "
-        "strong: efficiency | memory, GiB |"
-    )
-    yield "|" + "---|" * 8
+    head = ("model", "GCDs", "replicas", "weak scaling: HFU", "weak: efficiency",
+            "strong scaling: HFU", "strong: efficiency", "memory, GiB")  # fmt: skip
+    rows = []
     for model, curves in CURVES.items():
         for point in scaling(curves):
+            pairs = zip(point.runs, point.efficiencies, strict=True)
             cells = [
-                f"{run.hfu or 0:.1%} | {efficiency:.0%}"
-                for run, efficiency in zip(point.runs, point.efficiencies, strict=True)
+                cell for run, share in pairs for cell in (f"{run.hfu or 0:.1%}", f"{share:.0%}")
             ]
-            row = [model, str(point.ranks), str(point.replicas), *cells, _memory(point.runs[1])]
-            yield "| " + " | ".join(row) + " |"
+            rows.append([model, point.ranks, point.replicas, *cells, _memory(point.runs[1])])
+    yield from table(head, rows)
 
 
 def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
@@ -174,22 +171,18 @@ def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
 
 def first_runs_table() -> Iterator[str]:
     """Yield the predicted seconds per step of the models of the paper, and a time limit."""
-    yield "| model | nodes | NAME | predicted time of a step | TIME for 20 steps |"
-    yield "|---|---|---|---|---|"
+    rows = []
     for name in FIRST_RUNS:
         run = _published(name)
-        candidate = run.candidate
+        candidate, seconds = run.candidate, run.time.seconds
         grid, chunks = candidate.grid, candidate.config.parallel.chunks
         layout = f"TP {grid.tensor} x PP {grid.pipeline}" + (f" x {chunks} chunks" * (chunks > 1))
-        seconds = run.time.seconds
-        cells = [
-            f"{_model(name)}, {layout}",
-            str(grid.size // RANKS_PER_NODE),
-            f"`{name}`",
-            f"{seconds:.0f} s",
-            _job_time(seconds, 20),
-        ]
-        yield "| " + " | ".join(cells) + " |"
+        rows.append(
+            (f"{_model(name)}, {layout}", grid.size // RANKS_PER_NODE, f"`{name}`",
+             f"{seconds:.0f} s", _job_time(seconds, 20))
+        )  # fmt: skip
+    head = ("model", "nodes", "NAME", "predicted time of a step", "TIME for 20 steps")
+    yield from table(head, rows)
 
 
 def _model(experiment: str) -> str:
@@ -205,11 +198,7 @@ def _published(experiment: str) -> Estimate:
 
 def recipes_table() -> Iterator[str]:
     """Yield the predicted seconds per step of the scaling runs, as the experiments set them."""
-    yield (
-        "| NAME | nodes | weak scaling: samples | step | TIME | strong scaling: samples | step | "
-        "TIME |"
-    )
-    yield "|" + "---|" * 8
+    rows = []
     for _, curves in LAYOUTS:
         config = composed(f"experiment={curves.experiment}")
         for nodes in config.planner.nodes or ():
@@ -219,7 +208,11 @@ def recipes_table() -> Iterator[str]:
             for batch in (curves.replica_batch * replicas, config.data.global_batch):
                 seconds = predict(config, ranks, global_batch=batch).time.seconds
                 cells += [str(batch), f"{seconds:.0f} s", _job_time(seconds, config.trainer.steps)]
-            yield "| " + " | ".join(cells) + " |"
+            rows.append(cells)
+    yield from table(
+        ("NAME", "nodes", "weak scaling: samples", "step", "TIME", "strong scaling: samples",
+         "step", "TIME"), rows,
+    )  # fmt: skip
 
 
 def _job_time(step_seconds: float, steps: int) -> str:

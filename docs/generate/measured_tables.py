@@ -1,55 +1,79 @@
-"""Write the tables of measurements into the pages, from benchmarks/results/*.json.
+"""The tables of measurements, from benchmarks/results/*.json.
 
-`python -m docs.generate.measured_tables` reports which pages are out of date, and `--write` writes
-them. A page shows the most important rows; the JSON files have all rows. Each function that yields
-a table yields its lines in Markdown.
+A page shows the most important rows; the JSON files have all rows. `PAGES` says for each block
+which file it shows, and its columns.
 """
 
-import sys
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
-from docs.generate import recovery_tables, saved_training_table
-from docs.generate.gpu_table import measured
-from docs.generate.layout_table import layouts
-from docs.generate.marked_page import filled, keep_current
-from docs.generate.results import RESULTS, ROOT, Row, load, select
-from frontier_llm.cli.options import run_command
+from docs.generate.blocks import DOCS, RESULTS, Row, filled, load, select, table
 
-DOCS = ROOT / "docs"
+Cell = str | Callable[[Row], object]
+"""A format string for the keys of a row, or a function of the row."""
 AMD, INTEL = "AMD", "Intel"
-"""Names of the processors in the results."""
+PREDICTED = {"cost": "1", "copies": "1.04"}
+"""Ratios that the docstring of benchmarks/bench_recovery.py derives."""
+SPREAD = "{%(key)s[0]} ({%(key)s[1]}, {%(key)s[2]})"
+NOTHING = (
+    "**Nothing on this page has been measured on a GPU.** The tests below show that the code is "
+    "correct as far as this can",
+    "be shown without one. They do not show how fast it is.",
+)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or report which pages are out of date; return the exit code."""
-    return keep_current(__doc__, "docs.generate.measured_tables", arguments, files)
+@dataclass(frozen=True)
+class Table:
+    """A table with one line for each row of a file of benchmarks/results."""
+
+    source: str
+    columns: Mapping[str, Cell]
+    """Cells by the heading of their column."""
+    rows: Callable[[Mapping[str, Any]], Iterable[Row]] = lambda content: content["rows"]
+    after: str = ""
+    """Format string for the keys of the file: a line below the table."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the block."""
+        content = load(self.source)
+        cells = ([_cell(form, row) for form in self.columns.values()] for row in self.rows(content))
+        yield from table(list(self.columns), cells)
+        if self.after:
+            yield ""
+            yield self.after.format_map(content)
 
 
-def files() -> dict[Path, str]:
-    """Return the content of each page with new tables."""
-    return {
-        DOCS / page: filled(
-            (DOCS / page).read_text(), {name: make() for name, make in tables.items()}
-        )
-        for page, tables in TABLES.items()
-    }
+class _Cells(string.Formatter):
+    """Formats cells; a cell with a value that was not measured is empty."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if value is None:
+            raise LookupError(spec)
+        return str(super().format_field(value, spec))
 
 
-def step() -> Iterator[str]:
-    """Yield the times of a training step, compared with plain torch."""
-    rows = [
-        (row["date"], row["hardware"], row["precision"], f"{row['ours_ms']:.0f} ms",
-         f"{row['plain_torch_ms']:.0f} ms", f"{row['ratio']:.3f}",
-         _cell(row.get("ours_compiled_ms"), " ms"), _cell(row.get("plain_compiled_ms"), " ms"),
-         f"{row['compiled_ratio']:.3f}" if "compiled_ratio" in row else "")
-        for row in load("step")["rows"]
-    ]  # fmt: skip
-    head = ("date", "machine", "precision", "ours", "plain torch", "ratio", "ours compiled",
-            "plain torch compiled", "ratio")  # fmt: skip
-    yield from _table(head, rows)
+def _cell(form: Cell, row: Row) -> str:
+    if not isinstance(form, str):
+        return str(form(row))
+    try:
+        return _Cells().vformat(form, (), row)
+    except LookupError:
+        return ""
+
+
+def _spread(key: str) -> str:
+    """Return the format of a median with the smallest and the largest of the rounds."""
+    return SPREAD % {"key": key}
+
+
+def _span(values: Row, form: str) -> str:
+    """Return a median with the smallest and the largest of the rounds, from their names."""
+    middle, least, most = (format(values[key], form) for key in ("median", "min", "max"))
+    return f"{middle} ({least}, {most})"
 
 
 def sharding() -> Iterator[str]:
@@ -64,54 +88,17 @@ def sharding() -> Iterator[str]:
         better = "the better of " if len(peers) > 1 else ""
         name = f"{link}: `{contender}` to {better}" + " and ".join(f"`{peer}`" for peer in peers)
         cells = [
-            _ratio(row)
+            f"{row['ratio']:.2f}"
+            + (f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else "")
             for processor, precision in columns
             for row in select(of_row, precision=precision)
             if processor in row["hardware"]
         ]
         rows.append((name, of_row[0]["target"], *cells))
-    head = (
-        "ratio of tokens/s",
-        "target",
-        "AMD, fp32",
-        "AMD, bf16",
-        "Intel, fp32",
-        "Intel, bf16 (emulated)",
-    )
-    yield from _table(head, rows)
-
-
-def library() -> Iterator[str]:
-    """Yield the speed of the library and the bytes it sends, compared with FSDP2."""
-    rows = [
-        (f"{case['ranks']}, {case['precision']}", f"`{row['contender']}`", _spread(row, "step_ms"),
-         _spread(row, "speedup"), row["sent_mb"], _cell(row["counted_mb"]))
-        for case in load("library")["cases"]
-        for row in case["rows"]
-    ]  # fmt: skip
-    head = ("ranks", "contender", "step, ms", "speed over the faster FSDP2", "sent, MB",
-            "counted, MB")  # fmt: skip
-    yield from _table(head, rows)
-
-
-def library_saves() -> Iterator[str]:
-    """Yield for how long saves block the loop, with the library and with torch."""
-    rows = [
-        (f"`{row['saver']}`", _spread(row, "blocked_ms"), _spread(row, "slowdown"), row["added_ms"])
-        for row in load("library")["saves"]["rows"]
-    ]
-    yield from _table(("saver", "blocked, ms per step", "slowdown", "added, ms per step"), rows)
-
-
-def optimizers() -> Iterator[str]:
-    """Yield the best run of each optimizer."""
-    rows = [
-        (f"`{row['optimizer']}`", row["rate"], row["loss"], row["steps"], row["bytes"])
-        for row in load("optimizers")["rows"]
-    ]
-    head = ("optimizer", "best rate", "last validation loss", "steps to AdamW's last loss",
-            "bytes per parameter besides master weights")  # fmt: skip
-    yield from _table(head, rows)
+    yield from table(
+        ("ratio of tokens/s", "target", "AMD, fp32", "AMD, bf16", "Intel, fp32",
+         "Intel, bf16 (emulated)"), rows,
+    )  # fmt: skip
 
 
 def pipeline() -> Iterator[str]:
@@ -126,94 +113,74 @@ def pipeline() -> Iterator[str]:
         for name in names
     ]  # fmt: skip
     head = [f"{case['ranks']} ranks, {case['micro_batches']} micro-batches" for case in cases]
-    yield from _table(("time over `1f1b`", *head), rows)
+    yield from table(("time over `1f1b`", *head), rows)
     yield ""
     yield (
-        f"Measured on {found['cores']} cores of an {found['processor']} ({found['date']}, torch "
-        f"{found['torch']}), with samples of {found['sizes']['sequence']} tokens, a width of "
-        f"{found['sizes']['hidden']}, {found['rounds']} rounds, and `--waiting "
-        f"{found['waiting']}`."
-    )
+        "Measured on {cores} cores of an {processor} ({date}, torch {torch}), with samples of "
+        "{sizes[sequence]} tokens, a width of {sizes[hidden]}, {rounds} rounds, and `--waiting "
+        "{waiting}`."
+    ).format_map(found)
 
 
 def pipeline_memory() -> Iterator[str]:
     """Yield measured and planned memory with and without recomputation, in the same case."""
-    plain, recomputed = load("pipeline")["cases"], load("pipeline_recompute")["cases"]
-    (with_recompute,) = recomputed
-    numbers = {key: with_recompute[key] for key in ("ranks", "micro_batches")}
-    (without,) = select(plain, **numbers)
+    (recomputed,) = load("pipeline_recompute")["cases"]
+    numbers = {key: recomputed[key] for key in ("ranks", "micro_batches")}
+    (plain,) = select(load("pipeline")["cases"], **numbers)
     rows = [
         (f"`{row['contender']}`", *(
             f"{one[key] / 2**20:.1f}"
-            for one in (row, *select(with_recompute["rows"], contender=row["contender"]))
+            for one in (row, *select(recomputed["rows"], contender=row["contender"]))
             for key in ("peak_bytes", "planned_bytes")
         ))
-        for row in without["rows"]
+        for row in plain["rows"]
     ]  # fmt: skip
     head = ("peak of activations, MiB", "measured", "planned", "measured, `recompute=full`",
             "planned, `recompute=full`")  # fmt: skip
-    yield from _table(head, rows)
-
-
-def checkpoint() -> Iterator[str]:
-    """Yield the comparison of ways to save a checkpoint."""
-    shown = ("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager", "bare-writes")
-    keys = ("blocked_ms", "durable_s", "compute_meanwhile", "long_step", "short_steps", "restore_s")
-    by_saver = {row["saver"]: row for row in load("checkpoint")["rows"]}
-    rows = [
-        (f"`{name}`", *(_cell(by_saver[name][key]) for key in keys),
-         _cell(by_saver[name]["of_disk_percent"], "%"))
-        for name in shown
-    ]  # fmt: skip
-    head = ("saver", "blocked, ms", "durable after, s", "compute meanwhile", "long step",
-            "short steps", "restore, s", "of the disk's rate")  # fmt: skip
-    yield from _table(head, rows)
+    yield from table(head, rows)
 
 
 def kernels() -> Iterator[str]:
     """Yield the speeds of the quantisation kernels."""
     keys = ("quantise", "dequantise", "add_to_fp32")
     found = load("quantisation_kernels")["rows"]
-    names = dict.fromkeys((row["kernels"], row["format"]) for row in found)
-    rows = []
-    for name, form in names:
-        cells = [
-            _cell(row[key])
-            for unquantised in ("fp32", "bf16")
-            for row in select(found, kernels=name, format=form, wide=unquantised)
+    rows = [
+        (name, form or "-", *(
+            _cell(f"{{{key}}}", row)
+            for wide in ("fp32", "bf16")
+            for row in select(found, kernels=name, format=form, wide=wide)
             for key in keys
-        ]
-        rows.append((name, form or "-", *cells))
-    head = ("kernels", "format", "fp32: quantise", "fp32: dequantise", "fp32: add to fp32",
-            "bf16: quantise", "bf16: dequantise", "bf16: add to fp32")  # fmt: skip
-    yield from _table(head, rows)
+        ))
+        for name, form in dict.fromkeys((row["kernels"], row["format"]) for row in found)
+    ]  # fmt: skip
+    head = [f"{wide}: {key}" for wide in ("fp32", "bf16") for key in keys]
+    yield from table(["kernels", "format", *(name.replace("_", " ") for name in head)], rows)
 
 
 def quantised_step() -> Iterator[str]:
     """Yield the ratios of whole steps with quantised communication."""
-    columns = (
-        ("2 x 1", "1 Gbit/s", AMD), ("2 x 1", "1 Gbit/s", INTEL), ("2 x 2", "1 Gbit/s", AMD),
-        ("2 x 2", "1 Gbit/s", INTEL), ("2 x 1", "200 Mbit/s", AMD), ("2 x 1", "200 Mbit/s", INTEL),
-    )  # fmt: skip
+    columns = {
+        "2 x 1, AMD: fp32, bf16": ("2 x 1", "1 Gbit/s", AMD),
+        "2 x 1, Intel: fp32": ("2 x 1", "1 Gbit/s", INTEL),
+        "2 x 2, AMD: fp32, bf16": ("2 x 2", "1 Gbit/s", AMD),
+        "2 x 2, Intel: fp32": ("2 x 2", "1 Gbit/s", INTEL),
+        "2 x 1, 200 Mbit/s, AMD: fp32, bf16": ("2 x 1", "200 Mbit/s", AMD),
+        "2 x 1, 200 Mbit/s, Intel: fp32": ("2 x 1", "200 Mbit/s", INTEL),
+    }
     found = load("quantised_step")["rows"]
     rows = []
     for comparison in dict.fromkeys(row["what"] for row in found):
         of_comparison = select(found, what=comparison)
-        target = next((row["target"] for row in of_comparison if row["target"]), None)
+        target = next((row["target"] for row in of_comparison if row["target"]), "")
         cells = [
             ", ".join(
                 f"{row['ratio']:.{row['decimals']}f}"
                 for row in select(of_comparison, nodes_x_ranks=grid, link=link, processor=cpu)
             )
-            for grid, link, cpu in columns
+            for grid, link, cpu in columns.values()
         ]
-        rows.append((comparison, _cell(target), *cells))
-    head = (
-        "ratio of tokens/s", "target", "2 x 1, AMD: fp32, bf16", "2 x 1, Intel: fp32",
-        "2 x 2, AMD: fp32, bf16", "2 x 2, Intel: fp32", "2 x 1, 200 Mbit/s, AMD: fp32, bf16",
-        "2 x 1, 200 Mbit/s, Intel: fp32",
-    )  # fmt: skip
-    yield from _table(head, rows)
+        rows.append((comparison, target, *cells))
+    yield from table(("ratio of tokens/s", "target", *columns), rows)
 
 
 def zeropp_parts() -> Iterator[str]:
@@ -222,146 +189,289 @@ def zeropp_parts() -> Iterator[str]:
     found = load("zeropp_parts")["rows"]
     rows = []
     for parts in dict.fromkeys(row["parts"] for row in found):
-        first, second = (select(found, parts=parts, link=link)[0] for link in links)
+        of_parts = [select(found, parts=parts, link=link)[0] for link in links]
+        first = of_parts[0]
         overrides = f"`sharding={first['sharding']} collectives={first['collectives']}`"
         cells = [
             cell
-            for row in (first, second)
+            for row in of_parts
             for cell in (f"{row['tokens_per_second']:.0f}", f"{row['ratio']:.2f}x")
         ]
         rows.append((parts, overrides, f"{first['sent_mb']:.1f}", *cells))
     head = ("parts", "overrides", "sent between nodes per rank, MB")
     of_links = [name for link in links for name in (f"tokens/s, {link}", "speed-up")]
-    yield from _table((*head, *of_links), rows)
+    yield from table((*head, *of_links), rows)
 
 
-def preprocess() -> Iterator[str]:
-    """Yield the comparison of tokenizing a corpus."""
-    rows = [
-        (row["contender"], row["seconds"], f"{row['of_ours']:.2f}", row["cpu_seconds"],
-         f"{row['tokens_per_second'] / 1e6:.2f}M", row["peak_mib"])
-        for row in load("preprocess")["rows"]
+def layouts() -> Iterator[str]:
+    """Yield planned and measured layouts of CPU ranks."""
+    found = load("planner_layouts")
+    rows = found["rows"]
+    time, memory = (fmean(abs(row[key]) for row in rows) for key in ("time_error", "memory_error"))
+    cells = [
+        (row["layout"], f"{row['planned_seconds'] * 1e3:.0f}", f"{row['seconds'] * 1e3:.0f}",
+         f"{row['time_error']:+.1%}", f"{row['planned_bytes'] / 2**20:.1f}",
+         f"{row['peak_bytes'] / 2**20:.1f}", f"{row['memory_error']:+.1%}")
+        for row in rows
     ]  # fmt: skip
-    head = ("contender", "seconds", "relative to ours", "CPU seconds", "tokens/s", "peak MiB")
-    yield from _table(head, rows)
-
-
-def kills() -> Iterator[str]:
-    """Yield the numbers of kills by moment, and their consequences."""
-    found = load("kills")
-    rows: list[tuple[object, ...]] = [(row["moment"], row["kills"]) for row in found["rows"]]
-    yield from _table(("moment of the kill", "kills"), rows)
+    lines = list(
+        table(("layout", "planned, ms", "measured, ms", "error", "planned, MiB", "measured, MiB",
+               "error"), cells)
+    )  # fmt: skip
+    yield from lines
+    yield f"| mean of absolute errors | | | {time:.1%} | | | {memory:.1%} |"
     yield ""
     yield (
-        f"After these kills: {found['resumes']} resumes from a checkpoint, "
-        f"{found['lost_commits']} lost commits, {found['losses_that_differ']} losses that differ "
-        f"in a bit from those of an undisturbed run ({found['steps_compared']:,} steps compared), "
-        f"and at most {found['most_seconds_to_end']} s from a kill to the end of all processes "
-        f"({found['date']}, {found['hardware']}; `{found['command']}`)."
+        "Measured on {cores} cores of an {processor} ({date}, torch {torch}), with a GPT of "
+        "{sizes[layers]} layers and a width of {sizes[hidden]}, samples of {sizes[sequence]} "
+        "tokens and {sizes[batch]} samples per step; "
+    ).format_map(found) + f"{found['rounds'] * found['steps']} timed steps per layout."
+    disturbed = [row["layout"] for row in rows if row["is_disturbed"]]
+    if disturbed:
+        yield f"Other programs ran during all steps of {', '.join(disturbed)}."
+
+
+def saved_every_step() -> Iterator[str]:
+    """Yield savers inside training, with a save after every step, for all numbers of ranks."""
+    rows: list[Sequence[object]] = []
+    for case in load("saved_training")["cases"]:
+        ranks = case["ranks"]
+        rows.append((ranks, "no saves", "", _span(case["plain_ms"], ".0f"), "", ""))
+        rows += [
+            (ranks, f"`{row['saver']}`", _span(row["blocked_ms"], ".1f"),
+             _span(row["end_to_end_ms"], ".0f"), _span(row["slowdown"], ".2f"),
+             f"{row['bound_ms']:.0f}")
+            for row in _every_step(case)["rows"]
+        ]  # fmt: skip
+    yield from table(
+        ("ranks", "saver", "blocked, ms per save", "end to end, ms per step", "slowdown",
+         "lower bound, ms per step"), rows,
+    )  # fmt: skip
+
+
+def saved_targets() -> Iterator[str]:
+    """Yield the targets with a save after every step, and the machine and its load."""
+    found = load("saved_training")
+    cases, rows = found["cases"], []
+    for case in cases:
+        for target in _every_step(case)["targets"]:
+            bound, met = target["ratio_of_bounds"], "met" if target["is_met"] else "missed"
+            part, _, savers = target["name"].partition(", ")
+            one, _, other = savers.partition(" over ")
+            # four digits, so that a target that is just missed differs from the ratio
+            rows.append(
+                (case["ranks"], f"{part}, `{one}` over `{other}`", f"{target['target']:.3g}",
+                 _span(target["ratio"], ".4g"), "" if bound is None else f"{bound:.2f}", met)
+            )  # fmt: skip
+    yield from table(
+        ("ranks", "ratio", "target", "measured", "ratio of the lower bounds", ""), rows
+    )
+    yield ""
+    rounds, ranks = (", ".join(str(case[key]) for case in cases) for key in ("rounds", "ranks"))
+    others = [v for case in cases for values in case["other_cores"].values() for v in values]
+    yield (
+        "Measured on {cores} cores of an {processor} ({date}, torch {torch}; `{command}`): "
+    ).format_map(found) + (
+        f"{rounds} rounds for {ranks} ranks. Other programs used {min(others):.1f} to "
+        f"{max(others):.1f} cores meanwhile, {fmean(others):.1f} on average."
     )
 
 
-def faults() -> Iterator[str]:
-    """Yield the consequences of every fault."""
-    rows = [
-        (row["fault"], row["nodes_free_after"], row["job"], row["first_new_step_after"],
-         row["steps_done_twice"],
-         f"`{row['culprit']}`" if row["culprit"] else "none expected",
-         f"{row['largest_loss_difference']:.2g}")
-        for row in load("faults")["rows"]
-    ]  # fmt: skip
-    head = ("what happened", "nodes free after", "the job", "first step after restart",
-            "steps done twice", "log names the cause as",
-            "largest difference of the loss")  # fmt: skip
-    yield from _table(head, rows)
-
-
-def elastic() -> Iterator[str]:
-    """Yield the parts of a run that continued on other numbers of ranks."""
-    rows = [
-        (row["ranks"], row["micro_batch"], row["steps"],
-         "all" if row["samples_as_undisturbed"] else "no", f"{row['largest_loss_difference']:.2g}")
-        for row in load("elastic")["rows"]
-    ]  # fmt: skip
-    head = ("ranks", "micro-batch", "steps", "same samples as without stops",
-            "largest difference of the loss")  # fmt: skip
-    yield from _table(head, rows)
+def _every_step(case: Row) -> Row:
+    """Return the comparison of a case with a save after every step."""
+    (comparison,) = select(case["comparisons"], every=1)
+    return comparison
 
 
 def starts() -> Iterator[str]:
     """Yield the seconds of a start-up, and the store operations of a rank."""
     found = load("starts")
     seconds = [(row["ranks"], row["seconds"]) for row in found["seconds"]]
-    yield from _table(("ranks", "seconds to the end of the first step"), seconds)
+    yield from table(("ranks", "seconds to the end of the first step"), seconds)
     yield ""
-    operations = [
-        (row["ranks"], row["last_rank"], row["rank_0"], row["collectives"])
-        for row in found["operations"]
-    ]
-    head = (
-        "ranks",
-        "store operations of the last rank",
-        "store operations of rank 0",
-        "collectives per rank",
-    )
-    yield from _table(head, operations)
+    head = ("ranks", "store operations of the last rank", "store operations of rank 0",
+            "collectives per rank")  # fmt: skip
+    keys = ("ranks", "last_rank", "rank_0", "collectives")
+    yield from table(head, ([row[key] for key in keys] for row in found["operations"]))
+
+
+def deaths() -> Iterator[str]:
+    """Yield the outcome of the kills of ranks and of nodes."""
+    rows = []
+    for series in load("recovery")["deaths"]:
+        seconds = sorted(series["seconds"])
+        times = (median(seconds), seconds[int(0.95 * len(seconds))], seconds[-1])
+        rows.append(
+            (series["name"], series["processes_killed"], series["steps_compared"],
+             len(series["problems"]), *(f"{value:.2f} s" for value in times))
+        )  # fmt: skip
+    yield from table(
+        ("killed", "processes", "steps", "differences", "to the next step, median", "95%",
+         "worst"), rows,
+    )  # fmt: skip
+
+
+def cost() -> Iterator[str]:
+    """Yield the ratios of step times, and the effective training time."""
+    results = load("recovery")
+    names = {
+        "cost": "step time with `recovery.enabled` over without",
+        "copies": "step time with `recovery.partner_copies` over without, 113 MB per rank",
+    }
+    rows = []
+    for part, name in names.items():
+        ratios = sorted(results[part]["ratios"])
+        spread = f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        rows.append((name, spread, PREDICTED[part]))
+    found = results["goodput"]
+    name = f"effective training time, {found['kills']} kills, {found['mtbf']:.0f} s apart"
+    rows.append((name, f"{found['measured']:.3f}", f"{found['predicted']:.3f}"))
+    yield from table(("figure", "measured", "predicted"), rows)
 
 
 def gpu() -> Iterator[str]:
     """Yield the results of `make gpu`, or that there are none."""
-    yield from measured(load("gpu") if (RESULTS / "gpu.json").exists() else None)
+    yield from gpu_section(load("gpu") if (RESULTS / "gpu.json").exists() else None)
 
 
-def _saved_training(table: Callable[[Row], Iterator[str]]) -> Iterator[str]:
-    """Yield a table of savers that are compared inside training."""
-    yield from table(load("saved_training"))
+def gpu_section(results: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the lines of the section with results as benchmarks/gpu.py writes them."""
+    if not results or not results["slices"]:
+        yield from NOTHING
+        return
+    slices = results["slices"]
+    dates = sorted({result["date"] for result in slices.values()})
+    yield f"Measured on {results['hardware']}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))},"
+    yield f"by `{results['command']}`. A slice that is not in the table was not run."
+    yield ""
+    done = [
+        (name, result["checks"], (result["error"] and f"failed: {result['error']}") or "passed",
+         result["seconds"])
+        for name, result in slices.items()
+    ]  # fmt: skip
+    yield from table(("slice", "what it does", "result", "seconds"), map(_flat, done))
+    yield ""
+    rows = [(name, row["what"], row["value"]) for name, r in slices.items() for row in r["rows"]]
+    yield from table(("slice", "measured", "value"), map(_flat, rows))
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(map(str, row)) + " |"
+def _flat(cells: Iterable[object]) -> list[str]:
+    """Return the cells without line breaks and bars, which would end a cell."""
+    return [" ".join(str(cell).replace("|", "/").split()) for cell in cells]
 
 
-def _ratio(row: Row) -> str:
-    """Return a ratio with the smallest and the largest of the rounds, if these are known."""
-    spread = f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else ""
-    return f"{row['ratio']:.2f}{spread}"
+def _compiled_cases(content: Row) -> Iterator[Row]:
+    for case in content["cases"]:
+        yield from ({**case, **row} for row in case["rows"])
 
 
-def _spread(row: Row, key: str) -> str:
-    """Return a median with the smallest and the largest of the rounds."""
-    median, least, most = row[key]
-    return f"{median} ({least}, {most})"
+def _of_savers(*names: str) -> Callable[[Row], Iterable[Row]]:
+    return lambda content: [select(content["rows"], saver=name)[0] for name in names]
 
 
-def _cell(value: Any, unit: str = "") -> str:
-    """Return a value with its unit; nothing if it was not measured."""
-    return "" if value is None else f"{value}{unit}"
-
-
-TABLES: Mapping[str, Mapping[str, Callable[[], Iterator[str]]]] = {
+PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
     "benchmarks.md": {
-        "step": step, "sharding": sharding, "library": library, "library saves": library_saves,
-        "pipeline": pipeline, "pipeline memory": pipeline_memory,
-        "checkpoint": checkpoint,
-        "saved every step": partial(_saved_training, saved_training_table.every_step),
-        "saved targets": partial(_saved_training, saved_training_table.targets),
+        "step": Table("step", {
+            "date": "{date}", "machine": "{hardware}", "precision": "{precision}",
+            "ours": "{ours_ms:.0f} ms", "plain torch": "{plain_torch_ms:.0f} ms",
+            "ratio": "{ratio:.3f}", "ours compiled": "{ours_compiled_ms} ms",
+            "plain torch compiled": "{plain_compiled_ms} ms",
+            "ratio, compiled": "{compiled_ratio:.3f}",
+        }),
+        "sharding": sharding,
+        "library": Table("library", {
+            "ranks": "{ranks}, {precision}", "contender": "`{contender}`",
+            "step, ms": _spread("step_ms"), "speed over the faster FSDP2": _spread("speedup"),
+            "sent, MB": "{sent_mb}", "counted, MB": "{counted_mb}",
+        }, rows=_compiled_cases),
+        "library saves": Table("library", {
+            "saver": "`{saver}`", "blocked, ms per step": _spread("blocked_ms"),
+            "slowdown": _spread("slowdown"), "added, ms per step": "{added_ms}",
+        }, rows=lambda content: content["saves"]["rows"]),
+        "pipeline": pipeline,
+        "pipeline memory": pipeline_memory,
+        "checkpoint": Table("checkpoint", {
+            "saver": "`{saver}`", "blocked, ms": "{blocked_ms}", "durable after, s": "{durable_s}",
+            "compute meanwhile": "{compute_meanwhile}", "long step": "{long_step}",
+            "short steps": "{short_steps}", "restore, s": "{restore_s}",
+            "of the disk's rate": "{of_disk_percent}%",
+        }, rows=_of_savers("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager",
+                           "bare-writes")),
+        "saved every step": saved_every_step,
+        "saved targets": saved_targets,
     },
     "collectives.md": {
-        "kernels": kernels, "quantised step": quantised_step,
+        "kernels": kernels,
+        "quantised step": quantised_step,
         "zeropp parts measured": zeropp_parts,
     },
-    "data.md": {"preprocess": preprocess},
-    "planner.md": {"layouts": lambda: layouts(load("planner_layouts"))},
+    "data.md": {
+        "preprocess": Table("preprocess", {
+            "contender": "{contender}", "seconds": "{seconds}", "relative to ours": "{of_ours:.2f}",
+            "CPU seconds": "{cpu_seconds}",
+            "tokens/s": lambda row: f"{row['tokens_per_second'] / 1e6:.2f}M",
+            "peak MiB": "{peak_mib}",
+        }),
+    },
+    "planner.md": {"layouts": layouts},
     "gpu.md": {"measured": gpu},
-    "optimizer.md": {"optimizers": optimizers},
-    "checkpoint.md": {"kills": kills},
-    "recovery.md": recovery_tables.TABLES,
-    "reliability.md": {"faults": faults, "elastic": elastic, "starts": starts},
+    "optimizer.md": {
+        "optimizers": Table("optimizers", {
+            "optimizer": "`{optimizer}`", "best rate": "{rate}", "last validation loss": "{loss}",
+            "steps to AdamW's last loss": "{steps}",
+            "bytes per parameter besides master weights": "{bytes}",
+        }),
+    },
+    "checkpoint.md": {
+        "kills": Table("kills", {"moment of the kill": "{moment}", "kills": "{kills}"}, after=(
+            "After these kills: {resumes} resumes from a checkpoint, {lost_commits} lost commits, "
+            "{losses_that_differ} losses that differ in a bit from those of an undisturbed run "
+            "({steps_compared:,} steps compared), and at most {most_seconds_to_end} s from a kill "
+            "to the end of all processes ({date}, {hardware}; `{command}`)."
+        )),
+    },
+    "recovery.md": {
+        "deaths": deaths,
+        "slurm": Table("recovery", {
+            "fault": "{fault}",
+            "next step after": lambda row: _or_dash("{seconds_to_step:.1f} s", row),
+            "steps done twice": "{steps_done_twice}", "the job": "{job}",
+            "largest loss difference": lambda row: _or_dash("{largest_loss_difference:g}", row),
+        }, rows=lambda content: content["slurm"]),
+        "cost": cost,
+    },
+    "reliability.md": {
+        "faults": Table("faults", {
+            "what happened": "{fault}", "nodes free after": "{nodes_free_after}",
+            "the job": "{job}", "first step after restart": "{first_new_step_after}",
+            "steps done twice": "{steps_done_twice}",
+            "log names the cause as":
+                lambda row: f"`{row['culprit']}`" if row["culprit"] else "none expected",
+            "largest difference of the loss": "{largest_loss_difference:.2g}",
+        }),
+        "elastic": Table("elastic", {
+            "ranks": "{ranks}", "micro-batch": "{micro_batch}", "steps": "{steps}",
+            "same samples as without stops":
+                lambda row: "all" if row["samples_as_undisturbed"] else "no",
+            "largest difference of the loss": "{largest_loss_difference:.2g}",
+        }),
+        "starts": starts,
+    },
 }  # fmt: skip
-"""For each page: the names in its markers, and the functions that yield the tables."""
+"""For each page: the tables by the names in its markers."""
 
-if __name__ == "__main__":
-    sys.exit(run_command(main))
+
+def _or_dash(form: str, row: Row) -> str:
+    return _cell(form, row) or "-"
+
+
+def files() -> dict[Path, str]:
+    """Return the content of each page with new tables."""
+    pages = {}
+    for page, blocks in PAGES.items():
+        lines = {
+            name: block.lines() if isinstance(block, Table) else block()
+            for name, block in blocks.items()
+        }
+        pages[DOCS / page] = filled((DOCS / page).read_text(), lines)
+    return pages

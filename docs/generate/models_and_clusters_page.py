@@ -1,17 +1,12 @@
-"""Write docs/models_and_clusters.md: every model, cluster and experiment of `conf/`.
+"""The tables of docs/models_and_clusters.md: every model, cluster and experiment of `conf/`."""
 
-`python -m docs.generate.models_and_clusters_page` checks whether the page is current; with
-`--write` it writes the page.
-"""
+from collections.abc import Iterator
+from pathlib import Path
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-
-from docs.generate.marked_page import keep_current
+from docs.generate.blocks import DOCS, filled, table
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
-from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.config.cluster import ClusterConfig
@@ -21,7 +16,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.choice import choose
 from frontier_llm.units import GIB, format_count
 
-PAGE = CONF.parent / "docs" / "models_and_clusters.md"
+PAGE = DOCS / "models_and_clusters.md"
 BASES = ("gpt", "llama", "llama3", "mt5", "qwen3")
 """Files of conf/model/ without dimensions, which other models extend."""
 SEQUENCE_LENGTH = 2048
@@ -38,45 +33,18 @@ def resolved(config: RunConfig, ranks: int) -> ResolvedLayout:
     return ResolvedLayout.resolve(config, ranks, config.cluster.ranks_per_node, precision="bf16")
 
 
-def page() -> str:
-    """Return the text of the page."""
-    return "\n".join([*_introduction(), *_models(), *_experiments(), *_clusters(), ""])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check whether it is current."""
-    return keep_current(
-        __doc__, "docs.generate.models_and_clusters_page", arguments, lambda: {PAGE: page()}
-    )
-
-
-def _introduction() -> Iterator[str]:
-    yield "# Models, experiments and clusters"
-    yield ""
-    yield (
-        "This page is written by `python -m docs.generate.models_and_clusters_page --write` from "
-        "`conf/`. A test checks that it is current."
-    )
-    yield ""
+def files() -> dict[Path, str]:
+    """Return the page with its tables."""
+    tables = {"models": _models(), "experiments": _experiments(), "clusters": _clusters()}
+    return {PAGE: filled(PAGE.read_text(), tables)}
 
 
 def _models() -> Iterator[str]:
-    yield "## Models (`model=NAME`)"
-    yield ""
-    yield (
-        "Parameters are counted from the shapes of the matrices, without padding. A matrix that is "
-        "both embedding and head counts once, and a table of learned positions has "
-        f"{SEQUENCE_LENGTH} rows. *Hidden* and *FFN* are widths; *gated* feed-forward blocks have "
-        "three matrices, others two. *Heads* gives those of keys and values after a slash, if they "
-        "are fewer. The first lines of each file in `conf/model` name its source."
-    )
-    yield ""
     rows = []
     for name in models():
         model = composed(f"model={name}").model
         rows.append((f"`{name}`", *_dimension_cells(model)))
-    columns = "name|parameters|layers|hidden|heads|FFN|vocabulary"
-    yield from _table(columns, rows)
+    yield from table(("name", "parameters", "layers", "hidden", "heads", "FFN", "vocabulary"), rows)
 
 
 def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
@@ -92,34 +60,15 @@ def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
 
 
 def _experiments() -> Iterator[str]:
-    yield "## Experiments (`experiment=NAME`)"
-    yield ""
-    yield (
-        "The first lines of each file in `conf/experiment` name the source of the experiment, the "
-        "values that we chose ourselves, and the command that starts it. All experiments train on "
-        "the source files of Python's standard library. To train on another corpus, add "
-        "`data=text data.path=FILE` (for mT5 `data=text_spans data.path=FILE`). The choices of an "
-        "experiment can be changed on the command line, for example with `sharding=zero3`."
-    )
-    yield ""
-    yield (
-        "*Factors* are the numbers of ranks over which parameters, gradients and optimizer states "
-        "are sharded; with `sharding=amsp`, those that the planner chooses for this number of "
-        "ranks. *Model states* is the memory of these three on the fullest rank in mixed "
-        "precision, including gathered parameters but not activations, next to the memory of the "
-        "device."
-    )
-    yield ""
     rows = []
     for name in groups()["experiment"]:
         header = Header.read(CONF / "experiment" / f"{name}.yaml")
         config = composed(f"experiment={name}")
         config = choose(config, header.ranks, config.cluster.ranks_per_node)
         rows.append((f"`{name}`", *_layout_cells(config, header)))
-    columns = (
-        "name|model|cluster|ranks|tensor x pipeline x data|global batch|factors|model states, GiB"
-    )
-    yield from _table(columns, rows)
+    head = ("name", "model", "cluster", "ranks", "tensor x pipeline x data", "global batch",
+            "factors", "model states, GiB")  # fmt: skip
+    yield from table(head, rows)
 
 
 def _layout_cells(config: RunConfig, header: Header) -> tuple[object, ...]:
@@ -142,30 +91,15 @@ def fullest_stage_bytes(layout: ResolvedLayout) -> int:
 
 
 def _clusters() -> Iterator[str]:
-    yield "## Clusters (`cluster=NAME`)"
-    yield ""
-    yield (
-        "A rank uses one device (on MI250X one GCD, half of the package). The TFLOP/s columns are "
-        "peak speeds of dense matrix products. A dash means that the peak is unknown or that the "
-        "device does not support the format; a run then prints no MFU. Links are listed from the "
-        "nearest to the farthest, with the number of ranks that each link connects in parentheses "
-        "and its bandwidth in GB/s per rank and direction. The default, `cluster=auto`, chooses "
-        "the file that describes the GPUs of this machine "
-        "([installing](install.md#the-first-command)). Each file of `conf/cluster` names the "
-        "source of its figures, or says that they are estimates."
-    )
-    yield ""
     clusters = [
         composed(f"cluster={name}").cluster
         for name in groups()["cluster"]
         if name not in OF_THIS_MACHINE
     ]
     rows = [(f"`{cluster.name}`", *_hardware_cells(cluster)) for cluster in clusters]
-    columns = (
-        "name|device|ranks per node|memory, GiB|memory, GB/s|fp32, TFLOP/s|bf16, TFLOP/s|"
-        "fp16, TFLOP/s|links, GB/s"
-    )
-    yield from _table(columns, rows)
+    head = ("name", "device", "ranks per node", "memory, GiB", "memory, GB/s", "fp32, TFLOP/s",
+            "bf16, TFLOP/s", "fp16, TFLOP/s", "links, GB/s")  # fmt: skip
+    yield from table(head, rows)
 
 
 def _hardware_cells(cluster: ClusterConfig) -> tuple[object, ...]:
@@ -184,17 +118,3 @@ def _hardware_cells(cluster: ClusterConfig) -> tuple[object, ...]:
         ),
         ", ".join(links),
     )
-
-
-def _table(columns: str, rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table; `columns` are names separated by `|`."""
-    names = columns.split("|")
-    yield "| " + " | ".join(names) + " |"
-    yield "|" + "---|" * len(names)
-    for row in rows:
-        yield "| " + " | ".join(str(cell) for cell in row) + " |"
-    yield ""
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

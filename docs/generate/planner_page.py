@@ -1,38 +1,26 @@
-"""Write the tables of docs/planner.md, and that of the scaling runs on Frontier.
+"""The tables of docs/planner.md, and those of the runs on Frontier.
 
 The planner predicts them for configurations of `conf/`.
-
-`python -m docs.generate.planner_page` checks whether the tables are current; `--write` writes them.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.planner_accuracy import errors, in_sample, left_out, table_choices
-from benchmarks.published.tables import TABLES
+from benchmarks.planner_accuracy import TABLES, errors, in_sample, left_out, table_choices
 from docs.generate import frontier_tables
-from docs.generate.marked_page import filled, keep_current
+from docs.generate.blocks import DOCS, filled, table
 from frontier_llm.cli.experiments import composed
-from frontier_llm.cli.options import run_command
-from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.search import Goal, search
 
-PAGE = CONF.parent / "docs" / "planner.md"
-FRONTIER_PAGE = CONF.parent / "docs" / "running-on-frontier.md"
+PAGE, FRONTIER_PAGE = DOCS / "planner.md", DOCS / "running-on-frontier.md"
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
 """Factors of parameters, gradients and optimizer states in the AMSP paper, by model size."""
 AMSP_RANKS = (8, 64, 256, 1024)
 GPUS_PER_NODE = 8
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables of the pages, or check whether they are current."""
-    return keep_current(__doc__, "docs.generate.planner_page", arguments, files)
 
 
 def files() -> dict[Path, str]:
@@ -56,29 +44,31 @@ def files() -> dict[Path, str]:
 
 def validation() -> Iterator[str]:
     """Yield the errors of all tables."""
-    yield "| table | runs | mean error, left out | largest | mean error, in sample | largest |"
-    yield "|---|---|---|---|---|---|"
-    for name, table in TABLES.items():
+    rows = []
+    for name, of_table in TABLES.items():
         runs = in_sample(name)
         cells = [f"{value:.1%}" for of in (left_out(name), runs) for value in errors(of)]
-        mark = f" ({table.note})" if table.note else ""
-        yield f"| [{table.title}]({_file(name)}){mark} | {len(runs)} | " + " | ".join(cells) + " |"
+        mark = f" ({of_table.note})" if of_table.note else ""
+        rows.append([f"[{of_table.title}]({_file(name)}){mark}", len(runs), *cells])
+    head = ("table", "runs", "mean error, left out", "largest", "mean error, in sample", "largest")
+    yield from table(head, rows)
 
 
 def choices_table() -> Iterator[str]:
     """Yield how well the planner chooses among the measured layouts of a job."""
-    yield "| table | constants | fastest chosen | regret, mean | largest | rank correlation |"
-    yield "|" + "---|" * 6
-    for name, table in TABLES.items():
+    rows = []
+    for name, of_table in TABLES.items():
         for kind, found in table_choices(name).items():
             if kind == "in sample":
                 continue
             order = found.rank_correlation
             ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
-            yield (
-                f"| [{table.title}]({_file(name)}) | {kind} | {found.fastest} of {found.jobs} | "
-                f"{found.regret:.1%} | {found.largest_regret:.1%} | {ranked} |"
-            )
+            rows.append(
+                (f"[{of_table.title}]({_file(name)})", kind, f"{found.fastest} of {found.jobs}",
+                 f"{found.regret:.1%}", f"{found.largest_regret:.1%}", ranked)
+            )  # fmt: skip
+    head = ("table", "constants", "fastest chosen", "regret, mean", "largest", "rank correlation")
+    yield from table(head, rows)
 
 
 def _file(name: str) -> str:
@@ -87,15 +77,13 @@ def _file(name: str) -> str:
 
 def amsp_table() -> Iterator[str]:
     """Yield the factors that the search chooses, the paper's factors, and the speed-ups."""
-    yield (
-        "| model | ranks | chosen factors | MFU | paper's factors | MFU | speed-up over MiCS | "
-        "over ZeRO-1 | over ZeRO-3 |"
-    )
-    yield "|" + "---|" * 9
-    for model, paper_factors in AMSP_PAPER_FACTORS.items():
-        for ranks in AMSP_RANKS:
-            cells = _amsp_cells(model, ranks, paper_factors)
-            yield f"| {model.upper()} | {ranks} | " + " | ".join(cells) + " |"
+    yield from table(
+        ("model", "ranks", "chosen factors", "MFU", "paper's factors", "MFU", "speed-up over MiCS",
+         "over ZeRO-1", "over ZeRO-3"),
+        ([model.upper(), ranks, *_amsp_cells(model, ranks, factors)]
+         for model, factors in AMSP_PAPER_FACTORS.items()
+         for ranks in AMSP_RANKS),
+    )  # fmt: skip
 
 
 def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> Iterator[str]:
@@ -151,7 +139,3 @@ def _speed_up(best: Estimate, other: Estimate | None) -> str:
     if other is None or other.refused:
         return "does not fit" if other else "-"
     return f"{other.time.seconds / best.time.seconds:.2f}x"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

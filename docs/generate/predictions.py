@@ -1,11 +1,15 @@
 """Predict steps for the pages, and name the settings that several pages predict with."""
 
+from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 
 BF16_GRADIENTS = "collectives=bf16"
 """Override that sends gradients in two bytes per element, as the papers do."""
+GPUS_PER_NODE = 8
+SAMPLES_PER_GPU = 8
+"""Samples per GPU and step. The global batch therefore grows with the number of nodes."""
 
 
 def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:
@@ -24,11 +28,9 @@ def tokens_per_device(estimated: Estimate) -> float:
 
 
 def with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
-    """Return a configuration with another network.
+    """Return a configuration whose nodes have a network of some Gbit/s, which their ranks share.
 
-    Args:
-        config: the configuration.
-        node_gbits: Gbit/s of a node, which its ranks share; None = the network of the cluster file.
+    None = the network of the cluster file.
     """
     if node_gbits is None:
         return config
@@ -37,3 +39,29 @@ def with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
     network = cluster.links[-1].model_copy(update={"gb_per_second": rate})
     changed = cluster.model_copy(update={"links": (*cluster.links[:-1], network)})
     return config.model_copy(update={"cluster": changed})
+
+
+def study_estimate(model: str, nodes: int, stage: int) -> Estimate:
+    """Predict a step of an mT5 model on nodes of 8 A100, with a ZeRO stage."""
+    ranks = nodes * GPUS_PER_NODE
+    config = composed(
+        f"model={model}",
+        "data=stdlib_spans",
+        "cluster=a100_80g",
+        "precision=bf16",
+        f"sharding=zero{stage}",
+        "parallel.pipeline=1",
+        "recompute=full",
+        "data.sequence_length=1024",
+        f"data.global_batch={ranks * SAMPLES_PER_GPU}",
+        f"data.micro_batch={SAMPLES_PER_GPU}",
+        BF16_GRADIENTS,
+    )
+    return estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
+
+
+def experiment_estimate(name: str, *overrides: str) -> Estimate:
+    """Predict a step of an experiment on its own number of nodes."""
+    config = composed(f"experiment={name}", *overrides)
+    nodes = config.launch.nodes or 1
+    return estimate(Candidate.of(config, nodes * GPUS_PER_NODE, GPUS_PER_NODE))

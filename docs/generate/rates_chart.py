@@ -1,32 +1,24 @@
-"""Draw the learning-rate schedules: docs/images/learning_rates.svg.
+"""The chart of the learning-rate schedules, docs/images/learning_rates.svg."""
 
-`python -m docs.generate.rates_chart` reports whether the chart is out of date, and `--write` draws
-it.
-"""
-
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from docs.generate.chart_style import (
+from docs.generate.blocks import (
     FOURTH,
     GRID,
+    IMAGES,
     NEUTRAL,
     OURS,
     TEXT,
     THEIRS,
-    digest_comment,
+    chart,
     side_by_side,
-    svg,
 )
-from docs.generate.results import ROOT
-from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.trainer import learning_rate
 from frontier_llm.trainer.learning_rate import LearningRate
 
-FILE = ROOT / "docs" / "images" / "learning_rates.svg"
+FILE = IMAGES / "learning_rates.svg"
 STEPS, WARMUP, COOLDOWN = 1000, 100, 200
 PEAK, MINIMUM = 1.0, 0.1
 SCHEDULES = {
@@ -43,18 +35,10 @@ SCHEDULES = {
 """The schedule and the colour of each line."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the chart with `--write`, or report whether it is out of date; return the exit code."""
-    parser = tool_parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="draw and write it")
-    if parser.parse_args(arguments).write:
-        FILE.write_text(svg(draw, _digest()))
-        return 0
-    if FILE.exists() and _digest() in FILE.read_text():
-        return 0
-    message = "learning_rates.svg is not current: python -m docs.generate.rates_chart --write"
-    print(message, file=sys.stderr)
-    return 1
+def files() -> dict[Path, str]:
+    """Return the content of the chart's file."""
+    module = Path(str(learning_rate.__file__)).read_bytes()
+    return {FILE: chart(FILE, __file__, module, draw)}
 
 
 def draw() -> Figure:
@@ -71,11 +55,3 @@ def draw() -> Figure:
     axes.grid(color=GRID)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor=TEXT)
     return figure
-
-
-def _digest() -> str:
-    return digest_comment(__file__, [Path(learning_rate.__file__).read_bytes()])
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

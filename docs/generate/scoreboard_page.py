@@ -1,32 +1,22 @@
-"""Write the tables of docs/scoreboard.md: published figures beside predicted and measured ones.
+"""The tables of docs/scoreboard.md: published figures beside predicted and measured ones."""
 
-`python -m docs.generate.scoreboard_page` checks whether the tables are current; `--write` writes
-them.
-"""
-
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.planner_accuracy import left_out
-from benchmarks.published.tables import TABLES
+from benchmarks.planner_accuracy import TABLES, left_out
+from docs.generate.blocks import DOCS, filled, load, select, table
 from docs.generate.frontier_tables import CURVES, scaling
-from docs.generate.marked_page import filled, keep_current
-from docs.generate.models_and_clusters_page import composed
-from docs.generate.mt5_tables import study_estimate
 from docs.generate.planner_page import AMSP_PAPER_FACTORS
-from docs.generate.predictions import with_network
-from docs.generate.results import load, select
-from frontier_llm.cli.options import run_command
-from frontier_llm.cli.package_files import CONF
+from docs.generate.predictions import study_estimate, with_network
+from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 
-PAGE = CONF.parent / "docs" / "scoreboard.md"
+PAGE = DOCS / "scoreboard.md"
 HEAD = ("quantity", "published", "predicted", "error", "measured here", "seen by the fit", "note")
 AMSP_OVERLAP = {
     "7b": ((3525, 2812), (4503, 4286)),
@@ -56,11 +46,6 @@ class Figure(NamedTuple):
     note: str = ""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables of the page, or check whether they are current."""
-    return keep_current(__doc__, "docs.generate.scoreboard_page", arguments, files)
-
-
 def files() -> dict[Path, str]:
     """Return the text of the page with new tables, by its path."""
     tables = {
@@ -82,10 +67,7 @@ def files() -> dict[Path, str]:
 def _table(figures: Sequence[Figure]) -> Iterator[str]:
     """Yield the lines of a table, without the columns that are empty in all rows."""
     used = [i for i in range(len(HEAD)) if any(figure[i] for figure in figures)]
-    yield "| " + " | ".join(HEAD[i] for i in used) + " |"
-    yield "|" + "---|" * len(used)
-    for figure in figures:
-        yield "| " + " | ".join(figure[i] for i in used) + " |"
+    yield from table([HEAD[i] for i in used], ([figure[i] for i in used] for figure in figures))
 
 
 def _runs(name: str, unit: str) -> Iterator[Figure]:
@@ -261,7 +243,3 @@ def _predict(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Es
     sharding = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
     changed = config.model_copy(update={"sharding": sharding})
     return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

@@ -1,24 +1,18 @@
-"""Write the figure and the table of docs/sharding.md.
+"""The figure and the table of docs/sharding.md.
 
 The bytes are computed from the presets in conf/sharding and the formulas in frontier_llm/geometry.
-`python -m docs.generate.sharding_page` reports whether the page is out of date, and `--write`
-writes it.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from docs.generate.marked_page import filled, keep_current
+from docs.generate.blocks import DOCS, IMAGES, filled, table
 from frontier_llm.cli.compose import compose, groups
-from frontier_llm.cli.options import run_command
-from frontier_llm.cli.package_files import CONF
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.state_layout import StateLayout, draw
 
-PAGE = CONF.parent / "docs" / "sharding.md"
-FIGURE = CONF.parent / "docs" / "images" / "sharding_2_4_8.svg"
+PAGE, FIGURE = DOCS / "sharding.md", IMAGES / "sharding_2_4_8.svg"
 FIGURE_OVERRIDES = (
     "parallel.pipeline=1",
     "launch.ranks=16",
@@ -43,11 +37,6 @@ COLLECTIVES = ("gather_params", "reduce_grads", "reduce_states", "refresh_params
 """Columns of the table of presets: the collectives of sharded data parallelism."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page and its figure, or report which is out of date; return the exit code."""
-    return keep_current(__doc__, "docs.generate.sharding_page", arguments, files)
-
-
 def files() -> dict[Path, str]:
     """Return the page and its figure."""
     text = filled(PAGE.read_text(), {"presets": presets()})
@@ -64,16 +53,14 @@ def presets() -> Iterator[str]:
 
     The files of AMSP are left out, because each of them is meant for a single model.
     """
-    yield (
-        "| `sharding=` | params, grads, optimizer | kept | "
-        + " | ".join(f"`{name}`" for name in COLLECTIVES)
-        + " | sent | leaves a node |"
-    )
-    yield "|" + "---|" * (len(COLLECTIVES) + 5)
-    general = [name for name in groups()["sharding"] if not name.startswith("amsp")]
-    layouts = [_layout(*PRESET_OVERRIDES, f"sharding={name}") for name in general]
-    for layout in sorted(layouts, key=_kept, reverse=True):
-        yield f"| `{layout.config.sharding.name}` | " + " | ".join(_preset(layout)) + " |"
+    names = [name for name in groups()["sharding"] if not name.startswith("amsp")]
+    layouts = [_layout(*PRESET_OVERRIDES, f"sharding={name}") for name in names]
+    yield from table(
+        ("`sharding=`", "params, grads, optimizer", "kept", *(f"`{name}`" for name in COLLECTIVES),
+         "sent", "leaves a node"),
+        ([f"`{layout.config.sharding.name}`", *_preset(layout)]
+         for layout in sorted(layouts, key=_kept, reverse=True)),
+    )  # fmt: skip
 
 
 @cache
@@ -83,13 +70,13 @@ def _layout(*overrides: str) -> StateLayout:
 
 def _preset(layout: StateLayout) -> Iterator[str]:
     """Yield the cells of the table of presets after the name."""
-    factors, sent = layout.factors, _sent(layout)
+    factors, by_rank = layout.factors, _sent(layout)
     yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
     yield _number(_kept(layout))
-    of_rank_0 = sent[0]
-    yield from (_number(_all_links(of_rank_0.get(name, Sent()))) for name in COLLECTIVES)
-    yield _number(sum(map(_all_links, of_rank_0.values())))
-    of_node_0 = sent[: layout.grid.ranks_per_node]
+    of_rank_0 = by_rank[0]
+    yield from (_number(of_rank_0.get(name, Sent()).total) for name in COLLECTIVES)
+    yield _number(sum(sent.total for sent in of_rank_0.values()))
+    of_node_0 = by_rank[: layout.grid.ranks_per_node]
     yield _number(sum(bytes_.network for of_rank in of_node_0 for bytes_ in of_rank.values()))
 
 
@@ -107,14 +94,5 @@ def _sent(layout: StateLayout) -> list[dict[str, Sent]]:
     ]
 
 
-def _all_links(sent: Sent) -> float:
-    """Return the bytes sent inside a node and between nodes together."""
-    return sent.total
-
-
 def _number(value: float) -> str:
     return f"{value:.2f}" if value else "0"
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main))

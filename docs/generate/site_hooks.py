@@ -25,7 +25,7 @@ PAGES = {
 FENCE = re.compile(r"(^```.*?^```[ ]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 MARKER = re.compile(r"^<!-- .* -->$", re.MULTILINE)
-"""Marker of a generated block (marked_page.py)."""
+"""Marker of a generated block (blocks.py)."""
 _log = logging.getLogger("mkdocs.hooks.site_hooks")
 
 

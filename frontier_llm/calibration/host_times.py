@@ -22,7 +22,7 @@ from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, make_groups
-from frontier_llm.trainer.bare_step import bare_step
+from frontier_llm.trainer.states import bare_step
 
 WARM_UP, STEPS = 3, 9
 """Steps before the measured ones, and measured steps."""

@@ -136,12 +136,13 @@ class CommitBarrier:
             self._store.delete_key(self._key(name))
 
     def _wait_for_end(self) -> str | None:
+        self._store.set_timeout(self._timeout)
         try:
-            self._store.wait([self._key("end")], self._timeout)
+            # it waits until the key is set: with `wait` before it, the server would be asked twice
+            end = self._store.get(self._key("end"))
         except RuntimeError:
             return None
-        cause: str = json.loads(self._store.get(self._key("end")))
-        return cause
+        return str(json.loads(end))
 
     def _abort_after_timeout(self) -> str:
         """Abort because a rank is late, and return the same as `abort`.

@@ -40,7 +40,7 @@ from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.trainer import restart, run_directory
+from frontier_llm.trainer import run_directory
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -101,12 +101,12 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     )
 
     def target(start: int) -> Target:
-        started = restart.prepare_restart(config) if start else config
+        started = run_directory.prepare_restart(config) if start else config
         return partial(run, started, corpus_folders(corpora))
 
     if config.recovery.enabled:
         return train_on_forked_members(config, corpora, options)
-    metrics = partial(restart.recorded_steps, Path(config.run.dir))
+    metrics = partial(run_directory.recorded_steps, Path(config.run.dir))
     return launch_with_restarts(target, options, config.launch.restarts, metrics)
 
 

@@ -5,5 +5,5 @@
 - `watchdog`: ends a run that hangs or has lost a rank. `diagnosis` names the ranks at fault, from
   the states of all ranks. The ranks exchange them in the store (`alarm`).
 
-Slow ranks are found elsewhere: trainer/callbacks/stragglers.py.
+Slow ranks are found elsewhere: trainer/callbacks/run_checks.py.
 """

@@ -48,6 +48,10 @@ class Connections:
         with self._lock:
             self._generation = None
 
+    def are_used(self, before: int) -> bool:
+        """Return whether the main thread uses connections of a generation before this one."""
+        return self._generation is not None and self._generation < before
+
     def cut(self, before: int) -> bool:
         """Shut down the counted connections of a generation before this one, if there are any.
 
@@ -56,7 +60,7 @@ class Connections:
         called `end`.
         """
         with self._lock:
-            if self._generation is None or self._generation >= before:
+            if not self.are_used(before):
                 return False
             for inode, descriptor in _sockets():
                 if inode in self._before:
@@ -74,7 +78,7 @@ class Connections:
         of ranks (gloo/transport/tcp/listener.cc).
         """
         with self._lock:
-            if self._generation is None or self._generation >= before:
+            if not self.are_used(before):
                 return
             found = [
                 _listening_address(inode, descriptor)

@@ -86,6 +86,7 @@ class Membership:
         self._news = RosterStore(connect())
         self._generation, self._announced, self._is_over = -1, -1, threading.Event()
         self._connections, self._size, self._timeout_seconds = Connections(port), 0, 0.0
+        self._aborting = threading.Lock()
         threading.Thread(target=self._watch_rosters, name="membership", daemon=True).start()
 
     def next_place(self) -> Place | None:
@@ -117,8 +118,13 @@ class Membership:
         self._control.report_done(self._generation)
 
     def leave(self) -> None:
-        """Announce that the main thread has stopped to use the connections of its generation."""
+        """Announce that the main thread has stopped to use the connections of its generation.
+
+        Waits for an `abort` that has begun: it would reach the groups of the next generation.
+        """
         self._connections.end()
+        with self._aborting:
+            pass
 
     def outlives(self, error: BaseException) -> bool:
         """Return whether an error means that another member is lost, so that this one stays.
@@ -185,7 +191,7 @@ class Membership:
 
         Ends the process if neither this nor `abort` can end a call of the main thread.
         """
-        aborting = threading.Thread(target=self.abort, name="abort", daemon=True)
+        aborting = threading.Thread(target=self._abort, args=(generation,), daemon=True)
         aborting.start()
         aborting.join(_STUCK_SECONDS)
         if aborting.is_alive():
@@ -200,6 +206,11 @@ class Membership:
                 self._end_process("a call of torch.distributed does not end")
             if cuts % _CUTS_PER_ANSWER == 0:
                 self._connections.answer(before=generation, size=self._size)
+
+    def _abort(self, generation: int) -> None:
+        with self._aborting:
+            if self._connections.are_used(before=generation):
+                self.abort()
 
     def _end_process(self, reason: str) -> None:
         sys.stderr.write(

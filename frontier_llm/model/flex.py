@@ -93,7 +93,7 @@ def run_flex(
     `change_score` is a function of (score, sample, head, query, key), called after scores are
     scaled.
     """
-    # trainer/callbacks/kernel_trial.py may turn torch.compile off: all scores would be stored
+    # trainer/callbacks/measurements.py may turn torch.compile off: all scores would be stored
     is_inside = torch.compiler.is_compiling()
     with nullcontext() if is_inside else torch.compiler.set_stance("default"):
         result: Tensor = _compiled(COMPILER)(

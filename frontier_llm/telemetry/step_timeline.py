@@ -1,6 +1,6 @@
 """Define timeline.json: when each stage of a pipeline computed the actions of one step.
 
-trainer/callbacks/pipeline_timeline.py writes the file, and the report draws it.
+trainer/callbacks/measurements.py writes the file, and the report draws it.
 """
 
 from collections.abc import Sequence

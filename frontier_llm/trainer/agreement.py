@@ -17,15 +17,24 @@ processes.
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from frontier_llm.checkpoint.discovery import committed
+from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.elastic import refit
+from frontier_llm.geometry.formats import StateFormats
+from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.coordination import read_all
+from frontier_llm.launch.membership import Place
+from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.step_result import StepSums
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    pass
 
 
 @dataclass(frozen=True)
@@ -110,12 +119,10 @@ class Continuation:
 
 
 def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str = "") -> Decision:
-    """Decide where training continues.
+    """Decide where training continues, given what each rank has.
 
-    Args:
-        reports: what each rank has.
-        places: for each rank, a value that is equal for ranks that hold the same optimizer states.
-        obstacle: why a copy in memory would not repeat the run exactly; empty if it would.
+    `places` has for each rank a value that is equal for ranks that hold the same optimizer states.
+    An `obstacle` says why a copy in memory would not repeat the run exactly.
     """
     having = [rank for rank, report in enumerate(reports) if report.has_states]
     known = (reports[rank].sums for rank in having)
@@ -148,29 +155,32 @@ def decide(reports: Sequence[Report], places: Sequence[Hashable], obstacle: str 
     return Decision("memory", "", sums, ended, counters, lenders)
 
 
+def decide_for_run(
+    config: RunConfig, size: int, ranks_per_node: int, reports: Sequence[Report]
+) -> tuple[Decision, list[tuple[int, ...]]]:
+    """Decide where a run on `size` ranks continues; also return `places_of_states`."""
+    precision = next((report.precision for report in reports if report.precision), "")
+    layout = ResolvedLayout.resolve(config, size, ranks_per_node, precision=precision or "fp32")
+    places = places_of_states(layout.grid, layout.factors)
+    decision = decide(reports, places, obstacle(config, layout))
+    return replace(decision, precision=precision), places
+
+
 def agree(
-    store: "Store",
-    rank: int,
-    size: int,
+    config: RunConfig,
+    place: Place,
     own: Report,
     decide_all: Callable[[list[Report]], Decision],
-    timeout: timedelta,
 ) -> Decision:
     """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
 
-    Collective over all ranks of a generation, through the store.
-
-    Args:
-        store: the store of this generation.
-        rank: this rank.
-        size: number of ranks in this generation.
-        own: what this rank has.
-        decide_all: makes the decision from the reports by rank; called on rank 0.
-        timeout: how long this rank waits for the others.
+    Collective over all ranks of a generation, through its store.
     """
-    store.set(f"report/{rank}", own.to_json())
-    if rank == 0:
-        keys = [f"report/{other}" for other in range(size)]
+    store, world = place.store, place.world
+    timeout = timedelta(seconds=config.watchdog.startup_seconds)
+    store.set(f"report/{world.rank}", own.to_json())
+    if world.rank == 0:
+        keys = [f"report/{other}" for other in range(world.size)]
         store.wait(keys, timeout)
         decision = decide_all([Report.from_json(text) for text in read_all(store, keys)])
         store.set("decision", decision.to_json())
@@ -195,3 +205,45 @@ def _can_reach(report: Report, step: int) -> bool:
 
 def _sums(values: Mapping[str, Any] | None) -> StepSums | None:
     return None if values is None else StepSums(**{**values, "numbers": tuple(values["numbers"])})
+
+
+def places_of_states(grid: Grid, factors: Factors) -> list[tuple[int, ...]]:
+    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
+    places: list[tuple[int, ...]] = []
+    for rank in range(grid.size):
+        coordinates = grid.coordinates(rank)
+        digits = factors.digits(coordinates.data)
+        places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
+    return places
+
+
+def obstacle(config: RunConfig, layout: ResolvedLayout) -> str:
+    """Return why states in memory would not repeat a run exactly; empty if they would."""
+    if config.optimizer.name in ("muon", "adafactor"):
+        return f"optimizer={config.optimizer.name} communicates during an update"
+    if config.collectives.error_feedback:
+        return "rounding errors of gradients (collectives.error_feedback) have no copy"
+    formats = StateFormats.at(config.collectives, 1)
+    has_refresh = layout.factors.optimizer > layout.factors.params
+    if has_refresh and not formats.refresh.is_lossless(2):
+        return "parameters are sent with rounding (collectives.refresh_format)"
+    return ""
+
+
+def is_overdue(config: RunConfig, step: int) -> bool:
+    """Return whether the newest checkpoint that was due by a step is not in the run directory."""
+    is_last = step == config.trainer.steps
+    due = step if is_last else step - step % config.checkpoint.every_steps
+    newest = max((step for step, _ in committed(shared_folder(config))), default=0)
+    return config.checkpoint.mode != "off" and due > newest
+
+
+def fitted_to(config: RunConfig, size: int) -> RunConfig:
+    """Return the configuration with which an elastic run continues on a number of ranks."""
+    if not config.launch.elastic:
+        return config
+    for key, value in refit(config.parallel, config.data, config.sharding, size).items():
+        section, name = key.split(".")
+        part = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: part})
+    return config

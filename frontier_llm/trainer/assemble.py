@@ -35,8 +35,7 @@ from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups
 from frontier_llm.telemetry.log import close_logging, setup_logging
-from frontier_llm.trainer.callbacks.built_in import make_callbacks
-from frontier_llm.trainer.checkpoint_meta import checkpoint_meta
+from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.context import (
@@ -48,40 +47,30 @@ from frontier_llm.trainer.context import (
 )
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.loop import Loop
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.progress import Progress
-from frontier_llm.trainer.resume import Restorer
+from frontier_llm.trainer.progress import LossScale, Progress
+from frontier_llm.trainer.resume import Restorer, checkpoint_meta
 from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
-from frontier_llm.trainer.step_meter import StepMeter
-from frontier_llm.trainer.throughput import Throughput
+from frontier_llm.trainer.step_meter import StepMeter, Throughput
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 
 def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
-    """Do the work of one rank from beginning to end.
+    """Do the work of one rank from beginning to end. Collective over all ranks.
 
-    Collective over all ranks.
-
-    Args:
-        config: configuration of the run.
-        corpora: folders of the prepared corpora.
-        world: number, host and node of this rank among all ranks.
-        store: torch's key-value store, through which all ranks exchange short messages.
-
-    Raises:
-        FrontierError: the run cannot continue, or was asked to stop.
+    Raises a FrontierError if the run cannot continue, or was asked to stop.
     """
     setup_logging(world.rank)
     accelerator = prepare_device(config, world)
     run_dir = Path(config.run.dir)
     with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
         context = build_context(config, corpora, world, store, accelerator, watchdog)
-        with run_log(run_dir, world), Loop(context, make_callbacks(context)) as loop:
+        with run_log(run_dir, world):
+            loop = Loop(context, make_callbacks(context))
             # `freeze` excludes all present objects from later garbage collections. They live as
             # long as the run, and scanning them takes tens of milliseconds. Each rank would scan
             # in another step, and all ranks would wait each time.
@@ -92,11 +81,7 @@ def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store"
 
 
 def prepare_device(config: RunConfig, world: World) -> Accelerator:
-    """Return the device of this rank.
-
-    A rank without a GPU computes on the CPU. It sets its number of threads and replaces those parts
-    of megatron-core that need a GPU.
-    """
+    """Return the device of this rank. On a CPU, replace the parts of megatron-core for GPUs."""
     may_share = config.collectives.backend == "gloo"
     accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)
     if accelerator.is_cpu:
@@ -117,10 +102,7 @@ def build_context(
     watchdog: Watchdog,
     archive: Archive | None = None,
 ) -> TrainerContext:
-    """Build the objects of one rank.
-
-    Collective over all ranks. An `archive` that is passed outlives the other objects.
-    """
+    """Build the objects of one rank. Collective. An `archive` that is given outlives the others."""
     precision = resolve_precision(config, world, store, accelerator)
     corpus = open_all(config.data, corpora)
     layout = ResolvedLayout.resolve(
@@ -147,7 +129,6 @@ def build_context(
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)
     throughput = Throughput(config, world.size, accelerator, precision.name)
-    is_first = world.rank == 0
     return TrainerContext(
         config=config,
         world=world,
@@ -161,7 +142,7 @@ def build_context(
             model, groups, config, data.validation, corpus, data.validation_windows
         ),
         sampler=Sampler(model, groups, config, corpus.tokenizer),
-        meter=StepMeter(config, throughput, progress, checkpoints, logs=is_first),
+        meter=StepMeter(throughput, progress, checkpoints, logs=world.rank == 0),
         progress=progress,
         checkpoints=checkpoints,
         restorer=Restorer(config, world, states, shapes, corpus.manifest),
@@ -172,11 +153,7 @@ def build_context(
 def resolve_precision(
     config: RunConfig, world: World, store: "Store", accelerator: Accelerator
 ) -> ResolvedPrecision:
-    """Return the compute precision of the run.
-
-    Collective over all ranks, if `precision=auto`: rank 0 chooses by its device and sends its
-    choice to the other ranks, whose devices may differ.
-    """
+    """Return the compute precision. With `auto`, rank 0 chooses for all ranks: collective."""
     wanted = config.precision.name
     if wanted != "auto":
         return ResolvedPrecision(wanted, f"precision={wanted}")
@@ -191,10 +168,7 @@ def resolve_precision(
 def build_data(
     config: RunConfig, corpus: Corpora, groups: Groups, device: torch.device
 ) -> TrainingData:
-    """Make the loaders of the training and the validation samples for this rank.
-
-    A loader reads only the samples of the data-parallel replica to which the rank belongs.
-    """
+    """Make the loaders of this rank, which read only the samples of its replica."""
     windows = make_windows(config, corpus, train=True)  # the samples by index
     # Every pipeline stage of an encoder-decoder makes masks from the tokens. In a GPT the stages
     # without embedding and head need only the shape of the batch, so they do not read the corpus.
@@ -215,7 +189,7 @@ def build_data(
 
 
 def wait_for_snapshot(checkpoints: Checkpoints, watchdog: Watchdog) -> None:
-    """Wait until the states may change, because the checkpoint being written has copied them."""
+    """Wait until the checkpoint being written has copied the states."""
     with watchdog.phase("checkpoint"):
         checkpoints.before_update()
 

@@ -16,8 +16,10 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
+from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.trainer.checkpoint_places import newest_folder
 
 if TYPE_CHECKING:
     from frontier_llm.data.corpus_manifest import Manifest
@@ -47,10 +49,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """Return (saved value, current value) of every key that differs.
 
     A key that is absent, because an older version has saved the configuration, has its default.
-
-    Args:
-        before: the configuration in the checkpoint, as nested plain values.
-        now: the configuration of the resumed run, as nested plain values.
     """
     old, new = (defaults() | dict(_flat(values)) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
@@ -62,15 +60,8 @@ def refuse(found: Changes, config: RunConfig) -> None:
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, and another length of packed samples.
-
-    Args:
-        found: the changes, as `changes` returns them.
-        config: the configuration of the resumed run.
-
-    Raises:
-        ConfigError: some changes are refused. The message names the first of them, and says how to
-            allow all of them.
+    hold, and another length of packed samples. The ConfigError names the first of the refused
+    changes, and says how to allow all of them.
     """
     now, allowed = config.model_dump(mode="json"), config.run.allow_changes
     _refuse_other_shapes(found, now)
@@ -116,20 +107,8 @@ def check_corpus(
 
     A blend may get more corpora with the same tokenizer, if its corpora may change. Another
     tokenizer has to be allowed itself: it is often trained on the text by itself, and changes the
-    meaning of all tokens.
-
-    Args:
-        found: the changes, as `changes` returns them.
-        config: the configuration of the resumed run.
-        corpus: manifest of the corpora that the run reads.
-        meta: what the checkpoint stores in addition to the states.
-        checkpoint: its folder.
-
-    Returns:
-        A warning if the ids of tokens have changed their meaning.
-
-    Raises:
-        ConfigError: the corpus differs.
+    meaning of all tokens; then a warning is returned. `corpus` is the manifest of the corpora that
+    the run reads, `meta` what the checkpoint stores besides the states.
     """
     if meta["corpus"] == corpus.digest:
         return None
@@ -164,9 +143,6 @@ def check_corpus(
 
 def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -> str:
     """Say how a run goes on with other text and the tokenizer that its checkpoint names."""
-    # imports torch, which the command line does not wait for
-    from frontier_llm.trainer.initial_tokenizer import tokenizer_of
-
     found = tokenizer_of(checkpoint, meta, config.data.directory)
     allowing = _allowing(config, "data.path", "data.tokenizer")
     return (
@@ -177,7 +153,6 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
 
 
 def _refuse_other_shapes(found: Changes, now: Mapping[str, Any]) -> None:
-    """Refuse keys that change shapes of parameters, because no checkpoint could be loaded."""
     old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
     saved, current = _shapes(now, old), _shapes(now, {})
     if saved is None or current is None or saved == current:
@@ -222,7 +197,6 @@ def _refuse_absent_states(found: Changes, now: Mapping[str, Any]) -> None:
 
 
 def _states(optimizer: Mapping[str, Any]) -> set[str]:
-    """Return the states of an optimizer besides the master weights."""
     if optimizer["name"] == "adafactor":
         return {"sums over rows and columns"} | (
             {"Adafactor's momentum"} if optimizer["beta1"] else set()
@@ -232,12 +206,7 @@ def _states(optimizer: Mapping[str, Any]) -> set[str]:
 
 
 def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of all parameters if some keys have other values; None if they are illegal.
-
-    Args:
-        now: the configuration of the resumed run.
-        others: other values of some keys.
-    """
+    """Return the shapes of all parameters with other values of some keys; None if illegal."""
     flat = {**dict(_flat(now)), **others}
     try:
         fields = {name: flat[f"model.{name}"] for name in now["model"]}
@@ -247,13 +216,11 @@ def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _allowing(config: RunConfig, *keys: str) -> str:
-    """Return the setting that allows changes of some keys, besides those allowed already."""
     names = dict.fromkeys([*config.run.allow_changes, *keys])
     return f"run.allow_changes=[{','.join(names)}]"
 
 
 def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
-    """Return whether a key may change only if it is allowed by name."""
     optimizer = now["optimizer"]
     if key == "trainer.steps":  # schedules that end depend on it unless decay_steps is set
         return optimizer["schedule"] in ENDING and optimizer["decay_steps"] is None
@@ -261,15 +228,73 @@ def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
 
 
 def _is_within(key: str, names: Sequence[str]) -> bool:
-    """Return whether a key is one of the names or lies in a section that they name."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of nested values; the names of a key are joined by dots."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{key}.")
         else:
             yield key, value
+
+
+_SHOWN = 12
+"""Number of hexadecimal digits of a digest that an error shows."""
+
+
+def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
+    """Refuse initial weights whose token ids stand for other texts than those of the new corpus.
+
+    Weights that do not say which tokenizer they belong to are accepted. `tokenizer` is a file, or
+    a folder such as that of a prepared corpus. Raises a ConfigError unless the tokenizers are equal
+    or `run.allow_changes` names `data.tokenizer`, and a CheckpointError if there is no checkpoint.
+    """
+    run, data = config.run, config.data
+    if run.init_from is None or {"data", "data.tokenizer"} & set(run.allow_changes):
+        return
+    if newest_folder(config) is not None:  # the run resumes, and its own weights are loaded
+        return
+    # imports torch, which the command line does not wait for
+    from frontier_llm.checkpoint.discovery import find
+
+    checkpoint = find(Path(run.init_from))
+    meta, found = checkpoint.manifest.meta, digest_tokenizer(tokenizer)
+    wanted = meta.get("tokenizer")
+    if wanted in (None, found):
+        return
+    path = tokenizer_of(checkpoint.folder, meta, data.directory)
+    named = path or "PATH, the tokenizer that these weights were trained with"
+    allowed = ",".join([*run.allow_changes, "data.tokenizer"])
+    raise ConfigError(
+        "data.tokenizer",
+        f"{data.tokenizer or 'null, which trained one on the text'} (digest {found[:_SHOWN]})",
+        f"the tokenizer of run.init_from={run.init_from} (digest {str(wanted)[:_SHOWN]}): to the "
+        "weights, the tokens of another one are other texts",
+        f"set data.tokenizer={named}; to train new embeddings for another tokenizer: "
+        f"run.allow_changes=[{allowed}]",
+    )
+
+
+def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:
+    """Return where the tokenizer of a checkpoint is; None if it is not found."""
+    places = _possible_places(checkpoint, meta, directory)
+    return next((path for path in places if _digest(path) == meta["tokenizer"]), None)
+
+
+def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Iterator[Path]:
+    """Yield its run directory, if it was imported; the file that its run has used; or corpora."""
+    data = (meta.get("config") or {}).get("data", {})
+    yield from (parent.absolute() for parent in checkpoint.parents[:2])
+    if data.get("tokenizer"):
+        yield Path(data["tokenizer"])
+    for folder in dict.fromkeys((data.get("directory", directory), directory)):
+        yield from sorted(Path(folder).glob("[!.]*-*"))
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return digest_tokenizer(path)
+    except ConfigError:
+        return None

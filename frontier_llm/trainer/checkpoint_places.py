@@ -10,14 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import (
-    COMMITTED,
-    COPY,
-    FOLDER,
-    MANIFEST,
-    NODE,
-    parse_folder,
-)
+from frontier_llm.checkpoint.folders import COMMITTED, COPY, FOLDER, MANIFEST, NODE, parse_folder
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -32,9 +25,8 @@ def shared_folder(config: RunConfig) -> Path:
 def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | None:
     """Return the folder of a run's checkpoints on the local disk of a rank's node.
 
-    Returns:
-        A different folder for each node, even if nodes share a disk. None if the run writes no
-        node-local checkpoints (`checkpoint.tiers.local.path`).
+    Each node has another folder, even if nodes share a disk. None if the run writes no node-local
+    checkpoints (`checkpoint.tiers.local.path`).
     """
     root = local_root(config)
     return None if root is None else root / f"{NODE}{rank // ranks_per_node:05d}"
@@ -60,8 +52,7 @@ def local_root(config: RunConfig) -> Path | None:
 def newest_folder(config: RunConfig) -> Path | None:
     """Return the newest checkpoint in the run directory or on rank 0's node; None without one.
 
-    Raises:
-        ConfigError: another user could have written the checkpoints on the node.
+    Raises a ConfigError if another user could have written the checkpoints on the node.
     """
     _refuse_strangers(config)
     found: list[tuple[int, Path]] = []
@@ -74,7 +65,6 @@ def newest_folder(config: RunConfig) -> Path | None:
 
 
 def _refuse_strangers(config: RunConfig) -> None:
-    """Refuse a folder on this node in which another user could have written checkpoints."""
     root = local_root(config)
     if root is not None and os.path.lexists(root) and (problem := find_stranger(root)):
         raise ConfigError(
@@ -87,10 +77,7 @@ def _refuse_strangers(config: RunConfig) -> None:
 
 
 def saved_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration in a checkpoint; None if it cannot be read.
-
-    In this case the later attempt to restore the checkpoint reports the reason.
-    """
+    """Return the configuration in a checkpoint; None if it cannot be read, as a restore reports."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         config: dict[str, Any] = manifest["meta"]["config"]

@@ -9,6 +9,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.archive import Archive
@@ -20,11 +22,9 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.bounded_end import BoundedEnd
-from frontier_llm.trainer.checkpoint_levels import Levels
-from frontier_llm.trainer.checkpoint_listener import CheckpointListener, CommittedCheckpoint
+from frontier_llm.trainer.checkpoint_levels import BoundedEnd, Levels
 from frontier_llm.trainer.checkpoint_places import shared_folder
-from frontier_llm.trainer.step_result import Saving
+from frontier_llm.trainer.step_result import Saving, StepFlags
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -32,18 +32,30 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """A checkpoint in the run directory that is complete on disk."""
+
+    step: int
+    folder: Path
+    """Folder of the checkpoint. It may be deleted later, when newer checkpoints replace it, or be
+    renamed, when the run goes back to an earlier step."""
+
+
 class Checkpoints:
     """Saves this rank's states after the steps at which a checkpoint is due.
 
     Every rank calls the same methods at the same steps. Writer threads learn of a commit at
-    different times, but all ranks tell the listener at the same point of the run: after the step
-    whose all-reduce shows that every rank knows of the commit, or after all ranks have waited for
-    the commit. The store outlives this object, and an archive may, too.
+    different times, but all ranks announce it at the same point of the run: after the step whose
+    all-reduce shows that every rank knows of the commit, or after all ranks have waited for it.
+    The store outlives this object, and an archive may, too.
 
     Attributes:
+        levels: what writes and copies checkpoints.
         saved_step: step of the newest checkpoint in the run directory that was begun.
         meta: returns what is saved in addition to the states, as plain JSON.
-        listener: told about checkpoints in the run directory; the training loop sets it.
+        on_begin: called before a checkpoint in the run directory is begun, with its step.
+        on_committed: called when all ranks know that such a checkpoint is committed.
     """
 
     def __init__(
@@ -59,86 +71,67 @@ class Checkpoints:
         self._run_config, self._config = config, config.checkpoint
         self._stops = {"stop": True, "continue": False}[config.checkpoint.on_error]
         self._world, self.meta = world, meta
-        self._levels = Levels(config, world, store, states, groups, archive)
+        self.levels = Levels(config, world, store, states, groups, archive)
         self._store = store
         self.saved_step: int | None = None
         self._begun_step: int | None = None
-        self.listener: CheckpointListener | None = None
+        self.on_begin: Callable[[int], None] = lambda _: None
+        self.on_committed: Callable[[CommittedCheckpoint], None] = lambda _: None
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
         self._skipped = 0
         self._unannounced: deque[int] = deque()
-        """Steps of checkpoints in the run directory whose outcome the listener does not know."""
+        """Steps of checkpoints in the run directory whose end was not announced."""
 
-    @property
-    def failed(self) -> bool:
-        """Whether this rank knows of a checkpoint that failed, so that all ranks must react."""
-        levels = self._levels
-        return any(m.failed for m in levels.managers) or any(m.failed for m in levels.movers)
-
-    @property
-    def saving(self) -> Saving:
-        """The places to which this rank is writing a checkpoint. A drain is not counted."""
-        shared = self._levels.shared
-        return Saving(
-            shared=shared is not None and shared.is_writing,
-            local=any(manager.is_writing for manager in self._levels.node_managers),
+    def flags(self, stop: bool, digest: int) -> StepFlags:
+        """Return what this rank tells all others in a step. A drain does not count as saving."""
+        levels, shared = self.levels, self.levels.shared
+        oldest = self._unannounced[0] if self._unannounced else None
+        return StepFlags(
+            stop=stop,
+            checkpoint_failed=any(m.failed for m in levels.managers)
+            or any(m.failed for m in levels.movers),
+            checkpoint_committed=oldest is not None and self._outcome(oldest) is not None,
+            saving=Saving(
+                shared=shared is not None and shared.is_writing,
+                local=any(manager.is_writing for manager in levels.node_managers),
+            ),
+            digest=digest,
         )
 
-    @property
-    def has_unannounced_commit(self) -> bool:
-        """Whether this rank knows how the oldest unannounced checkpoint ended."""
-        return bool(self._unannounced) and self._outcome(self._unannounced[0]) is not None
-
     def announce_commit(self) -> None:
-        """Tell the listener about the oldest unannounced commit, of which all ranks know.
-
-        All ranks call this. A checkpoint that was given up is not announced.
-        """
+        """Announce the oldest commit that was not, unless it was given up. All ranks call this."""
         self._announce(self._unannounced[0])
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training waited for checkpoints since the last call."""
-        return sum(manager.take_stall_seconds() for manager in self._levels.managers)
+        return sum(manager.take_stall_seconds() for manager in self.levels.managers)
 
     def take_skipped(self) -> int:
         """Return how many checkpoints were skipped since the last call (`checkpoint.when_busy`)."""
         count, self._skipped = self._skipped, 0
         return count
 
-    def take_archive_failures(self) -> int:
-        """Return how many times the archive command has failed since the last call, on rank 0."""
-        return self._levels.archive.take_failures()
-
     def steps_since_copy(self, step: int) -> int | None:
         """Return how many steps are lost with a node now; None before the first copy."""
-        partner = self._levels.partner
+        partner = self.levels.partner
         return None if partner is None or partner.newest is None else step - partner.newest
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
-        for manager in self._levels.managers:
+        for manager in self.levels.managers:
             manager.fence()
-
-    def prepare(self) -> None:
-        """Allocate host memory, so that a lack of memory is found before the first step.
-
-        Collective over all ranks. Raises a CheckpointError if there is not enough memory.
-        """
-        self._levels.prepare()
 
     def secure(self, step: int, meta: dict[str, Any]) -> None:
         """Copy the node-local checkpoint that the run has resumed from to the run directory."""
-        if self._levels.drain is not None:
+        if self.levels.drain is not None:
             self._begin_drain(step, meta, is_saved=True)
             self.saved_step = step
 
     def after_step(self, step: int, *, last: bool, saving: Saving) -> None:
         """Begin a checkpoint if one is due. The last step is always saved.
 
-        `saving` is what was still being written, equal on all ranks.
-
-        Raises:
-            CheckpointError: the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
+        `saving` is what was still being written, equal on all ranks. Raises a CheckpointError if
+        the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
         is_local = self._is_due_locally(step)
         is_skipped = {"wait": False, "skip": True}[self._config.when_busy] and not last
@@ -161,12 +154,12 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Begin a checkpoint in the run directory, unless this step is saved or being saved."""
-        shared = self._levels.shared
+        shared = self.levels.shared
         if shared is None or (step == self.saved_step and self._will_be_drained(step)):
             return
         self._announce_begin(step)
         with self._reporting_failure():
-            shared.begin(step, self._levels.shared_shards(), self.meta())
+            shared.begin(step, self.levels.shared_shards(), self.meta())
         self.saved_step = step
         if self._config.mode == "blocking":
             self._announce_written()
@@ -177,37 +170,24 @@ class Checkpoints:
         self.save(step)
 
     def finish(self) -> None:
-        """Wait until the checkpoints being written are committed or have failed.
-
-        Raises:
-            CheckpointError: the last checkpoint failed, and `checkpoint.on_error` is `stop`.
-        """
-        for manager in self._levels.managers:
+        """Wait until all checkpoints are committed or have failed; raise as `handle_failure`."""
+        for manager in self.levels.managers:
             with self._reporting_failure():
                 manager.close()
-        for mover in self._levels.movers:
+        for mover in self.levels.movers:
             mover.wait()
             with self._reporting_failure():
                 mover.poll()
         for step in tuple(self._unannounced):
             self._announce(step)
 
-    def abandon(self) -> None:
-        """Give up the checkpoints that are not committed; the connections to other ranks are gone.
-
-        The threads that write them fail when they wait for other ranks, and end.
-        """
-        self._levels.abandon()
-
     def end(self, step: int) -> None:
-        """Do what `finish` does, after the last step, but do not wait forever.
+        """Do what `finish` does after the last step, but not forever, and delete copies in memory.
 
-        Collective over all ranks. Copies in memory (`recovery.partner_copies`) are deleted.
-
-        Raises:
-            CheckpointError: as `finish`; or the run directory did not take the last step in time.
+        Collective over all ranks. Also raises a CheckpointError if the run directory did not take
+        the last step in time.
         """
-        config, levels = self._config, self._levels
+        config, levels = self._config, self.levels
         if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
             end = BoundedEnd(self._run_config, self._world, self._store, levels)
             was_loaded = step == self.saved_step != self._begun_step
@@ -216,46 +196,39 @@ class Checkpoints:
         self.finish()
         levels.remove_copies()
 
-    def wait_for_archive(self) -> None:
-        """Wait until the archive command has ended, on rank 0. No collective may follow."""
-        self._levels.archive.wait()
-
     def handle_failure(self) -> None:
         """Wait until this rank knows of the failure that a rank has reported, and handle it.
 
         Copies of node-local checkpoints go on in the background, unless the run ends. The next
         checkpoint in the run directory is written directly, because the nodes' disks may be the
-        cause.
-
-        Raises:
-            CheckpointError: a checkpoint failed, and `checkpoint.on_error` is `stop`; or no copy
-                has reached the next node for `checkpoint.protection_minutes`.
+        cause. Raises a CheckpointError if a checkpoint failed and `checkpoint.on_error` is `stop`,
+        or no copy has reached the next node for `checkpoint.protection_minutes`.
         """
-        if self._levels.partner is not None:
-            self._levels.partner.poll()
+        if self.levels.partner is not None:
+            self.levels.partner.poll()
         if self._stops:
             self.finish()
-        for manager in self._levels.managers:
+        for manager in self.levels.managers:
             with self._reporting_failure():
                 manager.close()
-        if self._levels.drain is not None:
+        if self.levels.drain is not None:
             with self._reporting_failure():
-                self._levels.drain.poll()
+                self.levels.drain.poll()
         self._avoids_nodes = True
         self._announce_written()
 
     def _is_due(self, step: int) -> bool:
-        return self._levels.shared is not None and step % self._config.every_steps == 0
+        return self.levels.shared is not None and step % self._config.every_steps == 0
 
     def _is_due_locally(self, step: int) -> bool:
-        return self._levels.local is not None and not step % self._config.tiers.local.every_steps
+        return self.levels.local is not None and not step % self._config.tiers.local.every_steps
 
     def _save_locally(self, step: int) -> None:
         """Begin a checkpoint on the nodes' disks, and copy it on if that is due.
 
         Moments may be reduced (`checkpoint.moments`) only in a checkpoint that is not copied.
         """
-        levels, meta = self._levels, self.meta()
+        levels, meta = self.levels, self.meta()
         manager = levels.local if self._drain_is_due else levels.reduced or levels.local
         if self._drain_is_due:
             self._drain_is_due = False
@@ -281,7 +254,7 @@ class Checkpoints:
 
     def _will_be_drained(self, step: int) -> bool:
         """Whether a step was written directly, or the nodes' disks have it."""
-        local, drain = self._levels.local, self._levels.drain
+        local, drain = self.levels.local, self.levels.drain
         if local is None or drain is None or step not in drain.spared():
             return True
         with self._reporting_failure():
@@ -290,41 +263,36 @@ class Checkpoints:
 
     def _begin_drain(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
         self._announce_begin(step)
-        assert self._levels.drain is not None
-        self._levels.drain.enqueue(step, meta, is_saved=is_saved)
+        assert self.levels.drain is not None
+        self.levels.drain.enqueue(step, meta, is_saved=is_saved)
 
     def _announce_begin(self, step: int) -> None:
         self._begun_step = step
         self._unannounced.append(step)
-        if self.listener is not None:
-            self.listener.on_checkpoint_begin(step)
+        self.on_begin(step)
 
     def _outcome(self, step: int) -> Outcome | None:
         """Return how a checkpoint in the run directory ended; None if this rank does not know."""
-        shared, drain = self._levels.shared, self._levels.drain
+        shared, drain = self.levels.shared, self.levels.drain
         outcome = None if shared is None else shared.outcomes.get(step)
         return outcome or (None if drain is None else drain.outcomes.get(step))
 
     def _announce_written(self) -> None:
-        """Tell the listener about all checkpoints that were written directly.
-
-        All ranks have waited for them. A failed checkpoint has failed on every rank, so no rank
-        announces it.
-        """
-        shared = self._levels.shared
+        """Announce what was written directly. All ranks waited; what failed has failed on all."""
+        shared = self.levels.shared
         for step in tuple(self._unannounced):
             if shared is not None and step in shared.outcomes:
                 self._announce(step)
 
     def _announce(self, step: int) -> None:
         self._unannounced.remove(step)
-        if self.listener is not None and self._outcome(step) == "committed":
+        if self._outcome(step) == "committed":
             folder = shared_folder(self._run_config) / step_folder(step)
-            self.listener.on_checkpoint_committed(CommittedCheckpoint(step, folder))
+            self.on_committed(CommittedCheckpoint(step, folder))
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
-        """Handle a failure as `checkpoint.on_error` says: log and suppress it, or end the run."""
+        """Log and suppress a failure, or end the run, as `checkpoint.on_error` says."""
         try:
             yield
         except CheckpointError as error:

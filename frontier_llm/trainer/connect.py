@@ -66,16 +66,10 @@ def connect(
 ) -> tuple[Groups, StateGroups]:
     """Make all process groups of a rank, in the same order on all ranks, and test those in use.
 
-    Collective over all ranks. The test of a group is its first messages.
-
-    Returns:
-        The groups of tensor, pipeline and data parallelism, and the groups over which states are
-        sharded.
-
-    Raises:
-        ConfigError: `collectives.backend` cannot be used here.
-        LaunchError: ranks are absent or misplaced, or a group does not work. The message names the
-            ranks.
+    Collective over all ranks. The test of a group is its first messages. Returns the groups of
+    tensor, pipeline and data parallelism, and the groups over which states are sharded. Raises a
+    ConfigError if `collectives.backend` cannot be used here, and a LaunchError that names ranks if
+    they are absent or misplaced, or a group does not work.
     """
     local = local_root(config) if config.checkpoint.mode != "off" else None
     check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, local)
@@ -96,10 +90,7 @@ def connect(
 
 
 def make_state_groups(groups: Groups, layout: ResolvedLayout) -> StateGroups:
-    """Create the process groups over which the model states of this rank are sharded.
-
-    Collective over all ranks, in one fixed order.
-    """
+    """Create the groups over which states are sharded. Collective, in one fixed order."""
     stages = _stages_with_copies(layout)
     group_of_stages = make_stage_groups(groups, dict.fromkeys(stages.values()))
     return StateGroups(
@@ -116,7 +107,6 @@ def make_state_groups(groups: Groups, layout: ResolvedLayout) -> StateGroups:
 
 
 def _stages_with_copies(layout: ResolvedLayout) -> dict[str, tuple[int, ...]]:
-    """Return the stages that hold copies of a parameter, by its name."""
     shared = shared_parameters(layout.model, layout.model_chunks)
     return {
         name: tuple(sorted({chunk.stage for chunk in chunks})) for name, chunks in shared.items()
@@ -140,7 +130,9 @@ def first_uses(
         reduces, exchanges = used.ring > 1, used.exchanges
         if group is not None and (reduces or exchanges):
             yield collective_trial(used.name, group, reduces=reduces, exchanges=exchanges)
-    yield from _messages(groups, layout)
+    ranks = groups.grid.pipeline_group(groups.rank)
+    for low, high in _pairs(groups, layout):  # the connections of this stage with other ones
+        yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
 
 
 def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLayout) -> Trial:
@@ -153,13 +145,6 @@ def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLa
         ranks[low + high - groups.coordinates.pipeline] for low, high in _pairs(groups, layout)
     ]
     return concurrent_trial(list(dict.fromkeys(several)), partners, groups.pipeline)
-
-
-def _messages(groups: Groups, layout: ResolvedLayout) -> Iterator[Trial]:
-    """Yield a trial of each connection of this stage with another one."""
-    ranks = groups.grid.pipeline_group(groups.rank)
-    for low, high in _pairs(groups, layout):
-        yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
 
 
 def _pairs(groups: Groups, layout: ResolvedLayout) -> list[tuple[int, int]]:
@@ -177,10 +162,8 @@ def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
 
     gloo copies the tensors of a GPU through the memory of the host in all-reduces, gathers,
     scatters and all-to-alls. Its point-to-point messages read the memory themselves, so they cannot
-    send tensors of a GPU.
-
-    Raises:
-        ConfigError: the library cannot be used on this device, or not with a pipeline.
+    send tensors of a GPU. Raises a ConfigError if the library cannot be used on this device, or not
+    with a pipeline.
     """
     wanted = config.collectives.backend
     if accelerator.is_cpu:
@@ -205,10 +188,7 @@ def choose_backend(config: RunConfig, accelerator: Accelerator) -> str:
 
 
 def _collective_timeout(config: RunConfig, backend: str) -> timedelta:
-    """Return how long a collective may wait for other ranks.
-
-    With gloo this applies only to the group of all ranks; the other groups have `TIMEOUT`.
-    """
+    """Return how long a collective waits; with gloo only one of all ranks, others `TIMEOUT`."""
     if backend == "gloo" and config.recovery.enabled:
         return timedelta(seconds=config.recovery.timeout_seconds)
     if backend == "gloo" or not config.watchdog.enabled:

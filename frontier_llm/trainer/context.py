@@ -41,10 +41,8 @@ class Hardware:
     """The device of a rank, its compute precision and its kernels."""
 
     accelerator: Accelerator
-    """The device."""
     precision: ResolvedPrecision
     kernels: Kernels
-    """The implementation of the layers."""
     attention: Mapping[str, str]
     """The kernel of each kind of attention."""
 
@@ -54,7 +52,6 @@ class TrainingData:
     """The corpora of a run and the loaders that read them."""
 
     corpus: Corpora
-    """The opened corpora."""
     windows: CorpusSamples | BlendedSamples
     """The training samples."""
     lengths: list[LengthSegment]
@@ -77,15 +74,12 @@ class TrainingData:
         return {"blend": blend, "lengths": [asdict(segment) for segment in self.lengths]}
 
     def resume(self, meta: Mapping[str, Any], next_sample: int) -> None:
-        """Restore what earlier starts of the run have read.
+        """Restore what earlier starts of the run have read, from `to_meta` in a checkpoint.
 
-        Args:
-            meta: what `to_meta` returned. Checkpoints of older versions lack the lengths; such a
-                run has had the length of the checkpoint's configuration.
-            next_sample: first sample that is read with the configuration of this start.
-
-        Raises:
-            ConfigError: a corpus of the earlier starts is missing.
+        Checkpoints of older versions lack the lengths; such a run has had the length of the
+        checkpoint's configuration. `next_sample` is the first one that is read with the
+        configuration of this start. Raises a ConfigError if a corpus of the earlier starts is
+        missing.
         """
         data = self.corpus.config
         if self.blend is not None and meta.get("blend"):
@@ -103,9 +97,7 @@ class RunControl:
     """The objects that may end a run before its last step."""
 
     watchdog: Watchdog
-    """Ends a run that hangs."""
     stop: StopRequest
-    """Notices requests to stop."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +106,7 @@ class TrainerContext:
 
     config: RunConfig
     world: World
-    """Number, host and node of this rank among all ranks."""
     groups: Groups
-    """Process groups of this rank."""
     hardware: Hardware
     data: TrainingData
     model: Model
@@ -124,17 +114,10 @@ class TrainerContext:
     states: ShardedStates
     """Parameters, gradients and optimizer states."""
     train_step: TrainStep
-    """Runs one training step."""
     evaluation: Evaluation
-    """Computes the validation loss."""
     sampler: Sampler
-    """Continues prompts with text from the model."""
     meter: StepMeter
-    """Makes the metrics of a step."""
     progress: Progress
-    """Counters of the run."""
     checkpoints: Checkpoints
-    """Saves states."""
     restorer: Restorer
-    """Loads states from checkpoints."""
     control: RunControl

@@ -48,7 +48,6 @@ class BuiltStage:
     """Sizes of a stage that was built."""
 
     stage: int
-    """Number of the stage."""
     parameters: int
     """Number of parameters that one tensor-parallel rank of the stage holds."""
     counted: int
@@ -63,17 +62,10 @@ class BuiltStage:
 def dry_run(
     candidate: Candidate, stages: Sequence[int], progress: Callable[[float], None]
 ) -> list[BuiltStage]:
-    """Build stages one after the other, and compare each with the plan.
+    """Build stages one after the other; raise a DryRunError if one differs from the plan.
 
-    The process must have no process group, and has none afterwards.
-
-    Args:
-        candidate: the layout, at the full world size.
-        stages: numbers of the stages to build.
-        progress: called before each stage with the completed fraction, from 0 to 1.
-
-    Raises:
-        DryRunError: a parameter, a shape or a byte differs from the prediction.
+    The process must have no process group, and has none afterwards. The candidate has the full
+    world size. `progress` is called before each stage with the completed fraction, from 0 to 1.
     """
     megatron_cpu.install()
     built = []
@@ -97,11 +89,7 @@ def _as_first_rank_of(candidate: Candidate, stage: int) -> Iterator[None]:
 
 
 def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> None:
-    """Check that the sum of the parameters of all stages is the number of the whole model.
-
-    Raises:
-        DryRunError: the numbers differ.
-    """
+    """Raise a DryRunError unless the stages together have the parameters of the model."""
     config = candidate.config
     expected = count_parameters(config.model, config.data.sequence_length)
     counted = sum(stage.counted for stage in built)
@@ -110,7 +98,6 @@ def check_parameter_count(candidate: Candidate, built: Sequence[BuiltStage]) -> 
 
 
 def _build(candidate: Candidate, stage: int) -> BuiltStage:
-    """Build a stage and compare it with the plan."""
     config = candidate.config
     groups = make_groups(candidate.grid, candidate.layout.head_stage)
     model = build_model(candidate.layout, groups, META, TORCH, config.trainer.seed)
@@ -192,10 +179,7 @@ def _essence(layout: FlatLayout | None) -> object:
 
 
 def _counted(records: Sequence[ParameterRecord]) -> int:
-    """Return the number of the model's parameters on this stage, before tensor parallelism.
-
-    An embedding table that two stages share (tied weights) is counted on one of them.
-    """
+    """Return the model's parameters on this stage; a tied table is counted on one of its stages."""
     shapes = {
         placement.name: placement.global_shape
         for record in records

@@ -84,16 +84,6 @@ class Evaluation:
         corpora: Corpora,
         windows: ValidationWindows,
     ) -> None:
-        """Initialise.
-
-        Args:
-            model: model chunks of this rank.
-            groups: process groups of this rank.
-            config: configuration of the run.
-            loader: reads `windows` on this replica.
-            corpora: corpora of the run.
-            windows: the validation samples.
-        """
         self._model, self._groups, self._loader = model, groups, loader
         self._config, self._corpora, self.windows = config, corpora, windows
         self._pipeline = Pipeline(model, groups)

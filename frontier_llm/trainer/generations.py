@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -21,41 +20,32 @@ from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import CheckpointError, StopRequested
-from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from frontier_llm.telemetry.log import setup_logging
-from frontier_llm.trainer.agreement import Continuation, Decision, Report, agree, decide
-from frontier_llm.trainer.assemble import (
-    build_context,
-    prepare_device,
-    run_log,
+from frontier_llm.trainer.agreement import (
+    Continuation,
+    Decision,
+    Report,
+    agree,
+    decide_for_run,
+    fitted_to,
+    is_overdue,
 )
-from frontier_llm.trainer.callbacks.built_in import make_callbacks
+from frontier_llm.trainer.assemble import build_context, prepare_device, run_log
+from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.loop import Loop
-from frontier_llm.trainer.remains import save_remains
-from frontier_llm.trainer.replicas import fitted_to, is_overdue, obstacle, places_of_states
-from frontier_llm.trainer.restart import prepare_restart, recorded_steps
-from frontier_llm.trainer.run_directory import FAILURES
-from frontier_llm.trainer.survivor import Survivor, lend, restore_counters
+from frontier_llm.trainer.run_directory import FAILURES, prepare_restart, recorded_steps
+from frontier_llm.trainer.survivor import Survivor, lend, restore_counters, save_remains
 
 _LOG = logging.getLogger(__name__)
 
 
 def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membership) -> None:
-    """Hold ranks of the run until the job is over.
-
-    Args:
-        config: configuration of the run.
-        corpora: folders of the prepared corpora.
-        membership: tells which rank this process holds in which generation.
-
-    Raises:
-        FrontierError: the run cannot continue, or was asked to stop.
-    """
+    """Hold ranks of the run until the job is over, or raise why it cannot go on."""
     membership.abort = abort_groups
     member = _Member(config, corpora, membership)
     while (place := membership.next_place()) is not None:
@@ -87,12 +77,7 @@ class _Member:
         self._ended = 0
 
     def work(self, place: Place) -> None:
-        """Do the work of a rank until all ranks are done.
-
-        Raises:
-            GenerationOverError: a member died.
-            StopRequested: the run was asked to stop.
-        """
+        """Do the work of a rank until all are done, a member dies or the run is asked to stop."""
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
         if place.former_size:
@@ -117,13 +102,13 @@ class _Member:
                     config, self._corpora, world, store, self._accelerator, watchdog, self._archive
                 )
                 self._context = context
-                context.checkpoints.prepare()
+                context.checkpoints.levels.prepare()
             self._membership.seal()
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
             self._loop = loop
             try:
-                with run_log(run_dir, world), loop:
+                with run_log(run_dir, world):
                     loop.run(continuation)
             except StopRequested as request:
                 stopped = request
@@ -144,7 +129,6 @@ class _Member:
         gc.collect()  # the model of the last generation, before the next one is built
 
     def _save_remains(self, place: Place) -> None:
-        """Save what the remaining ranks have in memory."""
         try:
             save_remains(self._config, place, self._kept)
         except CheckpointError as error:
@@ -156,7 +140,7 @@ class _Member:
         context = self._context
         if context is not None:
             # writers wait for other ranks until their connections are cut, so `leave` comes later
-            context.checkpoints.abandon()
+            context.checkpoints.levels.abandon()
         self._membership.leave()
         abort_groups()  # the device, and the destruction of a group, would wait for the dead rank
         if context is not None and self._has_states:
@@ -174,11 +158,7 @@ class _Member:
         gc.collect()
 
     def _agree(self, place: Place) -> Decision:
-        """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
-
-        Collective over all ranks, through the store.
-        """
-        world, store, config = place.world, place.store, self._config
+        world, config = place.world, self._config
         if not place.generation:
             return Decision("checkpoint", "this is the first start")
         own = Report(False, ended=recorded_steps(Path(config.run.dir)) if not world.rank else 0)
@@ -186,24 +166,14 @@ class _Member:
             own = self._kept.report()
 
         def decide_all(reports: list[Report]) -> Decision:
-            precision = next((report.precision for report in reports if report.precision), "")
-            layout = ResolvedLayout.resolve(
-                config, world.size, world.ranks_per_node, precision=precision or "fp32"
-            )
-            decision = decide(
-                reports, places_of_states(layout.grid, layout.factors), obstacle(config, layout)
-            )
+            decision, _ = decide_for_run(config, world.size, world.ranks_per_node, reports)
             saves = decision.sums is not None and is_overdue(config, decision.sums.step)
-            return replace(decision, precision=precision, saves=saves)
+            return replace(decision, saves=saves)
 
-        timeout = timedelta(seconds=config.watchdog.startup_seconds)
-        return agree(store, world.rank, world.size, own, decide_all, timeout)
+        return agree(config, place, own, decide_all)
 
     def _continue(self, context: TrainerContext, decision: Decision) -> Continuation | None:
-        """Fill the new objects with the states in memory; return None if there are none.
-
-        Collective over all ranks.
-        """
+        """Fill the new objects with the states in memory, if there are some. Collective."""
         if decision.source == "checkpoint":
             self._has_states, self._ended = True, 0
             return None
@@ -234,7 +204,6 @@ class _Member:
 
 @contextmanager
 def _logging_warnings_only() -> Iterator[None]:
-    """Do not log again what was logged at the start of the run."""
     logging.disable(logging.INFO)
     try:
         yield
@@ -243,7 +212,6 @@ def _logging_warnings_only() -> Iterator[None]:
 
 
 def _of_generation(config: RunConfig, place: Place) -> RunConfig:
-    """Return the configuration for the ranks and the time limit of the generation."""
     recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
     return fitted_to(config, place.world.size).model_copy(update={"recovery": recovery})
 

@@ -20,20 +20,16 @@ class LearningRate:
     """
 
     peak: float
-    """Learning rate at the end of the warm-up."""
     minimum: float
     """Learning rate at the end of the schedule; `inverse_sqrt` does not fall below it."""
     warmup_steps: int
-    """Number of steps in which the rate rises to the peak."""
     decay_steps: int
     """Step at which `cosine`, `linear` and `wsd` reach the minimum, counted from the start of the
     run."""
     schedule: Schedule = "cosine"
-    """Form of the schedule after the warm-up."""
     cooldown_steps: int = 1
     """Number of steps before `decay_steps` in which `wsd` falls."""
     cooldown_shape: CooldownShape = "1-sqrt"
-    """Form in which `wsd` falls."""
     timescale_steps: int = 1
     """Step from which on `inverse_sqrt` falls."""
 
@@ -75,11 +71,7 @@ class LearningRate:
         return self.decay_steps - self.cooldown_steps if is_stable else self.warmup_steps
 
     def milestones(self, steps: int) -> list[int]:
-        """Return the steps of a run at which the form of the schedule changes, in order.
-
-        Args:
-            steps: number of steps of the run.
-        """
+        """Return the steps at which the form of the schedule changes, in a run of `steps`."""
         found = {1, self.warmup_steps, steps}
         if self.schedule != "constant":
             found.add(self.decay_start)
@@ -88,20 +80,12 @@ class LearningRate:
         return sorted(step for step in found if 1 <= step <= steps)
 
     def describe(self, steps: int) -> str:
-        """Return the name of the schedule and its rates at its milestones.
-
-        Args:
-            steps: number of steps of the run.
-        """
+        """Return the name of the schedule and its rates at its milestones in a run of `steps`."""
         rates = (f"{self(step):.3g} at step {step}" for step in self.milestones(steps))
         return f"{self.schedule}: {', '.join(rates)}"
 
     def _remaining(self, fraction: float) -> float:
-        """Return the share of the way from the minimum to the peak after a fraction of the decay.
-
-        Args:
-            fraction: completed fraction of the steps of the decay, from 0 to 1.
-        """
+        """Return the share of the way from minimum to peak after a fraction, 0 to 1, of a decay."""
         linear = 1 - fraction
         cosine = (1 + math.cos(math.pi * fraction)) / 2
         wsd = {"linear": linear, "1-sqrt": 1 - math.sqrt(fraction)}[self.cooldown_shape]

@@ -55,10 +55,7 @@ _DAMAGE = (ValueError, TypeError, KeyError, RecursionError)
 
 
 def blend_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the weights of the corpora over a run, from the last `blend` event; [] without one.
-
-    The list has the format of `Schedule.to_meta` (frontier_llm/data).
-    """
+    """Return the corpora's weights over a run, as `Schedule.to_meta`; [] without `blend` event."""
     return _segments_of(run_dir, "blend")
 
 
@@ -81,10 +78,7 @@ def _segments_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
 
 
 class LedgerFile:
-    """Appends lines to the ledger of a run, which wait in memory while it cannot be written.
-
-    Only rank 0 makes one.
-    """
+    """Appends lines to the ledger, on rank 0. They wait in memory while it cannot be written."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LEDGER
@@ -98,13 +92,7 @@ class LedgerFile:
         )  # fmt: skip
 
     def event(self, name: str, step: int, **facts: Any) -> None:
-        """Record what happened after a step.
-
-        Args:
-            name: `resume`, `replacement`, `blend`, `lengths`, `skip` or `rewind`.
-            step: number of the last step that has ended.
-            facts: further keys of the line and their values, as plain JSON.
-        """
+        """Record a `resume`, `replacement`, `blend`, `lengths`, `skip` or `rewind` after a step."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._append({"event": name, "step": step, "time": now, **facts})
 

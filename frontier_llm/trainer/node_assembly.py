@@ -46,10 +46,8 @@ Holder = tuple[int, NodePart]
 class NodeAssembly:
     """Finds parts of nodes that together are a checkpoint. All ranks call its methods together.
 
-    Attributes:
-        incomplete_steps: steps of which the disks hold parts that are not a whole checkpoint, as
-            far as they were tried.
-        weights: names of the weights of the checkpoint that was found last.
+    `incomplete_steps` are steps of which the disks hold parts that are not a whole checkpoint, as
+    far as they were tried. `weights` are those of the checkpoint that was found last, by name.
     """
 
     def __init__(
@@ -232,11 +230,7 @@ class NodeAssembly:
 
 
 def _rest_in(shared: Path, chosen: Mapping[int, Holder]) -> dict[int, Manifest]:
-    """Return the manifest of a checkpoint in the run directory, as that of a last node.
-
-    Raises:
-        CheckpointError: it is damaged, or another start of the run has written it.
-    """
+    """Return the manifest in the run directory, as that of a last node, or raise if unusable."""
     manifest = Checkpoint.open(shared).manifest
     start = manifest.meta.get("start")
     if any(part.start != str(start) or part.moments for _, part in chosen.values()):
@@ -245,10 +239,7 @@ def _rest_in(shared: Path, chosen: Mapping[int, Holder]) -> dict[int, Manifest]:
 
 
 def _first_choice(holders: Sequence[Holder]) -> dict[int, Holder]:
-    """Return a holder for each node that has saved a part.
-
-    A node's own disk comes first, and of several readers of a disk the lowest rank.
-    """
+    """Return a holder for each node: its own disk first, and of several readers the lowest rank."""
     chosen: dict[int, Holder] = {}
     for holder in sorted(holders, key=lambda h: (h[1], h[0])):
         chosen.setdefault(holder[1].node, holder)

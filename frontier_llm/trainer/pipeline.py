@@ -7,6 +7,7 @@ where the stage would otherwise wait (Qi et al., Zero Bubble Pipeline Parallelis
 arXiv:2401.10241).
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,22 +15,54 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import xxhash
+from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch, LossMean
 from frontier_llm.geometry.pipeline_schedule import forward_actions
 from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs, received_early
-from frontier_llm.model.build import Model
+from frontier_llm.model.build import Model, unit_readers
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.dropout import DropoutSeeds
-from frontier_llm.trainer.pass_times import PassTimes
+from frontier_llm.trainer.step_measurements import PassTimes
+
+
+class DropoutSeeds:
+    """Seeds dropout before each layer, so that masks do not depend on the order of passes.
+
+    The seed depends on the seed of the run, the step, the replica, the micro-batch and the layer. A
+    resumed run, another pipeline schedule, another number of stages, and a recomputed layer thus
+    draw the same masks. The tensor ranks of one stage and replica draw the same masks for
+    activations that they all hold, and different masks for activations that are divided.
+
+    The caller sets `step` and `micro_batch`, the number of the current micro-batch in the step.
+    """
+
+    def __init__(self, model: Model, groups: Groups, seed: int) -> None:
+        self._groups, self._seed = groups, seed
+        self._own_masks = model.layout.sequence_parallel and groups.grid.tensor > 1
+        self.step = self.micro_batch = 0
+        config = model.layout.model
+        if not (config.dropout or config.attention_dropout):
+            return
+        for chunk in model.chunks:
+            for reader in unit_readers(chunk, config.tied):
+                hook = partial(self._before, reader.units[0])
+                reader.module.register_forward_pre_hook(hook)
+
+    def _before(self, unit: str, module: nn.Module, _: Any) -> None:
+        if not module.training:
+            return
+        numbers = (self._seed, self.step, self._groups.coordinates.data, self.micro_batch)
+        packed = struct.pack("<4q", *numbers) + unit.encode()
+        self._groups.seed_dropout(xxhash.xxh64_intdigest(packed) >> 2, own_masks=self._own_masks)
+
 
 Result = Callable[[AnyBatch, Any], torch.Tensor]
-"""Computes a result from a micro-batch and the output of the last model chunk: the losses of tokens
-or logits."""
+"""Computes losses of tokens or logits from a micro-batch and the output of the last model chunk."""
 
 
 class Pipeline:
@@ -58,15 +91,9 @@ class Pipeline:
     ) -> list[torch.Tensor]:
         """Run the forward and backward passes of a step.
 
-        Args:
-            batches: the micro-batches.
-            states: receive the gradients.
-            dropout: seeds dropout.
-            loss_scale: factor of the gradients of the mean loss over all micro-batches.
-
-        Returns:
-            For each micro-batch its mean cross entropy, [1] fp32, or with z-loss both means, [2],
-            on the stage with the head; an empty list elsewhere.
+        `loss_scale` is the factor of the gradients of the mean loss over all micro-batches. Returns
+        for each micro-batch its mean cross entropy, [1] fp32, or with z-loss both means, [2], on
+        the stage with the head; an empty list elsewhere.
         """
         passes = _Passes(self._model, self._groups, batches, self.times, self._mean)
         gradient = loss_scale / len(batches)
@@ -100,14 +127,9 @@ class Pipeline:
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
         """Return the logits at one position of the sequence; None on stages without the head.
 
-        Args:
-            batch: a batch of any size and length. With sequence parallelism, the length is
-                divisible by the number of tensor ranks.
-            position: index of the token in the sequence.
-
-        Returns:
-            [samples, vocabulary / tensor ranks] fp32: the logits of this tensor rank's part of the
-            vocabulary.
+        They are those of this tensor rank's part of the vocabulary, [samples, vocabulary / tensor
+        ranks] fp32. The batch has any size and length; with sequence parallelism, the length is
+        divisible by the number of tensor ranks.
         """
 
         def at_position(_: AnyBatch, logits: Any) -> torch.Tensor:
@@ -124,7 +146,6 @@ class Pipeline:
     def _forward(
         self, batches: Sequence[AnyBatch], result: Result, *, with_labels: bool = True
     ) -> list[torch.Tensor]:
-        """Run forward passes alone. Without labels `result` reads logits."""
         passes = _Passes(self._model, self._groups, batches, self.times, result, with_labels)
         for item in self._program(len(batches), trains=False):
             if isinstance(item, Launch):
@@ -162,7 +183,11 @@ def _mean_losses(
 
 
 class _Passes:
-    """The passes of this rank's stage in one run of a schedule."""
+    """The passes of this rank's stage in one run of a schedule.
+
+    `result` gets the losses of tokens, or without labels the logits. `times` is told when the input
+    of a pass has arrived.
+    """
 
     def __init__(
         self,
@@ -173,16 +198,6 @@ class _Passes:
         result: Result,
         with_labels: bool = True,
     ) -> None:
-        """Initialise without running anything.
-
-        Args:
-            model: model chunks of this rank.
-            groups: process groups of this rank.
-            batches: the micro-batches.
-            times: is told when the input of a pass has arrived.
-            result: computes the result of a micro-batch.
-            with_labels: whether it gets the losses of tokens instead of logits.
-        """
         layout = model.layout
         self._chunks, self._batches = model.chunks, batches
         self._result, self._with_labels, self._times = result, with_labels, times
@@ -199,11 +214,9 @@ class _Passes:
         self._exchange = StageExchange(groups, shape, dtype, device)
 
     def launch(self, one: Launch) -> None:
-        """Start to send a result, or to receive the result of another stage."""
         self._exchange.launch(one, self._to_read.pop(one.message) if one.is_send else None)
 
     def forward(self, virtual_stage: int, micro_batch: int) -> None:
-        """Run the forward pass of a model chunk."""
         module, batch = self._chunks[virtual_stage], self._batches[micro_batch]
         chunk = self._placement.chunk(self._stage, virtual_stage)
         received = None
@@ -225,7 +238,6 @@ class _Passes:
             self._to_read[Message(True, chunk + 1, micro_batch)] = output.detach()
 
     def backward(self, virtual_stage: int, micro_batch: int, loss_gradient: float) -> None:
-        """Run the backward pass of a model chunk."""
         chunk = self._placement.chunk(self._stage, virtual_stage)
         if chunk == self._placement.chunks - 1:
             gradient = torch.full_like(self._results[micro_batch], loss_gradient)

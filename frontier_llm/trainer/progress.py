@@ -1,8 +1,10 @@
-"""The counters of a run, which a checkpoint stores in addition to the model states."""
+"""The counters of a run and its loss scale, which a checkpoint stores besides the model states."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from frontier_llm.config.precision import PrecisionConfig
 
 
 @dataclass
@@ -28,13 +30,7 @@ class Progress:
     """With `trainer.spike_factor`: losses of the last steps, at most `trainer.spike_window`."""
 
     def advance(self, samples: int, tokens_per_sample: int, *, skipped: bool) -> None:
-        """Count a step.
-
-        Args:
-            samples: number of samples that the step has processed.
-            tokens_per_sample: tokens of a sample, in encoder and decoder.
-            skipped: whether the update of the step was skipped.
-        """
+        """Count a step."""
         self.step += 1
         self.next_sample += samples
         self.samples += samples
@@ -48,12 +44,52 @@ class Progress:
     def load_meta(self, meta: dict[str, Any], tokens_per_sample: int = 0) -> None:
         """Set the counters to those of a checkpoint.
 
-        Args:
-            meta: the counters. Older checkpoints lack the recent losses and the tokens.
-            tokens_per_sample: of the run that saved it; from it the tokens of an older checkpoint
-                are computed.
+        Older checkpoints lack losses, and tokens, which follow from the tokens per sample of that
+        run.
         """
         for field in fields(self):
             setattr(self, field.name, meta.get(field.name, field.default))
         if "tokens" not in meta:
             self.tokens = self.samples * tokens_per_sample
+
+
+class LossScale:
+    """The dynamic loss scale of fp16 (arXiv:1710.03740, section 3.2); 1 in other precisions.
+
+    Small gradients are 0 in fp16. Multiplying the loss by a scale makes gradients larger; the
+    update divides them by the scale again. The scale is halved after an overflow, and doubled after
+    `growth_steps` steps in a row without one. `value` is the scale of the next step.
+    """
+
+    def __init__(self, config: PrecisionConfig, precision: str) -> None:
+        self.is_dynamic = precision == "fp16"
+        self.value = config.initial_loss_scale if self.is_dynamic else 1.0
+        self._minimum, self._growth_steps = config.minimum_loss_scale, config.growth_steps
+        self._good_steps = 0
+
+    @property
+    def is_at_minimum(self) -> bool:
+        """Whether the scale cannot be lowered after an overflow."""
+        return not self.is_dynamic or self.value <= self._minimum
+
+    def update(self, finite: bool) -> None:
+        """Adapt the scale after a step; on all ranks with the same value."""
+        if not self.is_dynamic:
+            return
+        if not finite:
+            self.value = max(self.value / 2, self._minimum)
+            self._good_steps = 0
+            return
+        self._good_steps += 1
+        if self._good_steps == self._growth_steps:
+            self.value *= 2
+            self._good_steps = 0
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return the state as plain JSON for a checkpoint; empty without fp16."""
+        return {"value": self.value, "good_steps": self._good_steps} if self.is_dynamic else {}
+
+    def load_meta(self, meta: dict[str, Any]) -> None:
+        """Continue with the state in a checkpoint; keep the initial state if it has none."""
+        if self.is_dynamic and meta:
+            self.value, self._good_steps = meta["value"], meta["good_steps"]

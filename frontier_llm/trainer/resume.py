@@ -5,12 +5,16 @@ Checkpoints are in the run directory or, as node-local checkpoints, on a disk of
 
 import logging
 import os
+import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
@@ -20,14 +24,22 @@ from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.changes import Changes, changes, check_corpus, refuse
-from frontier_llm.trainer.checkpoint_meta import check_meta
 from frontier_llm.trainer.checkpoint_places import local_folder, local_root, shared_folder
+from frontier_llm.trainer.ledger_file import BlendSegment, StoredLengths
 from frontier_llm.trainer.node_assembly import NodeAssembly
+from frontier_llm.trainer.progress import LossScale, Progress
 from frontier_llm.trainer.run_directory import check_new
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from frontier_llm.trainer.context import TrainerContext, TrainingData
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +49,7 @@ class Resumed:
     """The checkpoint that a run has resumed from."""
 
     folder: Path
-    """Folder of the checkpoint. The path of a node-local checkpoint differs between nodes."""
+    """Its path differs between nodes if it is a node-local checkpoint."""
     step: int
     """Number of optimizer steps done."""
     meta: dict[str, Any]
@@ -53,7 +65,10 @@ class Resumed:
 
 
 class Restorer:
-    """Loads this rank's states from a checkpoint, at the start of a run or at a rewind."""
+    """Loads this rank's states from a checkpoint, at the start of a run or at a rewind.
+
+    `shapes` are those of all trained tensors of the whole model, by name.
+    """
 
     def __init__(
         self,
@@ -63,35 +78,16 @@ class Restorer:
         shapes: Mapping[str, tuple[int, ...]],
         corpus: CorpusManifest,
     ) -> None:
-        """Initialise without reading anything.
-
-        Args:
-            config: configuration of the resumed run.
-            world: number, host and node of this rank among all ranks.
-            states: the states of this rank, which are overwritten.
-            shapes: shapes of all trained tensors of the whole model, by name.
-            corpus: manifest of the corpora that the run reads.
-        """
         self._config, self._world, self._states = config, world, states
         self._shapes, self._corpus = shapes, corpus
         self._assembly = NodeAssembly(config, world, shapes, self._names)
 
     def restore(self, before: int | None = None) -> Resumed | None:
-        """Load the newest checkpoint that every rank can read.
+        """Load the newest checkpoint of a step before `before` that every rank can read.
 
         Collective over all ranks. If one rank fails, all ranks try the next older checkpoint (with
-        `checkpoint.fallback`) or raise.
-
-        Args:
-            before: only checkpoints of earlier steps than this are tried; None = all.
-
-        Returns:
-            The loaded checkpoint; None if there is none.
-
-        Raises:
-            CheckpointError: the newest checkpoint cannot be used; with `checkpoint.fallback`, no
-                checkpoint can be used.
-            ConfigError: the checkpoint has another model, other data or another update rule.
+        `checkpoint.fallback`) or raise a CheckpointError. Returns None if there is no checkpoint.
+        Raises a ConfigError if the checkpoint has another model, other data or another update rule.
         """
         self._states.settle()  # no collective may still write to the states
         newest_error = None
@@ -127,15 +123,10 @@ class Restorer:
         return None
 
     def load_initial_weights(self, path: Path) -> None:
-        """Load the weights of another run's checkpoint or of a converted model into a new run.
+        """Load weights into a new run from another run's checkpoint or a converted model.
 
-        Collective over all ranks.
-
-        Args:
-            path: a checkpoint, or a folder that holds checkpoints.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it is damaged or of another model.
+        Collective over all ranks. `path` is a checkpoint, or a folder that holds checkpoints.
+        Raises a CheckpointError if there is none, or it is damaged or of another model.
         """
         self._states.settle()
         checkpoint, weights = self._open(lambda: find(path))
@@ -144,10 +135,6 @@ class Restorer:
         self._states.adopt(updates=0, step=0)
 
     def _load(self, candidate: Checkpoint | Path) -> Resumed:
-        """Load a checkpoint: a node-local one, or a folder in the run directory.
-
-        Collective over all ranks.
-        """
         if isinstance(candidate, Path):
             folder = candidate
             checkpoint, weights = self._open(lambda: Checkpoint.open(folder))
@@ -211,12 +198,9 @@ class Restorer:
         return folder is not None
 
     def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
-        """Yield the checkpoints that may be used, newest first, in the same order on every rank.
+        """Yield checkpoints that may be used with their steps, newest first, as on all ranks.
 
         A step of which the nodes' disks hold parts is read from them, not from the run directory.
-
-        Yields:
-            Its step; and a checkpoint on the nodes' disks, or a folder in the run directory.
         """
         shared, local = of_rank_0(self._shared_checkpoints), self._local_checkpoints()
         found: list[tuple[int, Checkpoint | Path]] = [*shared, *((c.step, c) for c in local)]
@@ -234,17 +218,12 @@ class Restorer:
                 yield step, candidate
 
     def _shared_checkpoints(self) -> list[tuple[int, Path]]:
-        """Return (step, path) of the checkpoints in the run directory, the newest first."""
         folder = shared_folder(self._config)
         for path in never_committed(folder):
             self._warn(f"{path} was never completed and is ignored")
         return committed(folder)
 
     def _local_checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints on the nodes' local disks that all ranks can use.
-
-        Collective over all ranks.
-        """
         folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
         if folder is None:
             return []
@@ -276,11 +255,6 @@ class Restorer:
                 yield checkpoint
 
     def _check_new(self) -> None:
-        """Check that the run may start without a checkpoint, as the launcher has not done it.
-
-        Raises:
-            CheckpointError: the run has trained before, or parts of a checkpoint exist.
-        """
         run = self._config.run
         if steps := self._assembly.incomplete_steps:
             raise CheckpointError(
@@ -316,3 +290,119 @@ class Restorer:
     def _warn(self, text: str) -> None:
         if self._world.rank == 0:
             _LOG.warning("%s", text)
+
+
+_Count = Annotated[int, Field(ge=0, le=10**18)]
+_STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _Counters(BaseModel):
+    model_config = _STRICT
+    __pydantic_extra__: dict[str, _Count | list[float | None]]
+    step: _Count
+    next_sample: _Count
+    updates: _Count
+
+
+class _Meta(BaseModel):
+    model_config = _STRICT
+    progress: _Counters
+    loss_scale: dict[str, Annotated[float, Field(ge=0)]]
+    corpus: str
+    blend: list[BlendSegment] | None = None
+    lengths: Annotated[list[StoredLengths], Field(min_length=1)] | None = None
+    config: dict[str, Any]
+
+
+def check_meta(folder: object, meta: dict[str, Any]) -> None:
+    """Raise a CheckpointError if a value that is saved besides the states is absent or wrong."""
+    try:
+        _Meta.model_validate(meta)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{folder} is damaged at meta.{where}: {first['msg']}") from None
+
+
+def checkpoint_meta(
+    config: RunConfig,
+    world: World,
+    store: "Store",
+    data: "TrainingData",
+    progress: Progress,
+    loss_scale: LossScale,
+) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns what a checkpoint stores in addition to the states.
+
+    Collective over all ranks: rank 0 sends a random id of this start of the run to all ranks. At a
+    resume the id shows whether node-local checkpoints of several nodes come from the same start.
+    """
+    # Rank 0 may need long to build its model and data, and the other ranks wait for it.
+    timeout = timedelta(seconds=config.watchdog.startup_seconds)
+    start = broadcast_from_rank_zero(world, store, "start", lambda: uuid.uuid4().hex, timeout)
+
+    def meta() -> dict[str, Any]:
+        return {
+            "progress": progress.to_meta(),
+            "loss_scale": loss_scale.to_meta(),
+            "corpus": data.corpus.manifest.digest,
+            "tokenizer": data.corpus.manifest.tokenizer_sha256,
+            **data.to_meta(),
+            "config": config.model_dump(mode="json"),
+            "start": start,
+        }
+
+    return meta
+
+
+def start(context: "TrainerContext") -> Resumed | None:
+    """Load the newest checkpoint of the run if `run.resume` allows it, or else initial weights.
+
+    Collective over all ranks, like `rewind`. Returns the checkpoint; None for a new run.
+    """
+    run, checkpoints = context.config.run, context.checkpoints
+    resumed = None if run.resume == "never" else _load_newest(context)
+    if resumed is not None:
+        context.data.resume(resumed.meta, context.progress.next_sample)
+    elif run.init_from:
+        context.restorer.load_initial_weights(Path(run.init_from))
+    checkpoints.levels.prepare()
+    if resumed is not None and not resumed.is_rounded:
+        if resumed.is_local:
+            checkpoints.secure(resumed.step, resumed.meta)
+        if resumed.is_joined:
+            checkpoints.replace(resumed.step)
+    return resumed
+
+
+def rewind(context: "TrainerContext", reason: str) -> None:
+    """Load the checkpoint before the last step, and continue with the samples after this step.
+
+    Raises a CheckpointError if there is no such checkpoint.
+    """
+    progress, step = context.progress, context.progress.step
+    next_sample, rewinds = progress.next_sample, progress.rewinds
+    if _load_newest(context, before=step) is None:
+        raise CheckpointError(
+            f"step {step}: {reason}, and there is no checkpoint before it to go "
+            "back to; a smaller checkpoint.every_steps saves sooner"
+        )
+    progress.next_sample, progress.rewinds = next_sample, rewinds
+    # the loaded checkpoint has older counters, so a resume from it would not skip the samples
+    context.checkpoints.replace(progress.step)
+
+
+def _load_newest(context: "TrainerContext", before: int | None = None) -> Resumed | None:
+    """Load states, counters and loss scale from the newest checkpoint of a step before `before`."""
+    context.checkpoints.finish()
+    context.train_step.sums = None  # from here on the states are no longer those of a step
+    resumed = context.restorer.restore(before)
+    if resumed is not None:
+        stored = resumed.meta["config"]["data"]["sequence_length"]
+        length = sample_lengths(context.config.model, stored).total
+        context.progress.load_meta(resumed.meta["progress"], length)
+        context.train_step.loss_scale.load_meta(resumed.meta["loss_scale"])
+        # rounded moments do not count as saved: if the run stops here, it saves the states
+        saved_step = None if resumed.is_rounded else context.progress.step
+        context.checkpoints.saved_step = saved_step
+    return resumed

@@ -1,8 +1,9 @@
-"""The run directory: a lock that admits one job at a time, and the configuration of the run."""
+"""The run directory: a lock that admits one job at a time, the configuration, and a restart."""
 
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -11,8 +12,10 @@ from typing import Any, Literal
 
 import yaml
 
+from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.trainer.checkpoint_places import newest_folder
 from frontier_llm.trainer.ledger_file import LEDGER
 
 _LOG = logging.getLogger(__name__)
@@ -36,22 +39,18 @@ def lock_run_dir(
     nodes_may_have: bool = False,
     lock: bool = True,
 ) -> bool:
-    """Lock the run directory, and check that the run may start in it.
+    """Lock the run directory, which is made if absent, and check that the run may start in it.
 
-    The lock ends when this process and all processes forked from it have ended.
+    The lock ends when this process and all processes forked from it have ended. Returns whether the
+    run resumes from a known checkpoint.
 
     Args:
-        path: the run directory; made if absent.
         resume: value of `run.resume`.
-        has_checkpoint: whether there is a checkpoint to resume from.
         started_again: whether Slurm has requeued the job. If the job has trained without saving a
             checkpoint, it starts from the beginning, and its metrics and ledger are renamed.
         nodes_may_have: whether disks of other nodes may hold a checkpoint. Then the ranks look for
             it, and call `check_new` if they find none.
         lock: whether to make and lock the directory. If not, only its content is checked.
-
-    Returns:
-        Whether the run resumes from a known checkpoint.
 
     Raises:
         ConfigError: the folder holds another run, another run is writing to it, or it cannot be
@@ -69,7 +68,13 @@ def lock_run_dir(
         raise _not_writable(path, error) from None
     is_new = {"auto": False, "required": False, "never": True}[resume]
     if is_new and (has_checkpoint or (path / CONFIG).exists()):
-        raise _already_used(path)
+        raise ConfigError(
+            "run.dir",
+            path,
+            "a new folder, because run.resume=never: this one already holds a run",
+            "choose another run.dir, remove this one if it is not needed, or set run.resume=auto "
+            "to resume it",
+        )
     if has_checkpoint:
         return True
     if not nodes_may_have:
@@ -80,16 +85,10 @@ def lock_run_dir(
 def check_new(
     path: Path, resume: Literal["auto", "required", "never"], *, started_again: bool
 ) -> None:
-    """Check that a run that has no checkpoint may start.
+    """Check that a run that has no checkpoint may start (see `lock_run_dir`).
 
-    Args:
-        path: the run directory.
-        resume: value of `run.resume`.
-        started_again: whether Slurm has requeued the job (see `lock_run_dir`).
-
-    Raises:
-        ConfigError: the folder holds a run that has trained, or `run.resume` requires a checkpoint,
-            or a file cannot be renamed.
+    Raises a ConfigError if the folder holds a run that has trained, `run.resume` requires a
+    checkpoint, or a file cannot be renamed.
     """
     if resume == "required":
         raise ConfigError(
@@ -98,9 +97,11 @@ def check_new(
             f"a checkpoint to resume from: {path} holds none",
             "check run.dir, or set run.resume=auto, which starts a new run if there is none",
         )
-    if _has_content(path / METRICS_FILE) and started_again:
+    metrics = path / METRICS_FILE
+    has_trained = metrics.exists() and metrics.stat().st_size > 0
+    if has_trained and started_again:
         _set_aside(path)
-    elif _has_content(path / METRICS_FILE):
+    elif has_trained:
         raise ConfigError(
             "run.dir",
             path,
@@ -112,11 +113,7 @@ def check_new(
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write `config.yaml` and its digest `config.yaml.sha256` (in the format of sha256sum).
-
-    Raises:
-        ConfigError: the files cannot be written.
-    """
+    """Write `config.yaml` and its digest in the format of sha256sum, or raise a ConfigError."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
         for name, content in ((CONFIG, text), (f"{CONFIG}.sha256", f"{digest}  {CONFIG}\n")):
@@ -160,11 +157,6 @@ def _lock(path: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename metrics.jsonl and ledger.jsonl of a run that has saved no states.
-
-    Raises:
-        ConfigError: a file cannot be renamed.
-    """
     try:
         for name in (METRICS_FILE, LEDGER):
             number = sum(1 for _ in path.glob(f"{name}.*.void"))
@@ -179,20 +171,48 @@ def _set_aside(path: Path) -> None:
     )
 
 
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
-def _already_used(path: Path) -> ConfigError:
-    return ConfigError(
-        "run.dir",
-        path,
-        "a new folder, because run.resume=never: this one already holds a run",
-        "choose another run.dir, remove this one if it is not needed, or set run.resume=auto "
-        "to resume it",
-    )
-
-
 def _not_writable(path: Path, error: OSError) -> ConfigError:
     wants = f"a folder that can be written ({error.strerror})"
     return ConfigError("run.dir", path, wants, "choose another run.dir, or get write permission")
+
+
+_TAIL_BYTES = 1 << 16
+"""How much of the end of a record is read at first."""
+
+
+def prepare_restart(config: RunConfig) -> RunConfig:
+    """Prepare the run directory of a run that failed, and return the configuration of the restart.
+
+    The restart resumes from the newest checkpoint. If the run has saved nothing, its records are
+    set aside, and it starts from the beginning. Raises a FrontierError if a file cannot be renamed.
+    """
+    has_local_level = config.checkpoint.tiers.local.path is not None
+    if newest_folder(config) is None and not has_local_level:
+        check_new(Path(config.run.dir), "auto", started_again=True)
+    run = config.run.model_copy(update={"resume": "auto"})
+    return config.model_copy(update={"run": run})
+
+
+def recorded_steps(run: Path) -> int:
+    """Return the last recorded step, or 0. Reads from the end, as a record may have gigabytes."""
+    try:
+        with (run / METRICS_FILE).open("rb") as file:
+            start = file.seek(0, os.SEEK_END)
+            tail = b""  # begins at `start`
+            while start:
+                size = min(start, max(_TAIL_BYTES, len(tail)))
+                start = file.seek(start - size)
+                tail = file.read(size) + tail
+                for line in reversed(tail.splitlines()[bool(start) :]):  # the first may be cut
+                    if (step := _step(line)) is not None:
+                        return step
+    except OSError:
+        pass
+    return 0
+
+
+def _step(line: bytes) -> int | None:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -19,8 +19,6 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
-
-
 _PROMPTS, _PROMPT_TOKENS = 3, 6
 """Number of prompts from validation documents, and of their tokens."""
 
@@ -48,15 +46,10 @@ class Sampler:
     def continue_texts(
         self, prompts: Sequence[str], tokens: int, temperature: float, seed: int
     ) -> list[str]:
-        """Sample a continuation of each prompt.
+        """Sample a continuation of each prompt; an empty one starts a new document.
 
-        Collective over all ranks; every rank returns the same texts.
-
-        Args:
-            prompts: texts to continue; an empty text starts a new document.
-            tokens: number of tokens to add.
-            temperature: divides the logits; 0 takes the most likely token.
-            seed: seed of the random draws.
+        Collective over all ranks; every rank returns the same texts. The temperature divides the
+        logits; 0 takes the most likely token.
         """
         generator = torch.Generator().manual_seed(seed)
         encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
@@ -76,7 +69,6 @@ class Sampler:
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
-        """Choose the next token on the stage with the head, and return it on all ranks."""
         logits = self._pipeline.logits(batch.to(self._device), position)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:
@@ -104,10 +96,7 @@ class Sampler:
     def _encoder_decoder_batch(
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
-        """Return the input of an encoder-decoder, and the position of the next token.
-
-        The encoder reads the prompt and a sentinel. The decoder reads the tokens written so far.
-        """
+        """As `_batch`: the encoder reads the prompt and a sentinel, the decoder what is written."""
         sentinel = self._tokenizer.first_sentinel
         source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
         target = [START, sentinel, *written]
@@ -117,10 +106,7 @@ class Sampler:
         return batch, len(target) - 1
 
     def _padded(self, context: Sequence[int]) -> torch.Tensor:
-        """Pad tokens to a length that is divisible by the number of tensor ranks.
-
-        The padding is on the right, where no token attends to it.
-        """
+        """Pad on the right, where no token attends to it, to a multiple of the tensor ranks."""
         multiple = CONTEXT_MULTIPLE * self._groups.grid.tensor
         length = -(-len(context) // multiple) * multiple
         if len(context) <= self._window:
@@ -130,14 +116,7 @@ class Sampler:
         return tokens
 
     def _whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """Gather the logits of all tensor ranks, and mask the padding of the vocabulary.
-
-        Args:
-            logits: [samples, vocabulary / tensor ranks].
-
-        Returns:
-            [samples, vocabulary].
-        """
+        """Gather [samples, vocabulary / tensor ranks] of all ranks, and mask the padding."""
         mask_padding(logits, self._vocabulary, self._groups.coordinates.tensor)
         parts = [torch.empty_like(logits) for _ in range(self._groups.grid.tensor)]
         dist.all_gather(parts, logits.contiguous(), group=self._groups.tensor)

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def single_process_config(run: Path) -> RunConfig:
-    """Return a run's configuration, changed to place the whole model on one rank.
-
-    Raises:
-        DataError: the folder is not a run directory.
-        ConfigError: the configuration has keys of another version.
-    """
+    """Return a run's configuration, changed to place the whole model on one rank."""
     values = _read_values(run)
     values["parallel"] = {
         "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
@@ -41,15 +36,13 @@ def single_process_config(run: Path) -> RunConfig:
 def read_config(run: Path) -> RunConfig:
     """Return a run's configuration.
 
-    Raises:
-        DataError: the folder is not a run directory.
-        ConfigError: the configuration has keys of another version.
+    Raises a DataError if the folder is no run directory, and a ConfigError for keys of another
+    version.
     """
     return decode(_read_values(run))
 
 
 def _read_values(run: Path) -> dict[str, Any]:
-    """Return the content of a run's config.yaml as nested plain values."""
     file = run / "config.yaml"
     try:
         values = yaml.safe_load(file.read_text())
@@ -68,15 +61,10 @@ def single_process_model(
 ) -> Iterator[tuple["Model", "Groups"]]:
     """Build a model in fp32 and load its weights.
 
-    Megatron needs process groups. They have one rank and exist until the context is left.
-
-    Args:
-        config: configuration from `single_process_config`.
-        weights: a checkpoint of any layout, a folder of checkpoints, or a run directory.
-        device: device of the model.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is of another model.
+    Megatron needs process groups. They have one rank and exist until the context is left. The
+    configuration is one from `single_process_config`. The weights are a checkpoint of any layout, a
+    folder of checkpoints, or a run directory. Raises a CheckpointError if there is no checkpoint,
+    or it is of another model.
     """
     import torch.distributed as dist
 

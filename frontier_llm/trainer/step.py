@@ -17,22 +17,25 @@ from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.activation_traffic import count_activations
-from frontier_llm.trainer.dropout import DropoutSeeds
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.phase_timer import PhaseTimer
-from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.step_result import CHECKPOINT_FAILED, StepFlags, StepResult, StepSums
-from frontier_llm.trainer.totals import SCALARS, Totals, choose_by_sums
+from frontier_llm.trainer.pipeline import DropoutSeeds, Pipeline
+from frontier_llm.trainer.progress import LossScale
+from frontier_llm.trainer.step_measurements import PhaseTimer, count_activations
+from frontier_llm.trainer.step_result import (
+    CHECKPOINT_FAILED,
+    SCALARS,
+    StepFlags,
+    StepResult,
+    StepSums,
+    choose_by_sums,
+    reduce_totals,
+)
 
 
 class TrainStep:
     """Runs the training steps of one rank; every rank runs the same steps.
 
-    Attributes:
-        loss_scale: of fp16; constant 1 in other precisions.
-        sums: those of the last step whose update was done or skipped; None before the first.
-        timer: measures the phases of the first steps.
+    `loss_scale` is that of fp16, constant 1 in other precisions. `sums` are those of the last step
+    whose update was done or skipped; None before the first. `timer` measures the first steps.
     """
 
     def __init__(
@@ -53,7 +56,6 @@ class TrainStep:
         loss_mean = config.data.loss_mean
         self._pipeline = Pipeline(model, groups, config.optimizer.z_loss, loss_mean)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
-        self._totals = Totals(self._device, traffic)
         self.loss_scale, self._update = loss_scale, Update(states, before_update)
         self.timer = PhaseTimer(self._device, self._pipeline.times)
 
@@ -66,21 +68,13 @@ class TrainStep:
         *,
         will_be_saved: bool = False,
     ) -> StepResult:
-        """Run one step.
+        """Run one step. Collective over all ranks.
 
-        Collective over all ranks.
-
-        Args:
-            step: number of the step, counted from 1. Dropout masks depend on it.
-            batches: micro-batches of this replica, on the device.
-            learning_rate: learning rate of this step.
-            flags: returns what this rank tells all other ranks; called after the passes.
-            will_be_saved: whether the states are saved after this step. The updated parameters
-                are then sent in full (ShardedStates.refresh).
-
-        Raises:
-            TrainingError: the number of samples processed differs from data.global_batch.
-            RankFailure: the all-reduce was aborted.
+        Dropout masks depend on the number of the step, counted from 1. `batches` are the
+        micro-batches of this replica, on the device. `flags` returns what this rank tells all
+        others, after the passes. If the states will be saved after this step, the updated
+        parameters are sent in full (ShardedStates.refresh). Raises a TrainingError if the number of
+        samples differs from data.global_batch, and a RankFailure if the all-reduce was aborted.
         """
         self._dropout.step = step
         self.timer.begin()
@@ -93,7 +87,8 @@ class TrainStep:
         self.timer.mark("passes")
         self._states.finish_backward()
         count_activations(self._traffic, self._groups, self._layout, len(batches))
-        totals = self._totals.reduce(self._share(batches, losses, flags()))
+        share = self._share(batches, losses, flags())
+        totals = reduce_totals(share, self._device, self._traffic)
         self.timer.mark("reductions")
         scale = self.loss_scale.value
         choice = self._choose(totals, scale)
@@ -129,10 +124,7 @@ class TrainStep:
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
-        """Return this rank's addends to the sums over all ranks, by their names in `totals`.
-
-        One rank of each replica has the losses and adds the loss, the samples and their digest.
-        """
+        """Return this rank's addends. One rank of a replica adds its losses, samples and digest."""
         counts, is_first = self._groups.counts_samples, self._groups.rank == 0
         loss_mean = self._config.data.loss_mean
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
@@ -154,8 +146,7 @@ class TrainStep:
     def _check_ranks(self, step: int, counted: float) -> None:
         """Reject sums that lack ranks: an all-reduce that was aborted on a GPU raises no error.
 
-        Raises:
-            RankFailure: a rank is missing. The states are still those before the step.
+        The states are still those before the step.
         """
         if round(counted) != self._groups.grid.size:
             raise RankFailure(

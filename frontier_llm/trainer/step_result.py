@@ -1,10 +1,108 @@
-"""What a rank tells all other ranks in a step, and what all ranks know after it."""
+"""What a rank tells all other ranks in a step, in one all-reduce, and what all know after it."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import islice
 
+import torch
+import torch.distributed as dist
+
+from frontier_llm.collectives.primitives import all_reduce
+from frontier_llm.collectives.traffic import Traffic
+from frontier_llm.device.transfer import send
+from frontier_llm.engine.update import UpdateChoice, choose_update
+from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.trainer.totals import read_totals
+
+SCALARS = (
+    "squared_norm",
+    "loss_sum",
+    "z_loss_sum",
+    "samples",
+    "weight",
+    "digest",
+    "stop",
+    "checkpoint",
+    "saving_shared",
+    "saving_local",
+    "ranks",
+)
+"""Names of the numbers that are summed; trainer/step.py computes each rank's addends."""
+COLLECTIVES = (
+    "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",
+    "tied_copies", "whole_matrices", "factored_moments",
+    "tensor", "pipeline", "totals",
+)  # fmt: skip
+"""Names of the collectives whose bytes are counted."""
+QUANTISABLE = COLLECTIVES[:4]
+"""Collectives that can be quantised."""
+
+
+def reduce_totals(
+    addends: dict[str, float | torch.Tensor], device: torch.device, traffic: Traffic
+) -> torch.Tensor:
+    """Sum the addends of all ranks by name, and the bytes that they have sent since the last call.
+
+    Collective over all ranks. All get the same sums, so they make the same decisions. On a GPU the
+    host does not wait. The bytes of this all-reduce count in the next call. Tensors among the
+    addends lie on the device.
+
+    Returns:
+        [numbers] fp64, on the device. The first numbers are the sums, in the order of
+        `SCALARS`; `read_totals` explains the others.
+    """
+    sent, unquantised = traffic.take(), traffic.take_unquantised()
+    unknown = set(sent) - set(COLLECTIVES)
+    assert not unknown, f"collectives that are not in COLLECTIVES: {unknown}"
+    values = [addends[name] for name in SCALARS]
+    by_link = [sent.get(name, Sent()) for name in COLLECTIVES]
+    by_link += [unquantised.get(name, Sent()) for name in QUANTISABLE]
+    known = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in values]
+    known += [count for volume in by_link for count in astuple(volume)]
+    vector = send(known, device)
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            vector[index].copy_(value)
+    group = dist.group.WORLD
+    assert group is not None
+    all_reduce(vector, group, traffic, "totals").wait()
+    return vector
+
+
+def read_totals(
+    numbers: Sequence[float],
+) -> tuple[dict[str, float], dict[str, Sent], dict[str, Sent]]:
+    """Explain the result of `reduce_totals`, after it was copied to the host.
+
+    Returns the sums, by name; the bytes that all ranks have sent, by collective; and the bytes that
+    quantised collectives would have sent in the compute precision, by collective.
+    """
+    sums = dict(zip(SCALARS, numbers, strict=False))
+    byte_counts = iter(numbers[len(SCALARS) :])
+    sent = {name: Sent(*islice(byte_counts, len(LEVELS))) for name in COLLECTIVES}
+    as_if = {name: Sent(*islice(byte_counts, len(LEVELS))) for name in QUANTISABLE}
+    return sums, sent, {name: volume for name, volume in as_if.items() if volume != sent[name]}
+
+
+def choose_by_sums(
+    totals: torch.Tensor, loss_scale: float, clip_norm: float | None, samples: int, ranks: int
+) -> UpdateChoice:
+    """Choose the update of a step; the host does not wait.
+
+    It is skipped if the norm or the loss is not finite, or if the number of samples or ranks in the
+    totals (`reduce_totals`) is wrong, for which the step then raises an error. Gradients are
+    divided by the loss scale, multiplied by the weight per sample (`Batch.weight`).
+    """
+    sums = dict(zip(SCALARS, totals[: len(SCALARS)].unbind(), strict=True))
+    is_complete = (sums["samples"] == samples) & (sums["ranks"] == ranks)
+    return choose_update(
+        sums["squared_norm"],
+        sums["weight"] / sums["samples"] * loss_scale,
+        clip_norm,
+        sums["loss_sum"].isfinite() & is_complete,
+    )
+
 
 CHECKPOINT_FAILED = 2.0**32
 """Each rank adds this number to a sum if its checkpoint has failed, and 1 if the checkpoint is
@@ -31,7 +129,6 @@ class StepFlags:
     stop: bool = False
     """Whether this rank was asked to stop."""
     checkpoint_failed: bool = False
-    """Whether this rank's last checkpoint failed."""
     checkpoint_committed: bool = False
     """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
     saving: Saving = Saving()
@@ -46,13 +143,11 @@ class StepSums:
     """The sums over all ranks by which a step was updated. They are equal on all ranks."""
 
     step: int
-    """Number of the step."""
     loss_scale: float
     """Factor by which the loss of the step was multiplied."""
     skipped: bool
-    """Whether the update was skipped."""
     numbers: tuple[float, ...]
-    """Result of `Totals.reduce`, on the host."""
+    """Result of `reduce_totals`, on the host."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +163,7 @@ class StepResult:
     skipped: bool
     """Whether the update was skipped because a gradient was not finite."""
     loss_scale: float
-    """Factor by which the loss of this step was multiplied (fp16); 1 in other precisions."""
+    """Factor by which the loss was multiplied (fp16); 1 in other precisions."""
     digest: int
     """Digest of all samples of the step (data/batch.py)."""
     stop: bool
@@ -92,13 +187,7 @@ class StepResult:
 
     @classmethod
     def of(cls, sums: StepSums, ranks: int, *, has_z_loss: bool) -> "StepResult":
-        """Compute the numbers from the sums over all ranks.
-
-        Args:
-            sums: the sums of the step.
-            ranks: number of ranks.
-            has_z_loss: whether the loss has a z-loss.
-        """
+        """Compute the numbers of a step from its sums over a number of ranks."""
         values, sent, unquantised = read_totals(sums.numbers)
         weight = values["weight"] or math.nan
         scale = sums.loss_scale * weight / values["samples"]

@@ -1,50 +1,63 @@
-"""What a process keeps of its rank while the ranks of a run connect again after a death."""
+"""What a process keeps of its rank while the ranks of a run connect again after a death.
 
+If no process is left for another rank, the remaining ranks save what they have in memory. The
+states are complete if each one is in the memory of a remaining rank. They are then saved as a
+checkpoint of the last step in the run directory, from which the run continues on fewer ranks, or
+resumes in another job.
+"""
+
+import json
+import logging
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.discovery import committed
+from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.manager_options import Options
+from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.launch.membership import Place
 from frontier_llm.protocols import StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.agreement import Decision, Report
+from frontier_llm.trainer.agreement import Decision, Report, agree, decide_for_run, fitted_to
+from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.progress import Progress
+from frontier_llm.trainer.progress import LossScale, Progress
+
+_LOG = logging.getLogger(__name__)
 
 
 class Survivor:
     """The optimizer states and counters of a rank after its last update.
 
-    The model, its gradients and the process groups are given up: they are built again.
+    The model, its gradients and the process groups are given up: they are built again. `ended` is
+    the last step that the loop has ended. `unjudged` are the counters of `Progress` after the last
+    update, before callbacks saw it; None if no step was done.
 
-    Attributes:
-        rank: the rank whose states these are.
-        ranks: number of ranks over which the states are divided.
-        shards: the states, once the rank has caught up with the others.
-        meta: what is saved in addition to the states, as plain JSON.
+    The states are those of `rank` among `ranks`. `shards` are these states, once the rank has
+    caught up with the others. `meta` is what is saved besides them, as plain JSON.
     """
 
     def __init__(
         self, context: TrainerContext, ended: int, unjudged: Mapping[str, Any] | None
     ) -> None:
-        """Take over the states of a context whose connections are gone.
-
-        Args:
-            context: the objects of the last generation.
-            ended: the last step that the loop has ended.
-            unjudged: the counters of `Progress` after the last update, before callbacks saw it;
-                None if no step was done.
-        """
         self._states: ShardedStates | None = context.states
         self._step, self._rate = context.train_step, LearningRate.of(context.config)
         self._sums, self._ended, self._unjudged = context.train_step.sums, ended, unjudged
-        self._counters = counters_of(context)
+        self._counters = {
+            "progress": context.progress.to_meta(),
+            "loss_scale": context.train_step.loss_scale.to_meta(),
+            **context.data.to_meta(),
+        }
         self.rank, self.ranks = context.world.rank, context.world.size
         self._precision = context.hardware.precision.name
         self.shards: list[StateShard] = []
@@ -86,15 +99,6 @@ def tensors_of(shards: Iterable[StateShard]) -> Iterator[torch.Tensor]:
             yield values
 
 
-def counters_of(context: TrainerContext) -> dict[str, Any]:
-    """Return the counters of a run as plain JSON."""
-    return {
-        "progress": context.progress.to_meta(),
-        "loss_scale": context.train_step.loss_scale.to_meta(),
-        **context.data.to_meta(),
-    }
-
-
 def counters_after(decision: Decision, config: RunConfig) -> dict[str, Any]:
     """Return the counters after the last update, as plain JSON."""
     counters, sums = decision.counters, decision.sums
@@ -131,12 +135,8 @@ def _without_parameter(shard: StateShard) -> StateShard:
 def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]) -> None:
     """Fill the states of this rank: from its own copy, or with those of another rank.
 
-    Collective over the ranks that lend or borrow.
-
-    Args:
-        states: the new states, which are overwritten; `adopt` must follow.
-        own: what this rank has kept; None if it is new.
-        lenders: by rank without states, the rank that sends it a copy.
+    Collective over the ranks that lend or borrow. The states are overwritten, and `adopt` must
+    follow. `lenders` has, by rank without states, the rank that sends it a copy.
     """
     rank = dist.get_rank()
     tensors = list(tensors_of(states.shards(writable=True)))
@@ -153,3 +153,68 @@ def lend(states: ShardedStates, own: Survivor | None, lenders: Mapping[int, int]
                     message = dist.P2POp(send_or_receive, tensor, other)
                     for work in dist.batch_isend_irecv([message]):
                         work.wait()
+
+
+def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None:
+    """Save the states after the last step, if the remaining ranks have all of them.
+
+    Collective over the remaining ranks, through the store. `kept` is None if this process has no
+    states. Raises a CheckpointError if the checkpoint cannot be written.
+    """
+    size, world = place.former_size, place.world
+    former = fitted_to(config, size)
+    own = Report(False)
+    if kept is not None and kept.ranks == size:
+        own = kept.report()
+        place.store.set("meta", json.dumps(kept.meta))  # rank 0 may be new, and writes the manifest
+    decision = agree(
+        config, place, own, partial(_decide_remains, former, size, world.ranks_per_node)
+    )
+    if decision.source == "checkpoint":
+        if world.rank == 0:
+            _LOG.warning("the remaining ranks cannot save the last step: %s", decision.reason)
+        return
+    assert decision.sums is not None
+    shards: list[StateShard] = []
+    part = (decision.parts or {}).get(kept.rank) if kept else None
+    if kept is not None and part is not None:
+        kept.catch_up(decision)
+        shards = list(part_of(kept.shards, *part))
+    meta = json.loads(place.store.get("meta")) | counters_after(decision, former)
+    settings = config.checkpoint
+    manager = CheckpointManager(
+        shared_folder(config),
+        world.rank,
+        world.size,
+        place.store,
+        "blocking",
+        settings.keep,
+        timedelta(seconds=settings.timeout_seconds),
+        Options(keep_every_steps=settings.keep_every_steps),
+    )
+    manager.prepare(shards)
+    manager.begin(decision.sums.step, shards, meta)
+    if world.rank == 0:
+        _LOG.warning("the remaining ranks have saved step %d", decision.sums.step)
+
+
+def _decide_remains(config: RunConfig, size: int, per_node: int, found: list[Report]) -> Decision:
+    if config.checkpoint.mode == "off":
+        return Decision("checkpoint", "checkpoint.mode=off")
+    reports = [Report(False)] * size
+    for report in found:
+        if report.rank is not None:
+            reports[report.rank] = report
+    decision, places = decide_for_run(config, size, per_node, reports)
+    if decision.sums is not None and decision.sums.step in dict(committed(shared_folder(config))):
+        return Decision("checkpoint", f"step {decision.sums.step} is saved already")
+    ranks_of: dict[Any, list[int]] = defaultdict(list)
+    for rank, report in enumerate(reports):
+        if report.has_states:
+            ranks_of[places[rank]].append(rank)
+    parts = {
+        rank: (number, len(ranks))
+        for ranks in ranks_of.values()
+        for number, rank in enumerate(ranks)
+    }
+    return replace(decision, parts=parts)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_library import main, parse, turns
-from benchmarks.own_loop.library_results import SaveOutcome, SpeedOutcome, baseline_of, check_losses
+from benchmarks.bench_library import baseline_of, check_losses, main, save_row, speed_row
+from benchmarks.harness import Contender, alternating
 from benchmarks.own_loop.loops import CONTENDERS
-from benchmarks.own_loop.savers import SAVERS
-from benchmarks.own_loop.turns import SaveFigures, SpeedFigures
+from benchmarks.own_loop.turns import SAVERS, SaveFigures, SpeedFigures
 from benchmarks.testbed.sent_counter import SentBytes, read_info, tcp_sent_bytes
 from frontier_llm.errors import TrainingError
 from tests.forked_train import run
@@ -22,6 +21,10 @@ pytestmark = pytest.mark.slow
 
 def speed(seconds: float = 1.0, losses: tuple[float, ...] = (6.0, 5.0)) -> SpeedFigures:
     return SpeedFigures(seconds, 0.5, 0.1, losses, 100.0, None)
+
+
+def outcome(name: str, rounds: list) -> Contender:
+    return Contender(name, lambda: None, rounds)
 
 
 def test_contenders_train_alike_and_bytes_are_counted(tmp_path: Path) -> None:
@@ -62,32 +65,32 @@ def test_only_this_process_is_counted_and_each_byte_once() -> None:
 
 
 def test_losses_that_differ_are_an_error() -> None:
-    same = [SpeedOutcome(name, [[speed(), speed()]]) for name in ("library", "fsdp2")]
+    same = [outcome(name, [[speed(), speed()]]) for name in ("library", "fsdp2")]
     assert check_losses(same, "fp32") == 0
     for losses in ((6.0, 5.01), (6.0, math.nan)):
-        other = SpeedOutcome("fsdp2", [[speed(), speed(losses=losses)]])
+        other = outcome("fsdp2", [[speed(), speed(losses=losses)]])
         with pytest.raises(TrainingError, match="losses of fsdp2 in fp32"):
             check_losses([same[0], other], "fp32")
-    near = SpeedOutcome("fsdp2", [[speed(), speed(losses=(6.0, 5.01))]])
+    near = outcome("fsdp2", [[speed(), speed(losses=(6.0, 5.01))]])
     assert check_losses([same[0], near], "bf16") == pytest.approx(0.002)
 
 
 def test_ratios_are_those_of_a_round() -> None:
-    base = SpeedOutcome("fsdp2", [[speed(1.0)], [speed(4.0)]])
-    own = SpeedOutcome("library", [[speed(0.5)], [speed(1.0)]])
-    assert own.to_row(base)["speedup"] == {"median": 3.0, "min": 2.0, "max": 4.0, "all": [2.0, 4.0]}
-    slow = SpeedOutcome("fsdp2-prefetch", [[speed(3.0)], [speed(3.0)]])
+    base = outcome("fsdp2", [[speed(1.0)], [speed(4.0)]])
+    own = outcome("library", [[speed(0.5)], [speed(1.0)]])
+    assert speed_row(own, base)["speedup"] == {
+        "median": 3.0,
+        "min": 2.0,
+        "max": 4.0,
+        "all": [2.0, 4.0],
+    }
+    slow = outcome("fsdp2-prefetch", [[speed(3.0)], [speed(3.0)]])
     assert baseline_of([own, slow, base]) is base
-    saved = SaveOutcome("library", [[SaveFigures(0.1, 3.0, 2.0, 3), SaveFigures(0.2, 3.0, 2.0, 3)]])
-    row = saved.to_row()
+    saved = outcome("library", [[SaveFigures(0.1, 3.0, 2.0, 3), SaveFigures(0.2, 3.0, 2.0, 3)]])
+    row = save_row(saved)
     assert row["blocked_seconds"]["median"] == 0.2
     assert (row["slowdown"]["median"], row["added_seconds"]["median"]) == (1.5, 1.0)
 
 
 def test_every_second_round_is_reversed() -> None:
-    assert list(turns("AB", 3)) == ["A", "B", "B", "A", "A", "B"]
-
-
-def test_quick_keeps_options_that_are_given() -> None:
-    options = parse(["--quick", "--layers", "3"])
-    assert (options.layers, options.hidden, options.rounds, options.ranks) == (3, 64, 1, [2])
+    assert [alternating("AB", index) for index in range(3)] == ["AB", "BA", "AB"]

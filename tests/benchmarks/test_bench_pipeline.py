@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.bench_pipeline import main
-from benchmarks.pipeline.pipeline_case import CONTENDERS, Case, RankFigures, Sizes, TimedStep
-from benchmarks.pipeline.pipeline_results import check_equal, simulated_seconds
+from benchmarks.bench_pipeline import check_equal, main, simulated_seconds
+from benchmarks.pipeline.pipeline_rank import CONTENDERS, Case, RankFigures, TimedStep
 from benchmarks.testbed.held_bytes import HeldBytes
+from benchmarks.testbed.shape import Shape
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.pipeline_schedule import make_schedule
 from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
@@ -39,7 +39,7 @@ def test_all_contenders_run(tmp_path, capfd):
 
 
 def test_two_chunks_need_a_micro_batch_per_rank():
-    case = Case(4, 2, Sizes(8, 64, 4, 64, 32), waiting=1, rounds=1)
+    case = Case(4, 2, Shape(8, 64, 4, 64, 32), waiting=1, rounds=1)
     assert {contender.chunks for contender in case.contenders.values()} == {1}
     assert replace(case, micro_batches=4).contenders == CONTENDERS
 

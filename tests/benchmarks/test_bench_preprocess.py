@@ -1,24 +1,23 @@
 """The comparison of preprocessing reports contenders that fail."""
 
 import pytest
-from rich.console import Console
 
 from benchmarks import bench_preprocess
-from benchmarks.bench_preprocess import Outcome, main, make_table, turn
+from benchmarks.bench_preprocess import Figures, cells_of, main, turn
+from benchmarks.harness import Contender
+from frontier_llm.errors import TrainingError
 
 
-def test_the_table_names_a_failed_contender(capsys):
-    other = Outcome("megatron", seconds=[2.0], cpu_seconds=[3.0], tokens=8)
-    Console(width=120).print(make_table([Outcome("ours", error="no memory"), other], 1000))
-    output = capsys.readouterr().out
-    assert "failed: no memory" in output
-    assert "megatron" in output
+def test_the_table_names_a_failed_contender():
+    ours = Contender("ours", lambda: None, error="no memory")
+    other = Contender("megatron", lambda: None, [Figures(2.0, 3.0, 8, 0)])
+    assert cells_of(ours, ours, 1000) == ["ours", "failed: no memory"]
+    assert cells_of(other, ours, 1000)[:2] == ["megatron", "2.0"]
 
 
 def test_a_contender_that_dies_without_output_has_failed(tmp_path):
-    outcome = Outcome("megatron")
-    turn(outcome, "false", tmp_path, workers=1)
-    assert outcome.error == "ended with exit code 1"
+    with pytest.raises(TrainingError, match="ended with exit code 1"):
+        turn("megatron", "false", tmp_path, workers=1)
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -27,8 +26,10 @@ def test_the_exit_code_is_1_if_a_contender_failed(fails, monkeypatch):
         (folder / "tokenizer.model").touch()
         return {"ours": "python", "megatron": "python"}
 
-    def take(outcome, *_):
-        outcome.error = "killed" if fails and outcome.name == "megatron" else ""
+    def take(name, *_):
+        if fails and name == "megatron":
+            raise TrainingError("killed")
+        return Figures(1.0, 1.0, 1, 1)
 
     monkeypatch.setattr(bench_preprocess, "make_input", lambda *_: 1)
     monkeypatch.setattr(bench_preprocess, "make_models", make_models)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.bench_sharding import main, make_cases, parse
+from benchmarks.bench_sharding import TurnFigures, main, make_cases, parse, row_of, speed
+from benchmarks.harness import Contender
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, factors_of, find
-from benchmarks.peers.results import Outcome
-from benchmarks.peers.turn import RankFigures, Shape, Turn
-from benchmarks.peers.worker import idle_share
+from benchmarks.peers.turn import RankFigures, Turn
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import ConfigError
 from tests.forked_train import Ended, run
@@ -50,6 +50,7 @@ def figures(**changes: object) -> RankFigures:
     return RankFigures(**{**values, **changes})
 
 
+@pytest.mark.exhaustive
 def test_contenders_train_the_same_model(tmp_path):
     names = ["ours-zero3", "ddp", "fsdp"]
     file = tmp_path / "figures.json"
@@ -145,7 +146,7 @@ def test_namespaces_and_links_are_removed():
 
 def test_the_contenders_depend_on_the_number_of_ranks():
     cases = make_cases(parse(["--ranks", "2", "4", "--precision", "fp32", "--deepspeed"]))
-    two, four = ({one.name for one in case.contenders} for case in cases)
+    two, four = ({one.name for one in case.peers} for case in cases)
     assert four - two == {"ours-mics", "ours-1-2-4"}
     assert {peer.name for peer in DEEPSPEED} < two
 
@@ -183,35 +184,23 @@ def test_a_turn_is_read_back_from_json():
     assert Turn.from_json(TURN.to_json()) == TURN
 
 
-def test_an_outcome_combines_all_ranks_and_rounds():
-    base, mine = Outcome("ddp"), Outcome("ours-zero1")
-    for seconds in (0.5, 1.0):
-        base.add(TURN, [figures(step_seconds=(seconds,)), figures(step_seconds=(seconds,))])
-        mine.add(TURN, [figures(step_seconds=(0.25,)), figures(step_seconds=(0.75,))])
-    mine.add(TURN, [figures(peak_bytes=400), figures(start_bytes=50)])
-    assert base.tokens_per_second == [2 * 2 * 64 / 0.5, 2 * 2 * 64 / 1.0]
-    assert mine.ratios(base) == [1.0, 2.0]  # per round: the machine was equally slow for both
-    assert (mine.peak_bytes, mine.own_bytes) == (400, 300)
+def test_a_row_combines_all_ranks_and_rounds():
+    def outcome(name, *rounds):
+        turns = [TurnFigures.of(TURN, [figures(**rank) for rank in ranks]) for ranks in rounds]
+        return Contender(name, lambda: None, turns)
 
-
-def test_idle_share_counts_idle_and_iowait():
-    # user, nice, system, idle, iowait, irq, softirq, steal
-    before = [100, 0, 50, 1000, 10, 0, 5, 0]
-    after = [160, 0, 70, 1030, 20, 0, 5, 40]
-    assert idle_share(before, after) == (30 + 10) / 160
-    assert idle_share(before, before) is None  # no tick between the two
-    assert idle_share([], []) is None  # no such counters
-
-
-def test_idle_share_is_the_mean_over_ranks_per_round():
-    outcome = Outcome("ddp")
-    outcome.add(TURN, [figures(idle_share=0.25), figures(idle_share=0.75)])
-    outcome.add(TURN, [figures(), figures()])
-    assert outcome.to_dict(outcome)["idle_share"] == [0.5]
+    half, whole = {"step_seconds": [0.5]}, {"step_seconds": [1.0]}
+    base = outcome("ddp", [half, half], [whole, whole])
+    mixed = [{"step_seconds": [0.25], "idle_share": 0.25}, {"step_seconds": [0.75]}]
+    mine = outcome("ours-zero1", mixed, mixed, [{"peak_bytes": 400}, {"start_bytes": 50}])
+    assert base.values(speed) == [2 * 2 * 64 / 0.5, 2 * 2 * 64 / 1.0]
+    row = row_of(mine, base, {"ddp": 3.0, "ours-zero1": 2.0})
+    assert row["ratios"] == [1.0, 2.0]  # per round: the machine was equally slow for both
+    assert (row["peak_bytes"], row["own_bytes"]) == (400, 300)
+    assert row["idle_share"] == [0.25, 0.25]
+    assert row["planned_ratio"] == 1.5
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
-    outcome = Outcome("ddp")
     with pytest.raises(ValueError, match="not finite"):
-        outcome.add(TURN, [figures(), figures(losses=(6.0, math.nan))])
-    assert outcome.tokens_per_second == []
+        TurnFigures.of(TURN, [figures(), figures(losses=[6.0, math.nan])])

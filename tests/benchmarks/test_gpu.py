@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from docs.generate.gpu_table import measured
+from docs.generate.measured_tables import gpu_section
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_a_slice_that_fails_ends_the_program_and_is_run_again(
 
 def test_without_results_the_page_says_that_nothing_was_measured() -> None:
     for results in (None, {"slices": {}}):
-        assert next(measured(results)).startswith("**Nothing on this page has been measured")
+        assert next(gpu_section(results)).startswith("**Nothing on this page has been measured")
 
 
 @pytest.mark.parametrize(

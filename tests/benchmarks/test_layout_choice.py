@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.layout_choice import choices
-from benchmarks.planner_accuracy import stored, table_choices
+from benchmarks.planner_accuracy import choices, stored, table_choices
 from docs.generate.planner_page import PAGE, choices_table
 from frontier_llm.planner.measured import MeasuredRun, Prediction
 from tests.planner.layouts import make

@@ -7,13 +7,13 @@ import pytest
 from benchmarks.planner_accuracy import (
     DEVICES,
     ENGINES,
+    TABLES,
     errors,
     in_sample,
     left_out,
     predictions,
     stored,
 )
-from benchmarks.published.tables import TABLES
 from docs.generate.planner_page import PAGE, validation
 from frontier_llm.calibration.device import Sample, fitted
 from frontier_llm.planner.compute import tile_flops

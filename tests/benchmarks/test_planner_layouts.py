@@ -5,16 +5,24 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.layouts.layout_case import LAYOUTS, RANKS, Sizes
-from benchmarks.layouts.layout_rank import RankFigures, TimedStep, run_layout
-from benchmarks.layouts.layout_results import make_row
-from benchmarks.planner_layouts import QUICK, main
+from benchmarks.planner_layouts import (
+    LAYOUTS,
+    QUICK,
+    RANKS,
+    RankFigures,
+    TimedStep,
+    config_of,
+    main,
+    make_row,
+    run_layout,
+)
 from benchmarks.testbed.foreign_load import is_disturbed
 from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.shape import Shape
 from frontier_llm.geometry.resolved import ResolvedLayout
 from tests.covering import covering
 
-SIZES = Sizes(layers=4, hidden=128, heads=4, vocabulary=4096, sequence=128, batch=8)
+SIZES, BATCH = Shape(layers=4, hidden=128, heads=4, vocabulary=4096, sequence=128), 8
 
 
 @pytest.mark.exhaustive
@@ -31,14 +39,19 @@ def test_it_runs(tmp_path, capfd):
 
 
 def test_there_are_twelve_layouts_of_different_configurations():
-    configs = {SIZES.config(layout).model_dump_json(exclude={"run"}) for layout in LAYOUTS}
+    configs = {
+        config_of(layout, SIZES, BATCH).model_dump_json(exclude={"run"}) for layout in LAYOUTS
+    }
     assert len(configs) == 12
 
 
+@pytest.mark.exhaustive
 def test_the_model_of_the_smoke_test_fits_every_layout():
     sizes = replace(SIZES, layers=QUICK["layers"], heads=QUICK["heads"])
     for layout in LAYOUTS:
-        assert ResolvedLayout.resolve(sizes.config(layout), RANKS, RANKS).grid.size == RANKS
+        assert (
+            ResolvedLayout.resolve(config_of(layout, sizes, BATCH), RANKS, RANKS).grid.size == RANKS
+        )
 
 
 @pytest.mark.slow
@@ -52,7 +65,7 @@ def test_the_model_of_the_smoke_test_fits_every_layout():
 def test_the_peak_of_tensors_is_as_planned(layout):
     """Up to 4% more than measured. Small tensors at both ends of a chunk, about three of the size
     of its input, are not counted: they are up to 2% of this tiny model."""
-    config = SIZES.config(layout)
+    config = config_of(layout, SIZES, BATCH)
     row = make_row(layout, config, [on_ranks(run_layout, RANKS, config, 1)])
     assert -0.02 < row.memory_error < 0.04, row.by_category
 
@@ -60,7 +73,7 @@ def test_the_peak_of_tensors_is_as_planned(layout):
 def test_disturbed_steps_do_not_count():
     assert not is_disturbed(busy=2.0, own=1.95, seconds=1.0)
     assert is_disturbed(busy=2.0, own=1.8, seconds=1.0)
-    config = SIZES.config("zero1")
+    config = config_of("zero1", SIZES, BATCH)
     # seconds, CPU seconds of this rank, and of all programs
     quiet, disturbed = TimedStep(1.0, 1.0, 2.0), TimedStep(3.0, 1.5, 6.0)
 

@@ -14,7 +14,7 @@ from benchmarks.faults.reliability import Outcome
 from benchmarks.faults.slurm_lab import cluster as lab
 from benchmarks.faults.slurm_lab.fault_cases import FAULTS
 from benchmarks.faults.slurm_lab.jobs import losses_of
-from docs.generate.results import load
+from docs.generate.blocks import load
 from frontier_llm.errors import LaunchError
 from frontier_llm.health.diagnosis import (
     Phase,

@@ -85,6 +85,7 @@ def _fork() -> object:
     return multiprocessing.context.ForkContext()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.forked
 def test_doctor_measures_every_set_in_new_processes(capfd, monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.published.tables import FOLDER
+from benchmarks.planner_accuracy import FOLDER
 from frontier_llm.cli import plan
 from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.options import run_command

@@ -43,6 +43,7 @@ def weak_batch(curves):
     return curves.replica_batch * ranks // (config.parallel.tensor * config.parallel.pipeline)
 
 
+@pytest.mark.exhaustive
 def test_each_job_has_its_nodes_and_in_weak_scaling_its_batch(capsys):
     given = ["experiment=frontier_22b", "planner.nodes=[2,4,8]", "data.global_batch=32"]
     strong, weak = (

@@ -211,6 +211,7 @@ def test_a_repeated_setting_is_answered_from_the_earlier_trial(tmp_path):
     assert repeated_trial(["b=3", "a=1"], tmp_path / "2") is None
 
 
+@pytest.mark.exhaustive
 def test_a_search_prints_its_axes_and_nothing_of_its_libraries(tmp_path):
     command = [
         sys.executable, "-m", "frontier_llm", "sweep", "sweep=frontier_175b",

@@ -1,7 +1,9 @@
 """A key that a user sets without effect is refused, and what is advised gives it an effect."""
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.cli.sweep import first_configuration
 from frontier_llm.cli.train import configure
-from frontier_llm.config import decode
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.needed import NEEDS, Need, unused
 from frontier_llm.errors import ConfigError
 from tests.config.test_every_key import others
@@ -39,10 +41,20 @@ WORDS = {
 }  # fmt: skip
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    return compose([])
+
+
+@cache
+def _decoded(*overrides: str) -> RunConfig:
+    return decode(compose(list(overrides)))
+
+
 def _setting(need: Need) -> tuple[str, str]:
     """Return an override with another value than the default, and its key."""
     key = need.full_keys[-1]
-    values = compose([])
+    values = _defaults()
     for part in key.split("."):
         values = values[part]
     return f"{key}={json.dumps(next(v for v in others(key, values) if v is not None))}", key
@@ -56,7 +68,7 @@ def _without(need: Need) -> list[str]:
 def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need) -> None:
     override, key = _setting(need)
     base = _without(need)
-    assert not need.is_met(decode(compose(base)))
+    assert not need.is_met(_decoded(*base))
     with pytest.raises(ConfigError) as caught:
         configured([*base, override])
     assert caught.value.key == key
@@ -64,7 +76,7 @@ def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need) -> Non
     advised = need.setting
     for word, value in WORDS.items():
         advised = advised.replace(word, value)
-    assert need.is_met(decode(compose([*base, *advised.split()])))
+    assert need.is_met(_decoded(*base, *advised.split()))
 
 
 @pytest.mark.parametrize("experiment", groups()["experiment"])

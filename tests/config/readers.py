@@ -18,7 +18,7 @@ READERS = {
     "geometry/formats.py": "collectives.rotation_elements collectives.rounding"
     " collectives.feedback_decay collectives.feedback_reset_every collectives.until_step",
     "trainer/connect.py": "collectives.backend launch.timeout_seconds launch.preflight_seconds",
-    "trainer/loss_scale.py": "precision.initial_loss_scale precision.minimum_loss_scale"
+    "trainer/progress.py": "precision.initial_loss_scale precision.minimum_loss_scale"
     " precision.growth_steps",
     "sharding/update_groups.py": "optimizer.beta1 optimizer.beta2 optimizer.epsilon"
     " optimizer.weight_decay optimizer.decayed optimizer.rate_factors.embedding"
@@ -34,10 +34,13 @@ READERS = {
     "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed"
     " trainer.evaluate_batches",
     "device/kernels.py": "trainer.deterministic",
-    "trainer/loop.py": "trainer.evaluate_every_steps run.init_from run.resume",
-    "trainer/callbacks/divergence.py": "trainer.bad_steps_allowed trainer.spike_factor"
-    " trainer.spike_window trainer.rewinds_allowed",
-    "trainer/callbacks/run_report.py": "trainer.sample_tokens run.dir",
+    "trainer/loop.py": "trainer.evaluate_every_steps",
+    "trainer/callbacks/run_checks.py": "trainer.bad_steps_allowed trainer.spike_factor"
+    " trainer.spike_window trainer.rewinds_allowed watchdog.stragglers_every_steps"
+    " watchdog.straggler_ratio watchdog.replace_stragglers",
+    "trainer/callbacks/run_report.py": "trainer.sample_tokens run.dir"
+    # names in the output
+    " model.name sharding.name collectives.name data.name cluster.name cluster.device.name",
     "trainer/sample.py": "trainer.sample_prompts",
     "cli/train.py": "launch.ranks launch.port launch.restarts launch.threads recovery.enabled plan",
     "cli/launch.py": "launch.nodes",
@@ -52,20 +55,18 @@ READERS = {
     "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds"
     " watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
     " watchdog.checkpoint_seconds watchdog.evaluation_seconds",
-    "trainer/callbacks/stragglers.py": "watchdog.stragglers_every_steps watchdog.straggler_ratio"
-    " watchdog.replace_stragglers",
     "trainer/checkpoints.py": "checkpoint.every_steps checkpoint.when_busy checkpoint.on_error"
     " checkpoint.tiers.local.every_steps",
     "trainer/checkpoint_levels.py": "checkpoint.keep checkpoint.keep_every_steps checkpoint.files"
     " checkpoint.protection_minutes"
-    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep",
+    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep"
+    " checkpoint.end_seconds",
     "geometry/host_pool.py": "checkpoint.pool_bytes",
-    "trainer/bounded_end.py": "checkpoint.end_seconds",
-    "trainer/resume.py": "checkpoint.verify checkpoint.fallback",
+    "trainer/resume.py": "checkpoint.verify checkpoint.fallback run.init_from run.resume",
     "checkpoint/archive.py": "checkpoint.tiers.archive.command checkpoint.tiers.archive.tries"
     " checkpoint.tiers.archive.every_steps checkpoint.tiers.archive.pause_seconds",
     "cli/machine_defaults.py": "cluster.ranks_per_node",
-    "trainer/throughput.py": "cluster.device.name_pattern",
+    "trainer/step_meter.py": "cluster.device.name_pattern",
     "planner/compute.py": "cluster.device.calibration.products cluster.device.calibration.kernels"
     " planner.engine.follows_kernels planner.engine.recompute_stops_early"
     " cluster.device.calibration.host planner.engine.host.layer_us"
@@ -85,11 +86,8 @@ READERS = {
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",
     "planner/layout_time.py": "planner.engine.splits_backward",
-    "trainer/callbacks/sinks.py": "telemetry.progress telemetry.console_every_steps"
+    "trainer/callbacks/records.py": "telemetry.progress telemetry.console_every_steps"
     " telemetry.wandb telemetry.wandb_project telemetry.tensorboard",
-    "trainer/callbacks/tracer.py": "telemetry.trace_from_step telemetry.trace_steps",
+    "trainer/callbacks/measurements.py": "telemetry.trace_from_step telemetry.trace_steps",
     "cli/run_preparation.py": "callbacks",
-    # names in the output
-    "trainer/callbacks/announcements.py": "model.name sharding.name collectives.name data.name"
-    " cluster.name cluster.device.name",
 }

@@ -61,13 +61,13 @@ CHOOSERS = {
     "checkpoint.when_busy": "trainer/checkpoints.py",
     "checkpoint.moments": "checkpoint/reduced_moments.py trainer/checkpoint_levels.py:fp32",
     "checkpoint.on_error": "trainer/checkpoints.py",
-    "cluster.device.kind": "trainer/callbacks/stragglers.py",
+    "cluster.device.kind": "trainer/callbacks/run_checks.py",
     "plan": "cli/train.py",
     "planner.schedule": "geometry/pipeline_schedule.py",
     "planner.recompute": "planner/compute.py",
     "planner.survives": "geometry/partition.py",
     "planner.objective": "planner/search.py",
-    "telemetry.wandb": "telemetry/trackers.py trainer/callbacks/sinks.py:off",
+    "telemetry.wandb": "telemetry/trackers.py trainer/callbacks/records.py:off",
     "run.resume": "trainer/run_directory.py",
 }
 OTHERWISE = {

@@ -8,7 +8,6 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
-from benchmarks.peers.tokenizer_families import train_family
 from frontier_llm.config import decode
 from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
@@ -18,6 +17,7 @@ from frontier_llm.data.tokenizer_source import (
     tokens_before_text,
 )
 from frontier_llm.errors import DataError
+from tests.data.tokenizer_families import train_family
 from tests.values import tiny_values
 
 pytest.importorskip("tokenizers")

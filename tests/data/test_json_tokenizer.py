@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers.tokenizer_families import FAMILIES, TokenizerFamily, train_family
 from frontier_llm.data import tokenizer as module
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.data.tokenizer import Encoder
 from frontier_llm.errors import ConfigError, DataError
+from tests.data.tokenizer_families import FAMILIES, TokenizerFamily, train_family
 from tests.properties import examples
 
 pytestmark = pytest.mark.slow

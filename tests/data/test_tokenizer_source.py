@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from benchmarks.peers.tokenizer_families import FAMILIES, train_family
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.data.corpora import open_data
@@ -27,6 +26,7 @@ from frontier_llm.data.tokenizer_source import (
 )
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
+from tests.data.tokenizer_families import FAMILIES, train_family
 from tests.values import tiny_values
 
 library = pytest.importorskip("tokenizers")

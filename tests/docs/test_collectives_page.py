@@ -2,31 +2,15 @@
 
 import pytest
 
-from docs.generate import collectives_page
 from docs.generate.collectives_page import (
     SCHEMES,
     leaves_a_node,
-    main,
     published,
     support,
     zero3_in_rings,
 )
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_page_is_current(capsys):
-    assert main([]) == 0, capsys.readouterr().err
-
-
-def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    page = tmp_path / "collectives.md"
-    page.write_text(collectives_page.PAGE.read_text().replace("| fp16 |", "| fp17 |"))
-    monkeypatch.setattr(collectives_page, "PAGE", page)
-    assert main([]) == 1
-    assert "python -m docs.generate.collectives_page --write" in capsys.readouterr().err
-    assert main(["--write"]) == 0
-    assert main([]) == 0
 
 
 def test_volumes_by_hand():

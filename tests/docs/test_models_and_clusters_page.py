@@ -2,8 +2,7 @@
 
 import pytest
 
-from docs.generate import models_and_clusters_page as tables
-from docs.generate.models_and_clusters_page import fullest_stage_bytes, models, page, resolved
+from docs.generate.models_and_clusters_page import files, fullest_stage_bytes, models, resolved
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.experiments import Header
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
@@ -14,26 +13,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.exhaustive
 def test_the_page_has_a_row_for_everything_that_can_be_chosen():
-    text = page()
+    (text,) = files().values()
     of_machine = set(OF_THIS_MACHINE)
     for name in {*models(), *groups()["experiment"], *groups()["cluster"]} - of_machine:
         assert f"| `{name}` |" in text
-
-
-@pytest.mark.exhaustive
-def test_the_page_is_current(capsys):
-    assert tables.main([]) == 0, capsys.readouterr().err
-
-
-def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    stale = tmp_path / "models_and_clusters.md"
-    monkeypatch.setattr(tables, "PAGE", stale)
-    few = {group: names[-2:] for group, names in groups().items()}
-    monkeypatch.setattr(tables, "groups", lambda: few)
-    assert tables.main([]) == 1
-    assert "python -m docs.generate.models_and_clusters_page --write" in capsys.readouterr().err
-    assert tables.main(["--write"]) == 0
-    assert tables.main([]) == 0
 
 
 def test_a_header_joins_what_a_backslash_splits(tmp_path):

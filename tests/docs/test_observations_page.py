@@ -2,8 +2,8 @@
 
 import pytest
 
-from docs.generate import observations, observations_page
-from docs.generate.observations import Chart, Recomputation
+from docs.generate import observations_page
+from docs.generate.observations_page import Chart, Recomputation
 
 pytestmark = pytest.mark.slow
 
@@ -11,24 +11,6 @@ pytestmark = pytest.mark.slow
 def values(chart, name):
     """Return the percents of a line, in the order of its setting."""
     return list(chart.lines[name].values())
-
-
-@pytest.mark.exhaustive
-def test_the_page_and_its_charts_are_current(capsys):
-    assert observations_page.main([]) == 0, capsys.readouterr().err
-
-
-def test_a_chart_of_other_predictions_is_drawn_again(tmp_path):
-    file = tmp_path / "chart.svg"
-    first, second = (Chart("size", {"line": {1: 30.0, 2: value}}) for value in (20.0, 21.0))
-    file.write_text(
-        observations_page._current(file, first, lambda: observations_page.draw_lines(first))
-    )
-    kept = observations_page._current(file, first, lambda: pytest.fail("drawn without a need"))
-    assert kept == file.read_text()
-    drawn = observations_page._current(file, second, lambda: observations_page.draw_lines(second))
-    assert drawn != kept
-    assert drawn.startswith("<?xml")
 
 
 def test_a_sentence_gives_the_ends_of_each_line():
@@ -46,35 +28,39 @@ def test_the_sentence_of_recomputation_compares_speed_and_memory():
 
 
 def test_more_tensor_ranks_cost_speed():
-    for name in (chart := observations.tensor()).lines:
+    for name in (chart := observations_page.tensor()).lines:
         percents = values(chart, name)
         assert percents == sorted(percents, reverse=True)
 
 
+@pytest.mark.exhaustive
 def test_a_batch_that_grows_with_the_stages_keeps_more_of_the_speed():
-    chart = observations.pipeline()
+    chart = observations_page.pipeline()
     fixed, grown = (values(chart, name) for name in chart.lines)
     assert fixed[0] == grown[0]
     assert all(more > less for more, less in zip(grown[1:], fixed[1:], strict=True))
 
 
+@pytest.mark.exhaustive
 def test_more_micro_batches_gain_until_the_batch_is_saturated():
-    for name in (chart := observations.micro_batches()).lines:
+    for name in (chart := observations_page.micro_batches()).lines:
         percents = values(chart, name)
         assert percents == sorted(percents)
         assert percents[1] / percents[0] > 1.4
         assert percents[-1] / percents[-2] < 1.06
 
 
+@pytest.mark.exhaustive
 def test_chunks_gain_most_with_few_micro_batches():
-    chart = observations.chunks()
+    chart = observations_page.chunks()
     gains = [values(chart, name)[-1] / values(chart, name)[0] for name in chart.lines]
     assert gains == sorted(gains, reverse=True)
     assert gains[-1] > 1
 
 
+@pytest.mark.exhaustive
 def test_the_gain_of_flash_attention_grows_with_the_sequence():
-    chart = observations.attention()
+    chart = observations_page.attention()
     flash, plain = (values(chart, name) for name in chart.lines)
     gains = [with_flash / without for with_flash, without in zip(flash, plain, strict=True)]
     assert gains == sorted(gains)
@@ -83,11 +69,11 @@ def test_the_gain_of_flash_attention_grows_with_the_sequence():
 
 def test_a_layout_that_does_not_fit_is_not_shown():
     with pytest.raises(ValueError, match="memory: stage 0"):
-        observations._run((*observations.OF_175B, "parallel.pipeline=8"), 32)
+        observations_page._run((*observations_page.OF_175B, "parallel.pipeline=8"), 32)
 
 
 def test_the_states_of_a_parameter_take_18_bytes():
-    for line in observations.memory_table()[2:]:
+    for line in observations_page.memory_table()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         parameters, together = float(cells[1].rstrip("B").replace(",", "")), cells[5]
         assert float(together.rstrip(" GB").replace(",", "")) == pytest.approx(

@@ -2,7 +2,6 @@
 
 import pytest
 
-from docs.generate import sharding_page
 from docs.generate.sharding_page import presets
 from frontier_llm.cli.compose import groups
 
@@ -11,25 +10,6 @@ pytestmark = pytest.mark.slow
 
 def _cells(line):
     return [cell.strip(" `") for cell in line.strip("|").split("|")]
-
-
-def test_the_page_and_its_figure_are_current(capsys):
-    assert sharding_page.main([]) == 0, capsys.readouterr().err
-
-
-def test_a_stale_page_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    page, drawing = tmp_path / "sharding.md", tmp_path / "images" / "a.svg"
-    page.write_text(sharding_page.PAGE.read_text().replace("| `zero3` |", "| `zero4` |"))
-    monkeypatch.setattr(sharding_page, "PAGE", page)
-    monkeypatch.setattr(sharding_page, "FIGURE", drawing)
-    lines = list(presets())
-    monkeypatch.setattr(sharding_page, "presets", lambda: lines)
-    assert sharding_page.main([]) == 1
-    said = capsys.readouterr().err
-    assert "sharding.md is not current: python -m docs.generate.sharding_page --write" in said
-    assert "a.svg is not current" in said
-    assert sharding_page.main(["--write"]) == 0
-    assert sharding_page.main([]) == 0
 
 
 def test_every_choice_has_a_row_of_numbers_done_by_hand():

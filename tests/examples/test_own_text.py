@@ -92,6 +92,7 @@ def steps_done(folder: Path) -> list[int]:
     return [step for line in lines if (step := json.loads(line).get("step"))]
 
 
+@pytest.mark.exhaustive
 def test_the_lines_of_the_page_run_in_their_order(folder: Path):
     train, stop, resume, inspect, evaluate, of_text, generate, export, *others = commands()
     assert stop_during_training(train, stop, folder) == 3

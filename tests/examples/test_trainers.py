@@ -120,6 +120,7 @@ def test_the_loop_equals_one_process_after_kill_and_conversion(tmp_path):
     assert list(after.values()) == pytest.approx(expected[10:], rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_loop_trains_in_bf16_with_compiled_layers(tmp_path):
     options = ("--bf16", "--compile", "aot_eager", "--steps", "6", "--folder", tmp_path)
     ranks = on_two_ranks(EXAMPLES / "torchtitan_loop" / "train.py", *options)

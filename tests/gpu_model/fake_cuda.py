@@ -37,10 +37,10 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model import build
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import destroy_groups, make_groups
-from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.progress import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
-from frontier_llm.trainer.totals import SCALARS
+from frontier_llm.trainer.step_result import SCALARS
 from tests.gpu_model import generated_code
 
 DEVICE = torch.device("cuda", 0)

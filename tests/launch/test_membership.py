@@ -1,5 +1,6 @@
 """A process that can hold a rank: what its threads do, and which errors it survives."""
 
+import threading
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,38 @@ def test_ranks_that_cannot_meet_end_only_the_first_generation(
     assert outlived == [False, True]
     assert [store.has_lost_contact(generation) for generation in range(2)] == [False, True]
     assert [store.is_suspicious(generation) for generation in range(2)] == [False, True]
+
+
+@pytest.mark.forked
+def test_an_abort_ends_before_the_next_generation_or_is_left_out() -> None:
+    """It would reach the groups of the next generation."""
+    held = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=20))
+    store = RosterStore(held)
+
+    def connect() -> TCPStore:
+        return TCPStore("127.0.0.1", held.port, timeout=timedelta(seconds=20))
+
+    member = Membership(
+        5, lambda _: World(0, 1, 0, 1, "node0", "local", "127.0.0.1", held.port), connect, held.port
+    )
+    events: list[str] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def abort() -> None:
+        has_begun.set()
+        assert may_end.wait(20)
+        events.append("aborted")
+
+    member.abort = abort
+    store.publish(Roster(0, (5,), 1.0))
+    assert member.next_place() is not None
+    store.publish(Roster(1, (5,), 1.0))
+    wait_until(has_begun.is_set, "the abort")
+    threading.Timer(0.2, may_end.set).start()
+    member.leave()
+    events.append("left")
+    member._cut(1)  # its thread had to wait for a core
+    assert events == ["aborted", "left"]
 
 
 @pytest.mark.forked

@@ -22,7 +22,7 @@ from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.totals import Totals
+from frontier_llm.trainer.step_result import reduce_totals
 from tests.covering import covering
 from tests.ranks import RanksFailedError, in_turn, run_ranks
 from tests.streams.mutations import mutate
@@ -144,7 +144,7 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     ),
     "the sums of a step are over before the host reads them": (
         "(1, 1, 1)",
-        (Totals.reduce, '"totals").wait()', '"totals")'),
+        (reduce_totals, '"totals").wait()', '"totals")'),
     ),
 }
 """By the wait that is removed: the case that needs it, and the change of the source."""

@@ -22,7 +22,7 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer import connect
 from frontier_llm.trainer.learning_rate import LearningRate
-from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.progress import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 from frontier_llm.trainer.step_result import StepResult

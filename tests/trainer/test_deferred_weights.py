@@ -275,12 +275,10 @@ def waiting(world: World, values: dict[str, Any], order: str) -> tuple[dict[str,
     deferred = rig.states.passes.deferred
 
     def after(action: str) -> None:
-        tensors = [t for q in deferred._queues.values() for item in q for t in item.operands]
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        # several gradients may be computed from the same tensor
-        found[action] = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        found[action] = rig.states.passes.deferred.waiting_bytes
         if action[0] == "B":
-            alive.extend(map(weakref.ref, tensors))
+            queues = deferred._queues.values()
+            alive.extend(weakref.ref(t) for q in queues for item in q for t in item.operands)
 
     run_step(rig, 1, order, after)
     return found, sum(reference() is not None for reference in alive)

@@ -8,7 +8,7 @@ import torch
 
 from frontier_llm.config.precision import PrecisionConfig
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.loss_scale import LossScale
+from frontier_llm.trainer.progress import LossScale
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import tiny_values

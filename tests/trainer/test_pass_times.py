@@ -9,8 +9,7 @@ import torch
 
 from frontier_llm.geometry.pipeline_schedule import Action, Placement
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.pass_times import PassTimes
-from frontier_llm.trainer.phase_timer import MEASURED_STEPS
+from frontier_llm.trainer.step_measurements import MEASURED_STEPS, PassTimes
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_schedules import schedule_keys

@@ -2,14 +2,13 @@
 
 import torch
 
-from frontier_llm.trainer import phase_timer
-from frontier_llm.trainer.pass_times import PassTimes
-from frontier_llm.trainer.phase_timer import MEASURED_STEPS, PhaseTimer
+from frontier_llm.trainer import step_measurements
+from frontier_llm.trainer.step_measurements import MEASURED_STEPS, PassTimes, PhaseTimer
 
 
 def test_the_first_step_warms_up_and_the_shortest_of_the_others_counts(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(phase_timer.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(step_measurements.time, "perf_counter", lambda: now)
     timer = PhaseTimer(torch.device("cpu"), PassTimes(1))
     for passes, update in ((1.0, 0.25), (8.0, 2.0), (4.0, 3.0), (0.5, 0.5)):
         timer.begin()

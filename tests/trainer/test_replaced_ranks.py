@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
-from frontier_llm.trainer.callbacks.stragglers import Stragglers
+from frontier_llm.trainer.callbacks.run_checks import Stragglers
 from frontier_llm.trainer.step import TrainStep
 from tests.forked_train import TINY, Ended, Training, train
 from tests.patience import patient

@@ -5,7 +5,7 @@ import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
-from frontier_llm.trainer.throughput import Throughput
+from frontier_llm.trainer.step_meter import Throughput
 from tests.values import tiny_values
 
 CPU = Accelerator(torch.device("cpu"), "cpu", "cpu")

@@ -12,8 +12,8 @@ from frontier_llm.engine.update import UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.launch.world import World
 from frontier_llm.sharding.adamw import AdamW
-from frontier_llm.trainer import totals
-from frontier_llm.trainer.totals import SCALARS, choose_by_sums
+from frontier_llm.trainer import step_result
+from frontier_llm.trainer.step_result import SCALARS, choose_by_sums
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values
@@ -136,7 +136,10 @@ def abort_the_sums(world: World, values: dict[str, Any]) -> list[bool]:
     rig.train(1)
     before, sums = state_bits(rig), rig.step.sums
     aborted = SimpleNamespace(wait=lambda: None)
-    with mock.patch.object(totals, "all_reduce", return_value=aborted), pytest.raises(RankFailure):
+    with (
+        mock.patch.object(step_result, "all_reduce", return_value=aborted),
+        pytest.raises(RankFailure),
+    ):
         rig.train(1, first=1)
     return [count_changes(before, state_bits(rig)) == 0, rig.step.sums is sums]
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from frontier_llm.telemetry.metrics import StepMetrics
 from frontier_llm.telemetry.summary import PlanRow
-from frontier_llm.trainer.checkpoint_listener import CommittedCheckpoint
+from frontier_llm.trainer.checkpoints import CommittedCheckpoint
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult
@@ -53,7 +53,6 @@ class Rewind:
     loss: float
     """Training loss of that step, in nats per token."""
     reason: str
-    """Why the run went back."""
 
 
 class Callback:
@@ -62,59 +61,36 @@ class Callback:
     Every rank makes its own instance and calls it on its main thread. All methods except `on_error`
     and `close` are called at the same point of the run on all ranks. In these methods a callback
     may run collectives, provided that it runs the same collectives on all ranks.
+
+    A callback may read but not change the context. When it is made, the states are not loaded yet.
     """
 
     def __init__(self, context: TrainerContext) -> None:
-        """Keep the context. At this time the states are not loaded yet.
-
-        Args:
-            context: the objects of this rank. A callback may read but not change them.
-        """
         self.context = context
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
         """Run after the states are loaded and before the first step.
 
-        Args:
-            validation_loss: loss of the untrained or resumed model, in nats per token.
-            resumed: the checkpoint that the run continues from; None for a new run.
+        The loss is that of the untrained or resumed model, in nats per token. `resumed` is the
+        checkpoint that the run continues from; None for a new run.
         """
 
     def on_replacement(self, last_step: int) -> None:
         """Run instead of `on_start` if ranks were replaced, and training continues from memory.
 
         Every rank has made new callbacks. A callback that keeps numbers over several steps must
-        start again.
-
-        Args:
-            last_step: the last step that was ended on all ranks. Records of a later step are made
-                again: `on_update`, `on_evaluation` and `on_step_end` may be called a second time
-                for it.
+        start again. `last_step` was ended on all ranks. Records of a later step are made again:
+        `on_update`, `on_evaluation` and `on_step_end` may be called a second time for it.
         """
 
     def on_step_begin(self, step: int) -> None:
-        """Run before a step reads its samples.
-
-        Args:
-            step: number of the step, counted from 1.
-        """
+        """Run before step number `step`, counted from 1, reads its samples."""
 
     def on_update(self, step: int, first_sample: int, result: StepResult) -> None:
-        """Run when the update of a step is done or was skipped, before its validation.
-
-        Args:
-            step: number of the step.
-            first_sample: number of the first sample of the step.
-            result: result of the step.
-        """
+        """Run when the update of a step is done or was skipped, before its validation."""
 
     def on_evaluation(self, step: int, validation_loss: float) -> None:
-        """Run after a validation.
-
-        Args:
-            step: number of the step that it follows.
-            validation_loss: its loss in nats per token.
-        """
+        """Run after the validation that follows a step; its loss is in nats per token."""
 
     def on_step_end(self, end: StepEnd) -> None:
         """Run when all numbers of a step are known, before its checkpoint begins."""
@@ -135,8 +111,7 @@ class Callback:
     def on_stop(self, *, is_early: bool) -> None:
         """Run after the last step, when the last checkpoint is committed.
 
-        Args:
-            is_early: whether the run was asked to stop before its last step.
+        `is_early`: the run was asked to stop before its last step.
         """
 
     def on_error(self, error: BaseException) -> None:

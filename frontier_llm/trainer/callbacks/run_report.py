@@ -1,35 +1,47 @@
-"""Writes summary.json, the facts of a run for programs, and report.html, the report for people."""
+"""What a run tells people: lines of the log, summary.json for programs, and report.html."""
 
 import logging
+import math
+import os
 import platform
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from frontier_llm.config.checkpoint import CheckpointConfig
+from frontier_llm.config.paths import on_this_node
+from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.recovery import RecoveryConfig
+from frontier_llm.data.run_loader import describe_samples
+from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
+from frontier_llm.geometry.partition import Survives, survives
 from frontier_llm.telemetry.history import History
+from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
-from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.sample import prompts_of
+from frontier_llm.units import counted, format_bytes, format_count, format_seconds
 
 _LOG = logging.getLogger(__name__)
+
 _SAMPLING_TEMPERATURE = 0.8
 """Temperature at which the text samples of the report are drawn."""
 
 
 class RunReport(Callback):
-    """Collects facts of the run. Rank 0 writes the summary, and at the end also the report.
+    """Writes summary.json, the facts of a run for programs, and report.html, for people.
 
-    `on_start` and `on_stop` are collective over all ranks.
-
-    Attributes:
-        summary: facts of the run so far; complete only on rank 0.
-        path: path of report.html after the end of the run; before, the run directory.
+    All ranks collect facts. Rank 0 writes the summary, and at the end also the report. `on_start`
+    and `on_stop` are collective over all ranks. The `summary` so far is complete only on rank 0.
+    The `path` is that of report.html after the end of the run; before, the run directory.
     """
 
     def __init__(self, context: TrainerContext) -> None:
@@ -119,11 +131,9 @@ class RunReport(Callback):
         }
 
     def _update(self, **facts: Any) -> None:
-        """Set fields of the summary."""
         self.summary = self.summary.model_copy(update=facts)
 
     def _sample(self) -> list[TextSample]:
-        """Let the model continue `trainer.sample_prompts`. Collective over all ranks."""
         trainer = self.context.config.trainer
         if not trainer.sample_tokens:
             return []
@@ -135,7 +145,6 @@ class RunReport(Callback):
         return [TextSample(prompt=prompt, text=text) for prompt, text in pairs]
 
     def _gather_ranks(self) -> list[RankSummary]:
-        """Return the place and memory of every rank. Collective over all ranks."""
         context, position = self.context, self.context.groups.coordinates
         own = RankSummary(
             rank=context.world.rank,
@@ -156,12 +165,6 @@ class RunReport(Callback):
         return gathered
 
     def _describe(self, ranks: list[RankSummary], initial_loss: float | None) -> RunSummary:
-        """Return the summary before the first step.
-
-        Args:
-            ranks: place and memory of every rank.
-            initial_loss: validation loss before the first step of the run.
-        """
         config, grid = self.context.config, self.context.groups.grid
         hardware = self.context.hardware
         return RunSummary(
@@ -189,3 +192,196 @@ class RunReport(Callback):
             initial_validation_loss=initial_loss,
             validation_samples=len(self.context.data.validation_windows),
         )
+
+
+ON_THE_CONSOLE = ("model", "layout", "recovery", "precision", "data", "saved")
+"""The lines at the start that are shown on the console; the others are only in run.log."""
+SMALL_RATE, SMALL_PARAMETERS = 1e-3, 50e6
+"""AdamW's rate above which a model of more parameters usually diverges. GPT-3 (arXiv:2005.14165,
+table 2.1) trains 125M parameters with 6e-4 and larger models with less."""
+
+
+class Announcements(Callback):
+    """Logs what the run trains and how it ends, from the summary of `report`. Only on rank 0."""
+
+    def __init__(self, context: TrainerContext, report: RunReport) -> None:
+        super().__init__(context)
+        self._report = report
+
+    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
+        """Log model, layout, data and precision; after a resume, also the changed settings."""
+        for name, text in self._lines_at_start().items():
+            _log_line(name, text, logging.INFO if name in ON_THE_CONSOLE else logging.DEBUG)
+        for warning in _warnings(self.context):
+            _LOG.warning("%s", warning)
+        if resumed is None:
+            return
+        step = self.context.progress.step
+        _log_line(
+            "resumed",
+            f"step {step} of {resumed.folder}; validation loss {validation_loss:.3f} nats per "
+            "token",
+        )
+        for key, (before, now) in resumed.changes.items():
+            _log_line("changed", f"{key}: {before} -> {now}")
+
+    def on_rewind(self, rewind: Rewind) -> None:
+        """Log why the run went back to an earlier checkpoint, and where it continues."""
+        _LOG.warning(
+            "step %d: %s. The run continues from step %d with sample %d; the samples in "
+            "between are skipped",
+            rewind.from_step,
+            rewind.reason,
+            self.context.progress.step,
+            self.context.progress.next_sample,
+        )
+
+    def on_stop(self, *, is_early: bool) -> None:
+        """Log text samples from the model, the validation loss, and the path of the report."""
+        summary = self._report.summary
+        for sample in summary.samples:
+            _log_line("sample", f"{sample.prompt}|{sample.text}".replace("\n", "\n" + " " * 11))
+        if summary.validation_loss is not None:
+            first = summary.initial_validation_loss
+            before = "" if first is None else f"{first:.3f} -> "
+            bits_per_byte = summary.validation_bits_per_byte
+            bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
+            _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
+        _log_line("done", f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}")
+        _log_line("report", str(self._report.path))
+
+    def _lines_at_start(self) -> dict[str, str]:
+        context, summary = self.context, self._report.summary
+        config, hardware = context.config, context.hardware
+        manifest = context.data.corpus.manifest
+        tokens = config.data.global_batch * context.model.layout.lengths.total
+        lines = {
+            "run": config.run.dir,
+            "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
+            f"{config.model.layers} layers",
+            **self._lines_of_layout(),
+            "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
+            "kernels": hardware.kernels.source,
+            "attention": ", ".join(f"{kind}: {name}" for kind, name in hardware.attention.items()),
+            "peak": context.meter.throughput.peak_description,
+            "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
+            f"{format_count(manifest.validation.tokens)} validation tokens, "
+            f"{context.data.corpus.left_out}; "
+            f"{len(context.data.validation_windows)} samples per validation; "
+            f"{format_count(tokens)} tokens per step; "
+            f"{describe_samples(config, context.data.corpus)}",
+            "rates": LearningRate.of(config).describe(config.trainer.steps),
+            "saved": _describe_saving(config.checkpoint),
+        }
+        if not hardware.accelerator.is_cpu:
+            found = variables(os.environ, [*config.cluster.environment, *DEVICE_VARIABLES])
+            lines["variables"] = ", ".join(f"{name}={value}" for name, value in found.items())
+        if summary.initial_validation_loss is not None:
+            vocabulary = config.model.vocabulary
+            lines["untrained"] = (
+                f"validation loss {summary.initial_validation_loss:.3f} nats per token "
+                f"(ln {vocabulary} = {math.log(vocabulary):.2f})"
+            )
+        return lines
+
+    def _lines_of_layout(self) -> dict[str, str]:
+        config, grid = self.context.config, self.context.groups.grid
+        factors = self.context.states.factors
+        state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
+        lines = {
+            "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline "
+            f"{grid.pipeline} x data {grid.data}; sharding={config.sharding.name}",
+            "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
+            f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
+        }
+        if config.recovery.enabled:
+            lines["recovery"] = _describe_recovery(survives(grid, factors), config.recovery)
+        if config.collectives.is_quantised:
+            lines["formats"] = _describe_formats(self.context)
+        return lines
+
+
+def _warnings(context: TrainerContext) -> Iterator[str]:
+    """Yield what is probably not meant: a rate of small models, an embedding without tokens."""
+    config, rate = context.config, context.config.optimizer.learning_rate
+    count = count_parameters(config.model, config.data.sequence_length)
+    is_scaled = config.optimizer.name == "adafactor" or config.model.mup_base_hidden is not None
+    if rate > SMALL_RATE and count > SMALL_PARAMETERS and not is_scaled:
+        yield (
+            f"optimizer.learning_rate={rate:g} is for models of a few million parameters, "
+            f"{config.model.name} has {format_count(count)}: set optimizer=adamw, or a rate of at "
+            "most 6e-4"
+        )
+    tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
+    if 2 * tokens < rows:
+        asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
+        smaller = f"model.vocabulary={tokens + SENTINELS * (config.data.objective == 'spans')}"
+        if config.data.tokenizer is None and tokens < asked:
+            todo = f"the text yields no more of data.vocabulary={asked}, so add text"
+            smaller += f" data.vocabulary={tokens}"
+        yield (
+            f"the tokenizer has {tokens:,} tokens, the embedding {rows:,} rows, most of which are "
+            f"never used: {todo}, or set {smaller}"
+        )
+
+
+def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
+    if recovery.partner_copies and survived != "node":
+        first = "" if survived == "nothing" else "from another rank, or else "
+        return (
+            f"dead ranks are replaced, and get their states {first}from copies in the memory of "
+            f"their own and the next node, in {on_this_node(recovery.copies_path)}"
+        )
+    if survived == "nothing":
+        return (
+            "dead ranks are replaced, and all ranks load the newest checkpoint, because no two "
+            "have the same optimizer states "
+            "(a smaller sharding.optimizer leaves copies, and recovery.partner_copies makes some)"
+        )
+    return (
+        "dead ranks are replaced, and get their states from another rank; copies survive the loss "
+        f"of a {survived}"
+    )
+
+
+def _describe_saving(checkpoint: CheckpointConfig) -> str:
+    if checkpoint.mode == "off":
+        return "nothing, not even at the end (checkpoint=off)"
+    local = checkpoint.tiers.local
+    local_tier = f", every {local.every_steps} in {local.path}" if local.path else ""
+    return f"every {checkpoint.every_steps} steps and at the end ({checkpoint.mode}){local_tier}"
+
+
+def _describe_formats(context: TrainerContext) -> str:
+    config, kernels = context.config.collectives, context.states.kernels
+    params, refresh = config.params_format, str(config.refresh_format)
+    if config.refresh_differences:
+        refresh = f"differences in {refresh} (in full every {config.refresh_full_every} steps)"
+    gradients = _by_level(config.grads_formats)
+    if config.rotation_elements:
+        gradients += f" (int4 rotated in runs of {config.rotation_elements})"
+    text = (
+        f"{config.name}: parameters {params} forward, {config.params_backward_format or params} "
+        f"backward, {refresh} after the update; gradients {gradients}; "
+        f"sums over replicas {_by_level(config.sums_formats)}; "
+        f"blocks of {config.block_elements}; norms and biases in 16 bits; "
+        f"{kernels.name} kernels ({kernels.reason})"
+    )
+    grid = context.groups.grid
+    if context.states.factors.optimizer == 1 and set(config.sums_formats) == {"fp32"}:
+        text += "; no effect: with these sharding factors nothing is gathered or scattered"
+    elif grid.same_node(0, grid.size - 1):
+        text += "; all ranks share a node, where sending may be faster than quantising"
+    return text
+
+
+def _by_level(formats: Sequence[str]) -> str:
+    package, node, network = formats
+    if package == node == network:
+        return node
+    inside = node if package == node else f"{package} inside a package, {node}"
+    return f"{inside} inside a node, {network} between nodes"
+
+
+def _log_line(heading: str, text: str, level: int = logging.INFO) -> None:
+    _LOG.log(level, "%-10s %s", heading, text)

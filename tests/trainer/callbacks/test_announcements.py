@@ -9,7 +9,7 @@ import pytest
 
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
-from frontier_llm.trainer.callbacks.announcements import ON_THE_CONSOLE, _warnings
+from frontier_llm.trainer.callbacks.run_report import ON_THE_CONSOLE, _warnings
 from tests.forked_train import TINY, train
 
 LABEL = re.compile(r"(?m)^\d\d:\d\d:\d\d  ([a-z]+) +\S")

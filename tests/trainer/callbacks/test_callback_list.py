@@ -39,7 +39,7 @@ class Failing(Noted):
 def test_users_callbacks_come_last_and_close_first() -> None:
     calls: list[str] = []
     callbacks = CallbackList([Noted("a", calls), Noted("b", calls)], [Noted("mine", calls)])
-    callbacks.on_step_begin(1)
+    callbacks.call(Callback.on_step_begin, 1)
     callbacks.close()
     assert calls == ["a", "b", "mine", "mine", "b", "a"]
 
@@ -48,7 +48,7 @@ def test_an_error_of_a_built_in_callback_is_unchanged() -> None:
     calls: list[str] = []
     callbacks = CallbackList([Failing("a", calls), Noted("b", calls)])
     with pytest.raises(TrainingError, match=r"^the disk is full$"):
-        callbacks.on_step_begin(1)
+        callbacks.call(Callback.on_step_begin, 1)
     assert calls == [], "callbacks after it are not called"
 
 
@@ -70,4 +70,4 @@ def test_a_lost_rank_is_not_blamed_on_the_callback_that_met_it() -> None:
     failing = Failing("mine", [])
     failing.error = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
     with pytest.raises(RuntimeError, match=r"^Connection closed by peer"):
-        CallbackList([], [failing]).on_step_begin(1)
+        CallbackList([], [failing]).call(Callback.on_step_begin, 1)

@@ -15,7 +15,7 @@ from frontier_llm.data.prepared_corpus import Samples, open_corpus
 from frontier_llm.data.run_loader import window_corpus
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import DataError
-from frontier_llm.trainer.callbacks.corpus_integrity import CorpusIntegrity
+from frontier_llm.trainer.callbacks.run_checks import CorpusIntegrity
 from frontier_llm.trainer.progress import Progress
 from tests.data.conftest import config, write_jsonl
 from tests.data.test_corpus_check import flip

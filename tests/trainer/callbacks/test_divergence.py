@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.trainer.callbacks.divergence import Divergence
-from frontier_llm.trainer.loss_scale import LossScale
-from frontier_llm.trainer.progress import Progress
+from frontier_llm.trainer.callbacks.run_checks import Divergence
+from frontier_llm.trainer.progress import LossScale, Progress
 from frontier_llm.trainer.step_result import StepResult
 from tests.values import tiny_values
 

@@ -10,7 +10,7 @@ import torch
 
 from frontier_llm.launch.world import World
 from frontier_llm.model import rotary
-from frontier_llm.trainer.callbacks.kernel_trial import STEPS, KernelTrial
+from frontier_llm.trainer.callbacks.measurements import TRIAL_STEPS, KernelTrial
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
 
@@ -55,7 +55,7 @@ def test_the_times_of_rank_0_decide_on_all_ranks(
     of_rank_0: Any, of_rank_1: Any, winner: str
 ) -> None:
     """The first step of both kinds does not count, and the fastest of the others does."""
-    expected = [COMPILED] * STEPS + [UNCOMPILED] * STEPS + [winner] * 2 + [COMPILED]
+    expected = [COMPILED] * TRIAL_STEPS + [UNCOMPILED] * TRIAL_STEPS + [winner] * 2 + [COMPILED]
     assert run_ranks(kinds_by_step, 2, [of_rank_0, of_rank_1]) == [expected] * 2
 
 

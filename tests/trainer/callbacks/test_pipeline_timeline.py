@@ -7,7 +7,7 @@ import pytest
 
 from frontier_llm.telemetry import report_sections, step_timeline
 from frontier_llm.telemetry.step_timeline import TIMELINE_FILE, PassTimeline, StepTimeline
-from frontier_llm.trainer.callbacks import pipeline_timeline
+from frontier_llm.trainer.callbacks import measurements
 from tests import forked_train
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_run_and_its_resume_write_the_timeline(
     report = (run_dir / "report.html").read_text()
     assert report.index('"planned pipeline"') < report.index('"measured pipeline"')
 
-    for module in (step_timeline, report_sections, pipeline_timeline):
+    for module in (step_timeline, report_sections, measurements):
         monkeypatch.setattr(module, "RECORDED_ACTIONS", 5)
     text = train(run_dir, "trainer.steps=8", "plan=off")
     resumed = StepTimeline.read(run_dir)

@@ -4,7 +4,7 @@ import pytest
 
 from frontier_llm.telemetry.report_sections import plan_section
 from frontier_llm.telemetry.summary import PlanRow, RunSummary
-from frontier_llm.trainer.callbacks.plan_check import PHASES, describe_rows, values_of
+from frontier_llm.trainer.callbacks.measurements import PHASES, describe_rows, values_of
 
 ROWS = [
     PlanRow(name="parameters", unit="bytes", predicted=2048, measured=2048),

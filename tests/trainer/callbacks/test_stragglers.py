@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from frontier_llm.config import decode
 from frontier_llm.device.accelerator import Accelerator
-from frontier_llm.trainer.callbacks.stragglers import Stragglers, slower_than
+from frontier_llm.trainer.callbacks.run_checks import Stragglers, slower_than
 from tests.ranks import run_ranks
 from tests.values import tiny_values
 

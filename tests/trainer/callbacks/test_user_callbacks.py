@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.errors import ConfigError
-from frontier_llm.trainer.callbacks.user_callbacks import import_callbacks
+from frontier_llm.trainer.callbacks.callback_list import import_callbacks
 from tests.forked_train import TINY, Ended, train
 from tests.trainer.callbacks import my_callbacks
 

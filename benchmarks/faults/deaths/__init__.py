@@ -1,1 +1,0 @@
-"""Runs whose ranks are killed, and what their comparison with an undisturbed run has shown."""

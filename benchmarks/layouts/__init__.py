@@ -1,1 +1,0 @@
-"""Compare planned and measured layouts on CPU ranks, for planner_layouts.py."""

@@ -1,1 +1,0 @@
-"""Published training speeds of other systems, and the planner's predictions for them."""
