@@ -281,7 +281,11 @@ def details(layout: Estimate) -> Iterator[Table]:
             table.add_row(name, *map(_short, sizes))
     table.add_row("total", *(_short(memory.total / GIB) for memory in stages))
     if layout.peak.host_bytes:
-        table.caption = f"and {format_bytes(layout.peak.host_bytes)} of main memory per rank"
+        host = layout.candidate.config.cluster.host.memory_gib
+        table.caption = (
+            f"and {format_bytes(layout.peak.host_bytes)} of main memory per rank; a node has "
+            f"{host:g} GiB"
+        )
     yield table
 
 

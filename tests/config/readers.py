@@ -75,14 +75,17 @@ READERS = {
     " planner.engine.host.step_us",
     "planner/communication.py": "cluster.links",
     "planner/step_time.py": "cluster.storage",
-    "planner/estimate.py": "cluster.operation",
+    "planner/estimate.py": "cluster.operation cluster.device.peak_tflops",
     "calibration/network.py": "cluster.environment_alternatives",
     "planner/candidate.py": "planner.nodes",
     "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
     " planner.micro_batch planner.recompute planner.params planner.grads planner.optimizer"
     " planner.survives",
     "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
-    "cli/plan.py": "planner.collectives planner.tokens planner.engine.name",
+    "health/rank_checks.py": "cluster.environment",
+    "trainer/changes.py": "run.allow_changes",
+    "config/cluster.py": "cluster.host.cores",
+    "cli/plan.py": "cluster.host.memory_gib planner.collectives planner.tokens planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh",
     "planner/layout_time.py": "planner.engine.splits_backward",

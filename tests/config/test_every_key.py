@@ -4,6 +4,7 @@ import ast
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -150,23 +151,21 @@ ROWS = [
 
 def effect(key: str, choice: tuple[str, ...]) -> str:
     """Return what happens if a key gets another value in a choice of its group."""
-    values, before = base(choice)
+    original, before = base(choice)
+    values = deepcopy(original)
     *path, leaf = key.split(".")
     section = reduce(dict.__getitem__, path, values)
-    now, verdict = section.get(leaf), "untried"
-    try:
-        for value in others(key, now):
-            section[leaf] = value
-            verdict = "refused" if verdict == "untried" else verdict
-            with suppress(ConfigError):
-                config = decode(values)
-                if key in dict(unused(config)):
-                    return "refused"
-                if derived(config) != before:
-                    return "changes"
-                verdict = "nothing"
-    finally:
-        section[leaf] = now
+    verdict = "untried"
+    for value in others(key, section.get(leaf)):
+        section[leaf] = value
+        verdict = "refused" if verdict == "untried" else verdict
+        with suppress(ConfigError):
+            config = decode(values)
+            if key in dict(unused(config)):
+                return "refused"
+            if derived(config) != before:
+                return "changes"
+            verdict = "nothing"
     return verdict
 
 
