@@ -98,6 +98,7 @@ COVERED = (
     "zeropp", "four bits",
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
+    "interleaved", "zero3",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 
@@ -243,10 +244,12 @@ def use_without(world: World, values: dict[str, Any], folder: Path, left_out: st
 
 
 @pytest.mark.parametrize(
-    "left_out", covering(["stages ", "tensor", "all ranks", "params"], ["tensor", "all ranks"])
+    "left_out",
+    covering(["stages ", "tensor", "all ranks", "params"], ["tensor", "all ranks", "params"]),
 )
 def test_what_is_not_used_at_the_start_is_found(left_out: str, tmp_path: Path) -> None:
-    layout = LAYOUTS["zero3" if left_out == "params" else "interleaved"]
+    used_by = {"params": "zero3", "stages ": "two stages interleaved"}
+    layout = LAYOUTS[used_by.get(left_out, "interleaved")]
     values = tiny_values(*layout, "data.global_batch=16", *ON_GPU)
     counted = run_ranks(use_without, 8, values, tmp_path, left_out, ranks_per_node=4)
     with pytest.raises(AssertionError):
