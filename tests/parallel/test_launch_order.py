@@ -61,7 +61,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         "model.tied=true",
     ),
     "tensor": ("parallel.tensor=4", "sharding=zero1"),
-    "tensor and sequence": ("parallel.tensor=4", "parallel.sequence=true", "sharding=zero3"),
+    "tensor and sequence": (
+        "parallel.tensor=4", "parallel.sequence=true", "sharding=zero3", "model.layers=2",
+    ),
     "zero1": ("sharding=zero1",),
     "zero2": ("sharding=zero2", *IN_3D),
     "zero3": ("sharding=zero3", *IN_3D, "model.tied=true"),
@@ -90,7 +92,10 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "t5": (*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2"),
     "t5 in parts": (*TINY_T5, "parallel.tensor=2", "parallel.sequence=true", "sharding=zero3"),
     "t5 over four stages": (*TINY_T5, "parallel.pipeline=4", "model.layers=2", "sharding=zero2"),
-    "few": (*PIPELINE, "model.tied=true", "collectives.communicators=few"),
+    "few": (
+        "parallel.pipeline=4", "parallel.tensor=2", "model.tied=true",
+        "collectives.communicators=few",
+    ),
     "one, of replicas": ("sharding=zero2", "collectives.communicators=one"),
 }  # fmt: skip
 COVERED = (
