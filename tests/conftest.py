@@ -35,7 +35,9 @@ FOLDER = Path(__file__).parent
 LONGEST = (
     "trainer/test_resume", "trainer/test_drain", "trainer/test_bounded_end",
     "trainer/test_schedules", "examples/test_own_text", "trainer/test_quantised",
-    "trainer/test_state_accounting", "trainer/test_deferred_weights", "checkpoint/test_faults",
+    "data/test_malformed_corpora", "checkpoint/test_faults", "cli/test_unused_keys",
+    "health/test_watchdog", "cli/test_first_command",
+    "trainer/test_state_accounting", "trainer/test_deferred_weights",
     "parallel/test_launch_order", "trainer/test_sharding_cases", "parallel/test_queues",
     "launch/test_launcher", "streams/test_sharded_steps", "engine/test_behaviours",
     "examples/test_examples", "trainer/test_run", "trainer/test_parity", "cli/test_plan",
