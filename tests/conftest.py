@@ -33,16 +33,19 @@ settings.load_profile("repeated")  # before pytest loads the profile of --hypoth
 
 FOLDER = Path(__file__).parent
 LONGEST = (
-    "trainer/test_schedules", "trainer/test_resume", "streams/test_sharded_steps",
-    "checkpoint/test_faults", "trainer/test_deferred_weights", "trainer/test_quantised",
-    "engine/test_behaviours", "trainer/test_parity", "trainer/test_sharding_cases",
-    "model/test_compiled",
-    "examples/test_examples", "trainer/test_t5_parity", "benchmarks/test_bench_sharding",
-    "config/test_every_choice", "trainer/test_run", "trainer/test_state_accounting",
-    "benchmarks/test_planner_layouts", "model/test_flex", "cli/test_train_command",
-    "cli/test_sweep", "convert/test_convert", "launch/test_rendezvous", "cli/test_scaling_runs",
-    "cli/test_plan", "trainer/test_sharding_parity", "trainer/test_traffic",
-    "trainer/test_support", "health/test_watchdog", "model/test_flops", "launch/test_launcher",
+    "trainer/test_resume", "trainer/test_drain", "trainer/test_bounded_end",
+    "trainer/test_schedules", "examples/test_own_text", "trainer/test_quantised",
+    "data/test_malformed_corpora", "checkpoint/test_faults", "cli/test_unused_keys",
+    "health/test_watchdog", "cli/test_first_command",
+    "trainer/test_state_accounting", "trainer/test_deferred_weights",
+    "parallel/test_launch_order", "trainer/test_sharding_cases", "parallel/test_queues",
+    "launch/test_launcher", "streams/test_sharded_steps", "engine/test_behaviours",
+    "examples/test_examples", "trainer/test_run", "trainer/test_parity", "cli/test_plan",
+    "streams/test_lanes", "checkpoint/test_layouts", "model/test_compiled",
+    "launch/test_nccl_replacement", "trainer/test_killed_drain", "trainer/test_sharding_parity",
+    "launch/test_rendezvous", "cli/test_train_command", "cli/test_sweep",
+    "trainer/test_support", "trainer/test_traffic", "trainer/test_t5_parity", "model/test_flex",
+    "benchmarks/test_bench_sharding", "benchmarks/test_planner_layouts", "model/test_flops",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
 

@@ -183,6 +183,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
 def test_groups_that_cannot_be_aborted_end_their_process(tmp_path, monkeypatch, capfd):
     prepare_environment(1, os.environ, CONFIG)
     monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
+    monkeypatch.setattr(membership_module, "_NEWS_SECONDS", patient(0.5))
     abort = nccl_like.NcclLike.abort
 
     def hang_once(group):

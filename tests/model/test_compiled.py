@@ -118,9 +118,14 @@ def test_only_the_kernels_that_compile_call_the_compiler_on_a_gpu(model: str) ->
     assert compiled_calls > 0
 
 
-def test_compiled_functions_equal_one_process() -> None:
-    ranks, overrides = LAYOUTS["tensor_sequence_selective"]
-    compare(ranks, [*overrides, "kernels=elementwise"], MODELS["untied_gqa_swiglu"], 2)
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [(1, []), pytest.param(*LAYOUTS["tensor_sequence_selective"], marks=pytest.mark.exhaustive)],
+    ids=["one", "tensor_sequence_selective"],
+)
+def test_compiled_functions_equal_one_process(ranks: int, overrides: list[str]) -> None:
+    """With the compiler of a real run, which each rank calls anew."""
+    compare(ranks, [*overrides, FEW, "kernels=elementwise"], MODELS["untied_gqa_swiglu"], 2)
 
 
 @pytest.mark.exhaustive

@@ -125,7 +125,7 @@ LAYOUT_CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", covering(LAYOUT_CASES, ["tensor2_sequence_selective", "zero3", "compiled"])
+    "case", covering(LAYOUT_CASES, ["tensor2_sequence_selective", "chunks2", "zero3", "compiled"])
 )
 def test_a_layout_equals_one_process_without_it(
     case: str, on_cpu: None, monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         "model.tied=true",
     ),
     "tensor": ("parallel.tensor=4", "sharding=zero1"),
-    "tensor and sequence": ("parallel.tensor=4", "parallel.sequence=true", "sharding=zero3"),
+    "tensor and sequence": (
+        "parallel.tensor=4", "parallel.sequence=true", "sharding=zero3", "model.layers=2",
+    ),
     "zero1": ("sharding=zero1",),
     "zero2": ("sharding=zero2", *IN_3D),
     "zero3": ("sharding=zero3", *IN_3D, "model.tied=true"),
@@ -90,7 +92,10 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "t5": (*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2"),
     "t5 in parts": (*TINY_T5, "parallel.tensor=2", "parallel.sequence=true", "sharding=zero3"),
     "t5 over four stages": (*TINY_T5, "parallel.pipeline=4", "model.layers=2", "sharding=zero2"),
-    "few": (*PIPELINE, "model.tied=true", "collectives.communicators=few"),
+    "few": (
+        "parallel.pipeline=4", "parallel.tensor=2", "model.tied=true",
+        "collectives.communicators=few",
+    ),
     "one, of replicas": ("sharding=zero2", "collectives.communicators=one"),
 }  # fmt: skip
 COVERED = (
@@ -98,6 +103,7 @@ COVERED = (
     "zeropp", "four bits",
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
+    "interleaved", "zero3",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 
@@ -243,10 +249,12 @@ def use_without(world: World, values: dict[str, Any], folder: Path, left_out: st
 
 
 @pytest.mark.parametrize(
-    "left_out", covering(["stages ", "tensor", "all ranks", "params"], ["tensor", "all ranks"])
+    "left_out",
+    covering(["stages ", "tensor", "all ranks", "params"], ["tensor", "all ranks", "params"]),
 )
 def test_what_is_not_used_at_the_start_is_found(left_out: str, tmp_path: Path) -> None:
-    layout = LAYOUTS["zero3" if left_out == "params" else "interleaved"]
+    used_by = {"params": "zero3", "stages ": "two stages interleaved"}
+    layout = LAYOUTS[used_by.get(left_out, "interleaved")]
     values = tiny_values(*layout, "data.global_batch=16", *ON_GPU)
     counted = run_ranks(use_without, 8, values, tmp_path, left_out, ranks_per_node=4)
     with pytest.raises(AssertionError):

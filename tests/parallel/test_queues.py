@@ -21,6 +21,8 @@ STAGES = (2, 3, 4, 8, 16)
 QUEUES = [(1, False), (8, False), (4, True), (8, True), (1, True)]
 """Hardware queues of a device, and whether they run in order: CUDA with one queue and with eight,
 HIP with 4 and with 8, and the strictest of all, where a rank does one thing at a time."""
+EIGHT = [(8, False), (8, True)]
+"""Kinds that run in exhaustive tests only: fewer queues are stricter."""
 NAMES = [f"{'HIP' if in_order else 'CUDA'} {count}" for count, in_order in QUEUES]
 
 
@@ -43,7 +45,14 @@ def any_map(queues: int, seed: int) -> Callable[[int, Hashable], int]:
     return queue
 
 
-@pytest.mark.parametrize(("queues", "in_order"), QUEUES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("queues", "in_order"),
+    [
+        pytest.param(*kind, marks=[pytest.mark.exhaustive] if kind in EIGHT else [])
+        for kind in QUEUES
+    ],
+    ids=NAMES,
+)
 @pytest.mark.parametrize("name", CHUNKS)
 def test_no_map_of_streams_to_queues_blocks(
     name: ScheduleName, queues: int, in_order: bool

@@ -15,6 +15,7 @@ from frontier_llm.geometry.stage_messages import Launch, Message
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.lanes import Lane, leave_lane, use_lane
 from frontier_llm.parallel.stage_exchange import StageExchange
+from tests.covering import covering
 from tests.ranks import in_turn, run_ranks
 from tests.streams.test_sharded_steps import CASES, SMALL
 from tests.streams.virtual_cuda import virtual_cuda
@@ -55,12 +56,19 @@ def orders(results: Sequence[Sequence[Found]]) -> list[bool]:
     return [all(found[2] for found in case) for case in zip(*results, strict=True)]
 
 
-@pytest.mark.parametrize("case", ["three dimensions", "(2, 2, 4) quantised"])
-def test_collectives_in_a_lane_run_in_the_order_of_their_launches(case: str) -> None:
+LANES = {"three dimensions": "few", "(2, 2, 4) quantised": "one"}
+"""The number of communicators with which a case always runs."""
+CASES_AND_COUNTS = [(case, count) for case in LANES for count in ("few", "one")]
+COVERED = [(case, count) for case, count in CASES_AND_COUNTS if LANES[case] != count]
+
+
+@pytest.mark.parametrize("chosen", covering(CASES_AND_COUNTS, COVERED), ids=", ".join)
+def test_collectives_in_a_lane_run_in_the_order_of_their_launches(chosen: tuple[str, str]) -> None:
+    case, count = chosen
     size, _, overrides = CASES[case]
     values = tiny_values(*SMALL, *overrides)
     cases = [(values, None, "many"), (values, Order.MIXED, "many")]
-    cases += [(values, order, count) for order in Order for count in ("few", "one")]
+    cases += [(values, order, count) for order in Order]
     results = run_ranks(in_turn, size, train, cases, ranks_per_node=2, timeout=180)
     assert orders(results) == [True, False, *[True] * (len(cases) - 2)]
     for of_rank in results:

@@ -67,7 +67,7 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
         (Chain.wait, "while not self.is_done", "if not self.is_done"),
     ),
     "a gather is over before modules read": (
-        "(4, 4, 4)",
+        "three dimensions",
         (Parameters.acquire, "self._gathers.pop(unit).wait()", "self._gathers.pop(unit)"),
     ),
     "gathers are over before their memory is freed": (
@@ -91,7 +91,7 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
         ),
     ),
     "reductions are over before the norm": (
-        "(1, 1, 1)",
+        "(1, 1, 4)",
         (Gradients.finish, "self._under_way.popleft().wait()", "self._under_way.popleft()"),
     ),
     "a reduce-scatter is over before its sum": (
@@ -143,7 +143,7 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
         (_Linear.backward, "reduction.wait()", "pass"),
     ),
     "the sums of a step are over before the host reads them": (
-        "(1, 1, 1)",
+        "(1, 1, 4)",
         (reduce_totals, '"totals").wait()', '"totals")'),
     ),
 }
@@ -199,7 +199,11 @@ def differing(case: str, orders: Sequence[Order], results: Any) -> list[Order]:
     return found
 
 
-COVERED = ("(1, 1, 1)", "(1, 2, 2)", "(4, 4, 4)", "recomputed", "one unit in flight")
+COVERED = (
+    "(1, 1, 1)", "(1, 2, 2)", "(2, 2, 2)", "(2, 2, 4)", "(4, 4, 4)", "recomputed",
+    "one unit in flight",
+)  # fmt: skip
+"""Cases whose hops the quantised case, the one in three dimensions and (1, 1, 4) have too."""
 
 
 @pytest.mark.parametrize("case", covering(CASES, COVERED))
@@ -207,7 +211,19 @@ def test_every_order_gives_the_same_numbers(case: str) -> None:
     assert differing(case, list(Order), [rank[1:] for rank in unchanged(case)]) == []
 
 
-@pytest.mark.parametrize("wait", MUTATIONS)
+ONE_OF_A_KIND = (
+    "a gather is over before modules read", "a refresh is over before modules read",
+    "reductions are over before the norm", "slots have arrived before they are decoded",
+    "sums over tensor ranks are over before they are read", "a stage waits for what it reads",
+    "tokens are gathered before a product reads them",
+    "the sums of a step are over before the host reads them",
+)  # fmt: skip
+"""Waits that are always removed: one of each kind of operation, in cases that always run."""
+
+
+@pytest.mark.parametrize(
+    "wait", covering(MUTATIONS, [name for name in MUTATIONS if name not in ONE_OF_A_KIND])
+)
 def test_no_wait_can_be_removed(wait: str) -> None:
     """Some order gives other numbers, or ends the training."""
     case, mutation = MUTATIONS[wait]

@@ -19,6 +19,7 @@ from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError
 from tests.conftest import mount
+from tests.covering import covering
 from tests.forked_train import TINY, train
 from tests.patience import patient, wait_until
 
@@ -106,10 +107,11 @@ def test_a_drain_between_files_of_other_layouts(
     assert len(drained) >= 2
 
 
-@pytest.mark.parametrize("point", ["file.half@1", "sealed@0"])
+@pytest.mark.parametrize("point", covering(["file.half@1", "sealed@0"], ["file.half@1"]))
 def test_a_killed_drain_leaves_no_checkpoint_and_is_done_again(
     point: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    """In test_killed_drain.py drains are killed in the middle of files."""
     monkeypatch.setenv(VARIABLE, f"{point}+drain")
     assert train(*tiny, *nodes(tmp_path), "trainer.steps=8").code != 0
     monkeypatch.delenv(VARIABLE)
@@ -143,9 +145,11 @@ def stop_after_6(tiny: tuple[str, ...], tmp_path: Path, *more: str) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.exhaustive
 def test_a_lost_node_is_replaced_by_the_copy_of_its_partner(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
 ) -> None:
+    """The next test loses a node, too."""
     run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
     lose(tmp_path, 1)
     ended = train(*tiny, *nodes(tmp_path, "checkpoint.partner=true"), "trainer.steps=8")
@@ -181,7 +185,7 @@ def test_a_copy_that_fails_ends_nothing(
     assert losses(run) == losses(direct)
 
 
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@pytest.mark.parametrize("on_error", covering(["stop", "continue"], ["stop"]))
 def test_a_run_that_is_not_protected_for_too_long_ends(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
 ) -> None:

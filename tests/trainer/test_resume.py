@@ -25,6 +25,7 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.trainer import run_directory
 from frontier_llm.trainer.ledger_file import LedgerFile, blend_of
 from frontier_llm.trainer.single_process_model import read_config
+from tests.covering import covering
 from tests.forked_train import TINY, Training, train
 
 pytestmark = pytest.mark.slow
@@ -120,7 +121,7 @@ def test_a_blend_gets_corpora_that_were_not_ready_at_the_start(tmp_path: Path) -
     assert "also the corpora that the run has read: a, b, c" in ended.text
 
 
-@pytest.mark.parametrize("mode", ["lazy", "blocking"])
+@pytest.mark.parametrize("mode", covering(["lazy", "blocking"], ["blocking"]))
 def test_killed_and_resumed_is_never_stopped_to_the_bit(
     mode: str, tiny: tuple[str, ...], whole: Path, tmp_path: Path
 ) -> None:
@@ -419,7 +420,7 @@ def cut_a_file(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, cut_a_file])
+@pytest.mark.parametrize("damage", covering([flip_a_byte, cut_a_file], [cut_a_file]))
 def test_damage_is_named_and_passed_over_when_allowed(
     damage: Any, tiny: tuple[str, ...], copied: Path
 ) -> None:

@@ -201,10 +201,11 @@ def run_cases(cases: Sequence[Case]) -> dict[Case, Sequence[Found]]:
 
 
 @pytest.mark.parametrize(
-    "sharding", covering([name for name in SHARDED if name != "zeropp"], ["zero1"])
+    "sharding", covering([name for name in SHARDED if name != "zeropp"], ["replicated", "zero1"])
 )
 @pytest.mark.parametrize("stages", covering([2, 4], [4]))
 def test_schedules_equal_one_process(stages: int, sharding: str) -> None:
+    """The two shardings that always run have each schedule once."""
     cases = [case for case in CASES if (case.stages, case.sharding) == (stages, sharding)]
     for case, ranks in run_cases(cases).items():
         check(ranks, [reference(case.whole, STEPS)], str(case))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.covering import covering
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.test_parity import MODELS, check, train_and_collect
 from tests.values import THREE_LEVELS, tiny_values
@@ -49,7 +50,7 @@ def test_every_chain_of_four_replicas(chain: Chain) -> None:
     compare(4, 4, chain, ["model.layers=3"], [])
 
 
-@pytest.mark.parametrize("ranks_per_node", [2, 4])
+@pytest.mark.parametrize("ranks_per_node", covering([2, 4], [2]))
 @pytest.mark.parametrize("chain", [(1, 1, 8), (2, 4, 8), (8, 8, 8)], ids=str)
 def test_chains_that_are_divided_at_packages_and_nodes(chain: Chain, ranks_per_node: int) -> None:
     overrides = [*THREE_LEVELS, "data.global_batch=16", "model.layers=3"]
@@ -78,12 +79,11 @@ IN_3D = [
 ]  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chain", chains(2), ids=str)
-@pytest.mark.parametrize(
-    ("chunks", "model"),
-    [pytest.param(1, "tied_gelu", marks=pytest.mark.exhaustive), (2, "untied_gqa_swiglu")],
-)
+@pytest.mark.parametrize(("chunks", "model"), [(1, "tied_gelu"), (2, "untied_gqa_swiglu")])
 def test_every_chain_in_three_dimensions(chain: Chain, chunks: int, model: str) -> None:
+    """The default run has the same chains with the collectives of a GPU, below."""
     compare(8, 2, chain, [*IN_3D, f"parallel.chunks={chunks}"], MODELS[model])
 
 

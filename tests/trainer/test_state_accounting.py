@@ -20,6 +20,8 @@ TELLING = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
 """Chains in which each flow has a hop of its own."""
 REPLICATED = [(1, 1, 1), (1, 1, 2), (2, 2, 2)]
 """Chains with replicas of the optimizer states: on two nodes, and on both nodes."""
+SOME_OF_TWO = [(1, 1, 2), (2, 2, 2)]
+"""Chains of two replicas for optimizers, which other layouts have with every chain."""
 FEW = "model.layers=3"
 """The first layer, the last one, and one between them."""
 LAYOUTS = {
@@ -134,6 +136,8 @@ def test_predicted_is_counted_is_sent(layout: str, precision: str, collectives: 
     data = 2 if "tensor=2" in str(overrides) else 4
     every = data == 2 or (layout, precision, collectives) == ("data4", "fp32", "plain")
     selected = chains(data) if every else TELLING
+    if data == 2 and collectives in ("muon", "adafactor"):
+        selected = SOME_OF_TWO
     if collectives.startswith("sums"):
         selected = REPLICATED
     elif collectives not in ("plain", "muon", "adafactor", "adamw_8bit"):
@@ -155,7 +159,11 @@ def check(found: dict[str, Any], chain: tuple[int, int, int]) -> None:
     assert predicted == allocated, chain
 
 
-@pytest.mark.parametrize("formats", [[], BY_LEVEL], ids=["plain", "by level"])
+@pytest.mark.parametrize(
+    "formats",
+    [pytest.param([], marks=pytest.mark.exhaustive), BY_LEVEL],
+    ids=["plain", "by level"],
+)
 def test_bytes_are_predicted_at_each_of_three_levels(formats: list[str]) -> None:
     selected = [(1, 1, 1), (1, 1, 8), (2, 4, 8), (8, 8, 8)]
     overrides = [*THREE_LEVELS, "data.global_batch=16", FEW, *formats]

@@ -84,7 +84,11 @@ def test_recomputation_changes_nothing(layout: str, recompute: str) -> None:
         assert error <= 1e-5, f"{name}: relative gradient error {error:.1e}"
 
 
-@pytest.mark.parametrize("layout", [[], LAYOUTS["tensor2_sequence"][1]], ids=["one", "sequence"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param([], marks=pytest.mark.exhaustive), LAYOUTS["tensor2_sequence"][1]],
+    ids=["one", "sequence"],
+)
 def test_recomputation_draws_the_same_dropout(layout: list[str]) -> None:
     overrides = [*MODEL, *layout, "model.dropout=0.2", "model.attention_dropout=0.2"]
     size = 2 if layout else 1
