@@ -15,11 +15,11 @@ from docs.generate.blocks import (
     chart,
     side_by_side,
 )
-from frontier_llm.trainer import learning_rate
 from frontier_llm.trainer.learning_rate import LearningRate
 
 FILE = IMAGES / "learning_rates.svg"
 STEPS, WARMUP, COOLDOWN = 1000, 100, 200
+DRAWN = range(1, STEPS + 1)
 PEAK, MINIMUM = 1.0, 0.1
 SCHEDULES = {
     "cosine": (LearningRate(PEAK, MINIMUM, WARMUP, STEPS), OURS),
@@ -37,18 +37,17 @@ SCHEDULES = {
 
 def files() -> dict[Path, str]:
     """Return the content of the chart's file."""
-    module = Path(str(learning_rate.__file__)).read_bytes()
-    return {FILE: chart(FILE, __file__, module, draw)}
+    rates = {name: [rate(step) for step in DRAWN] for name, (rate, _) in SCHEDULES.items()}
+    return {FILE: chart(FILE, __file__, repr(rates).encode(), draw)}
 
 
 def draw() -> Figure:
     """Draw the rates of a run of 1,000 steps, relative to the peak."""
     figure = Figure((8, 3))
     (axes,) = side_by_side(figure, 1)
-    steps = range(1, STEPS + 1)
     for name, (rate, colour) in SCHEDULES.items():
         style = "--" if name == "wsd, linear" else "-"
-        axes.plot(steps, [rate(step) for step in steps], style, color=colour, label=name)
+        axes.plot(DRAWN, [rate(step) for step in DRAWN], style, color=colour, label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("rate / peak")
     axes.set_ylim(0, 1.05)
