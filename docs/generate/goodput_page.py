@@ -4,22 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs.generate.blocks import DOCS, IMAGES, chart, filled, table
-from frontier_llm.cli import goodput
 from frontier_llm.cli.goodput import DEFAULTS, NODES, Outcome, compare, draw, recoveries_of
-from frontier_llm.planner import effective_time
 from frontier_llm.planner.effective_time import RATES
 
 PAGE, CHART = DOCS / "reliability.md", IMAGES / "goodput.svg"
 VALUES = {name: default.value for name, default in DEFAULTS.items()}
 HALF_AN_HOUR = 1800.0
-MODULES = (effective_time, goodput)
-"""Modules from which the chart follows."""
 
 
 def files() -> dict[Path, str]:
     """Return the page with its table, and the chart."""
-    modules = b"".join(Path(str(module.__file__)).read_bytes() for module in MODULES)
-    drawn = chart(CHART, __file__, modules, lambda: draw(outcomes(), VALUES["step"]))
+    found = outcomes()
+    drawn = chart(CHART, __file__, repr(found).encode(), lambda: draw(found, VALUES["step"]))
     return {PAGE: filled(PAGE.read_text(), {"goodput": shares()}), CHART: drawn}
 
 

@@ -1,6 +1,7 @@
 """Generated tables and charts are current, in pages that people write, and notice other data."""
 
 import json
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -113,10 +114,12 @@ def test_a_chart_of_other_data_is_drawn_again(tmp_path, monkeypatch):
     assert stale == ["faults.svg"]
 
 
-def test_charts_of_other_modules_are_drawn_again(tmp_path, monkeypatch):
-    other = tmp_path / "learning_rate.py"
-    other.write_text("PEAK = 2\n")
-    monkeypatch.setattr(rates_chart.learning_rate, "__file__", str(other))
+def test_charts_of_other_figures_are_drawn_again(tmp_path, monkeypatch):
+    (text,) = rates_chart.files().values()
+    assert text == rates_chart.FILE.read_text()
+    rate, colour = rates_chart.SCHEDULES["cosine"]
+    other = replace(rate, minimum=0.2)
+    monkeypatch.setitem(rates_chart.SCHEDULES, "cosine", (other, colour))
     (text,) = rates_chart.files().values()
     assert text != rates_chart.FILE.read_text()
     monkeypatch.setattr(goodput_page, "CHART", tmp_path / "chart.svg")
