@@ -26,8 +26,10 @@ from hypothesis import settings
 import frontier_llm  # noqa: F401  (before megatron-core, as in every process of the program)
 import tests.properties  # noqa: F401  (registers the profiles)
 from tests.huge_pages import keep_forks_fast
+from tests.kept_configs import keep_configs
 
 keep_forks_fast()
+keep_configs()
 settings.load_profile("repeated")  # before pytest loads the profile of --hypothesis-profile
 
 

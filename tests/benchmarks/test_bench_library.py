@@ -27,6 +27,7 @@ def outcome(name: str, rounds: list) -> Contender:
     return Contender(name, lambda: None, rounds)
 
 
+@pytest.mark.exhaustive
 def test_contenders_train_alike_and_bytes_are_counted(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     file = tmp_path / "figures.json"

@@ -103,7 +103,7 @@ COVERED = (
     "zeropp", "four bits",
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
-    "interleaved", "zero3",
+    "interleaved", "tensor and sequence", "zero3",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 

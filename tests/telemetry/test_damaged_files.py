@@ -132,6 +132,7 @@ def test_files_that_are_no_files(run: Path) -> None:
     assert "summary.json is damaged" in report(run)
 
 
+@pytest.mark.exhaustive
 def test_many_entries_make_no_heavy_page(run: Path) -> None:
     """As many ranks, kinds of memory and collectives as a file of some megabytes may name."""
     layout = Layout(tensor=1, pipeline=4096, data=64)

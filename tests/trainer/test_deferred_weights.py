@@ -65,6 +65,7 @@ CASES: dict[str, tuple[int, str, tuple[str, ...]]] = {
 
 COVERED = (
     "selective", "full", "tensor", "(1, 1, 2)", "bf16 messages", "t5", "t5, sequence",
+    "sequence, sharded, full",
 )  # fmt: skip
 """Cases whose settings other cases have too, and which run only in exhaustive tests."""
 

@@ -260,6 +260,7 @@ def test_a_flipped_byte_is_not_drained(tiny: tuple[str, ...], tmp_path: Path) ->
     assert not (run / "checkpoints" / "step_00000006").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_torn_manifest_on_a_disk_is_replaced_by_the_copy(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_torn_manifest_on_a_disk_is_replaced_by_the_copy(
     assert losses(run) == losses(direct)
 
 
+@pytest.mark.exhaustive
 def test_a_flipped_byte_in_the_run_directory_is_replaced(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from frontier_llm.config.precision import PrecisionConfig
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.progress import LossScale
+from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.values import tiny_values
@@ -64,7 +65,9 @@ def train_with_overflow(world: World, values: dict[str, Any]) -> list[Any]:
             [r.loss for r in later], [r.grad_norm for r in later]]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", [[], ["parallel.tensor=2", "parallel.pipeline=2"]])
+@pytest.mark.parametrize(
+    "layout", covering([[], ["parallel.tensor=2", "parallel.pipeline=2"]], [[]])
+)
 def test_overflow_is_skipped_by_all_ranks_and_training_goes_on(layout: list[str]) -> None:
     values = tiny_values(
         *layout, "precision=fp16", "precision.initial_loss_scale=1e9", "precision.growth_steps=100"

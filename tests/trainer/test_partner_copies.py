@@ -81,6 +81,7 @@ def test_a_rank_then_a_node_die_without_replicas(
     assert not list(copies.glob("*")), "the copies are deleted at the end of the run"
 
 
+@pytest.mark.exhaustive
 def test_copies_on_a_single_node_survive_the_death_of_a_rank(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:

@@ -62,7 +62,7 @@ def test_a_resumed_run_continues_with_the_same_rates(
     assert [m[1] for m in learned(tmp_path / "whole")] == [rate(n) for n in range(1, STEPS + 1)]
 
 
-@pytest.mark.parametrize("schedule", ["wsd", "inverse_sqrt"])
+@pytest.mark.parametrize("schedule", covering(["wsd", "inverse_sqrt"], ["wsd"]))
 def test_a_rewind_repeats_the_rates_of_the_steps(
     schedule: str, tiny: tuple[str, ...], tmp_path: Path
 ) -> None:

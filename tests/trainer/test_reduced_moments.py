@@ -20,6 +20,7 @@ from frontier_llm.config.rules import check_checkpoint
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.state_memory import MOMENT_BLOCK_WORDS
+from tests.covering import covering
 from tests.forked_train import train
 from tests.trainer.test_drain import direct, events, files, losses, nodes, tiny
 from tests.values import tiny_values
@@ -83,7 +84,7 @@ def data_bytes(folder: Path) -> int:
     return total
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=covering(FORMATS, ["bf16"]))
 def saved(
     request: pytest.FixtureRequest, tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Moments, Path]:

@@ -14,6 +14,7 @@ from frontier_llm.config import decode
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch import task_members
+from tests.covering import covering
 from tests.forked_train import TINY, Forked, train
 from tests.patience import MARGIN, patient
 from tests.ports import reserved_port
@@ -123,7 +124,7 @@ def test_ranks_that_write_files_together_are_moved_together(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("elastic", covering([True, False], [False]))
 def test_without_a_spare_the_run_shrinks_or_ends(
     elastic: bool, keys: tuple[str, ...], tmp_path: Path, port: int
 ) -> None:

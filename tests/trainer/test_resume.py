@@ -632,6 +632,7 @@ def test_nodes_do_not_go_on_from_the_same_step_of_different_starts(
         shutil.copytree(tmp_path / "of_the_first_start", second)
 
 
+@pytest.mark.exhaustive
 def test_one_node_s_own_tier_is_used_where_ranks_hold_the_same(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:

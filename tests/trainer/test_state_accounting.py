@@ -7,6 +7,7 @@ import pytest
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
+from tests.covering import exhaustive
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
@@ -110,9 +111,11 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
     [
         ("data4", "fp32", "plain"),
         pytest.param("data4", "bf16", "plain", marks=pytest.mark.exhaustive),
-        ("untied", "bf16", "plain"),
-        ("recompute", "fp32", "plain"),
-        ("three_in_flight", "fp32", "plain"),
+        *exhaustive(
+            ("untied", "bf16", "plain"),
+            ("recompute", "fp32", "plain"),
+            ("three_in_flight", "fp32", "plain"),
+        ),
         pytest.param("one_in_flight", "fp32", "plain", marks=pytest.mark.exhaustive),
         pytest.param("pipeline2_data4", "bf16", "plain", marks=pytest.mark.exhaustive),
         pytest.param(
