@@ -37,9 +37,10 @@ from frontier_llm.cli.options import check_writable
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
-from frontier_llm.launch.coordination import run_and_wait_for_all
 from frontier_llm.launch.cores import prepare_environment, share
-from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.forked_ranks import LaunchOptions
+from frontier_llm.launch.launcher import launch
+from frontier_llm.launch.membership import FixedMembership, once
 from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
 from frontier_llm.launch.world import World
@@ -196,7 +197,7 @@ def _on_this_machine(config: RunConfig, work: Work) -> int:
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
     )
-    return launch(work, options).exit_code
+    return launch(once(work), options).exit_code
 
 
 def _as_rank(config: RunConfig, world: World, work: Work) -> int:
@@ -205,7 +206,7 @@ def _as_rank(config: RunConfig, world: World, work: Work) -> int:
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 
     def run() -> None:
-        run_and_wait_for_all(work, world, make_store(world, MEETING_TIMEOUT))
+        once(work)(FixedMembership(world, make_store(world, MEETING_TIMEOUT)))
 
     exit_code = run_rank(run, world.rank, _failure_folder())
     if exit_code:

@@ -1,4 +1,4 @@
-"""Start a run whose ranks are replaced when they die (`recovery.enabled`)."""
+"""How the ranks of a run are replaced when they die (`recovery.enabled`)."""
 
 import os
 from datetime import timedelta
@@ -12,7 +12,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import fitting_ranks
 from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.cores import check_survival
-from frontier_llm.launch.launcher import LaunchOptions
+from frontier_llm.launch.forked_ranks import LaunchOptions
 from frontier_llm.launch.rendezvous import connections_of
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.run_directory import recorded_steps
@@ -35,15 +35,6 @@ def ranks_of(config: RunConfig, tasks: int | None) -> int:
     return tasks - config.recovery.spares
 
 
-def train_on_forked_members(config: RunConfig, corpora: str, options: LaunchOptions) -> int:
-    """Train on processes of this machine, and replace those that die; return the exit code."""
-    from frontier_llm.launch.replacement import launch_replacing
-    from frontier_llm.trainer.generations import run_member
-
-    work = partial(run_member, config, corpus_folders(corpora))
-    return launch_replacing(work, options, replacing(config)).exit_code
-
-
 def train_as_agent(
     config: RunConfig, corpora: str, world: World, store: "Store", threads: int
 ) -> int:
@@ -62,7 +53,7 @@ def train_as_agent(
         ranks=ranks_of(config, world.size),
         failure_dir=failure_folder(config),
         threads=threads,
-        connections=connections_of(config),
+        connections=connections_of(config, has_roster=True),
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
@@ -77,7 +68,7 @@ def train_as_agent(
 
 
 def replacing(config: RunConfig, ranks_per_node: int = 1) -> Replacing:
-    """Return how processes of a run are replaced; `ranks_per_node` is 1 on a single node."""
+    """Return whether and how ranks are replaced; `ranks_per_node` is 1 on a single node."""
     run_dir, recovery = Path(config.run.dir), config.recovery
 
     def fitting(ranks: int) -> int | None:
@@ -86,8 +77,8 @@ def replacing(config: RunConfig, ranks_per_node: int = 1) -> Replacing:
     watchdog = config.watchdog
     return Replacing(
         run_dir=run_dir,
-        spares=recovery.spares,
-        tries=recovery.tries,
+        spares=recovery.spares if recovery.enabled else 0,
+        tries=recovery.tries if recovery.enabled else 0,
         timeout_seconds=recovery.timeout_seconds,
         steps_done=partial(recorded_steps, run_dir),
         save_seconds=config.checkpoint.timeout_seconds,

@@ -2,7 +2,7 @@
 
 This module starts a run. It composes and checks the configuration, locks the run directory and
 prepares the corpora. Then it starts the ranks on this machine. Under srun or torchrun, the process
-is one of the ranks itself. frontier_llm/trainer/assemble.py contains the work of a rank.
+is one of the ranks itself. frontier_llm/trainer/generations.py contains the work of a rank.
 
 Torch is imported as late as possible, so that an invalid configuration is refused within a second.
 """
@@ -12,14 +12,13 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import compose, configured, fitted, with_choices
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.machine_defaults import check_devices
 from frontier_llm.cli.options import MULTIRUN, run_command
-from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
+from frontier_llm.cli.replaceable import ranks_of, replacing, train_as_agent
 from frontier_llm.cli.run_preparation import (
     check_run,
     corpus_folders,
@@ -31,9 +30,10 @@ from frontier_llm.cli.run_preparation import (
 )
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import StopRequested
-from frontier_llm.launch.coordination import broadcast_from_rank_zero, run_and_wait_for_all
+from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.cores import prepare_environment, share
-from frontier_llm.launch.launcher import LaunchOptions, Target, launch_with_restarts
+from frontier_llm.launch.forked_ranks import LaunchOptions
+from frontier_llm.launch.membership import FixedMembership
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, connections_of, make_store
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
@@ -88,7 +88,8 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     warn_of_crowding(threads, config.launch.ranks)
     prepare_environment(threads, os.environ, config)
     corpora = prepare_run(config, text, config.launch.ranks)
-    from frontier_llm.trainer.assemble import run  # imported once, before the ranks are forked
+    from frontier_llm.launch.launcher import launch
+    from frontier_llm.trainer.generations import run_member  # imported once, before ranks fork
 
     options = LaunchOptions(
         ranks=config.launch.ranks,
@@ -96,18 +97,11 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
         ranks_per_node=config.launch.ranks_per_node,
         port=config.launch.port,
         threads=threads,
-        connections=connections_of(config),
+        connections=connections_of(config, has_roster=True),
         store_timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
-
-    def target(start: int) -> Target:
-        started = run_directory.prepare_restart(config) if start else config
-        return partial(run, started, corpus_folders(corpora))
-
-    if config.recovery.enabled:
-        return train_on_forked_members(config, corpora, options)
-    metrics = partial(run_directory.recorded_steps, Path(config.run.dir))
-    return launch_with_restarts(target, options, config.launch.restarts, metrics)
+    member = partial(run_member, config, corpus_folders(corpora))
+    return launch(member, options, replacing(config)).exit_code
 
 
 def train_as_rank(world: World, overrides: Sequence[str]) -> int:
@@ -132,13 +126,10 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         import torch
 
         torch.set_num_threads(threads)
-        from frontier_llm.trainer.assemble import run
+        from frontier_llm.trainer.generations import run_member
 
-        run_and_wait_for_all(
-            partial(run, config, corpus_folders(corpora)),
-            world.with_ranks_per_node(config.launch.ranks_per_node),
-            store,
-        )
+        placed = world.with_ranks_per_node(config.launch.ranks_per_node)
+        run_member(config, corpus_folders(corpora), FixedMembership(placed, store))
 
     exit_code = run_rank(work, world.rank, failure_folder(config))
     if exit_code:
@@ -160,7 +151,7 @@ def _meet(world: World, overrides: Sequence[str]) -> tuple["Store", str]:
         try:
             text = configure(overrides, world.size, world.ranks_per_node)
             config = decode(run_directory.from_yaml(text))
-            connections = connections_of(config)
+            connections = connections_of(config, has_roster=config.recovery.enabled)
             # srun does not end the tasks of a job with recovery if one of them dies
             quiet = QUIET if config.recovery.enabled else None
         except Exception as error:

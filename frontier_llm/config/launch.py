@@ -57,10 +57,6 @@ class LaunchConfig(Section):
     elastic: bool
     """Whether a run may resume with another number of replicas. Then data.micro_batch and sharding
     factors that are numbers are fitted to this number. The global batch stays the same."""
-    restarts: int = Field(0, ge=0)
-    """How many times the ranks of this machine are started again, from the newest checkpoint, if
-    the run fails without a new step in between. A wrong configuration, divergence and a request to
-    stop end the run at once. Job scripts of Slurm have FRONTIER_LLM_RESTARTS instead."""
     threads: int | None = Field(ge=1)
     """CPU threads per rank; null = OMP_NUM_THREADS, or an equal share of the cores if this variable
     is not set."""

@@ -184,8 +184,6 @@ NEEDS: tuple[Need, ...] = (
          lambda c: c.trainer.sample_tokens > 0),
     Need("launch", "trial_minutes", "launch.trial_runner=train", "predicted trials do not run",
          lambda c: c.launch.trial_runner == "train"),
-    Need("launch", "restarts", "recovery.enabled=false",
-         "ranks are replaced instead (recovery.tries)", lambda c: not c.recovery.enabled),
     Need("recovery", "spares tries timeout_seconds", "recovery.enabled=true",
          "dead ranks are not replaced", lambda c: c.recovery.enabled),
     Need("recovery", "copies_path", "recovery.partner_copies=true", "no copies are kept in memory",

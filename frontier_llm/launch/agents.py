@@ -25,10 +25,10 @@ from frontier_llm.errors import LaunchError
 from frontier_llm.launch import failure
 from frontier_llm.launch.connections import limit_silence
 from frontier_llm.launch.coordinator import Coordinator, Replacing
-from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks
-from frontier_llm.launch.launcher import LaunchOptions, fork_rank, report_cause
+from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks, LaunchOptions, fork_rank
+from frontier_llm.launch.launcher import run_member
+from frontier_llm.launch.membership import Member
 from frontier_llm.launch.rendezvous import connect_again
-from frontier_llm.launch.replacement import MemberTarget, run_member_process
 from frontier_llm.launch.requeue import end_job_without_script
 from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import StopFlag
@@ -52,7 +52,7 @@ class TaskJob:
     """The task of this agent: `rank` is its number, `size` the number of tasks."""
     store: "Store"
     """The store of all tasks."""
-    target: MemberTarget
+    target: Member
     options: LaunchOptions
     """`ranks` is the number without spares."""
     replacing: Replacing
@@ -96,7 +96,7 @@ def _coordinate(job: TaskJob, agent: "Agent") -> int:
     if not ended.exit_code:  # every rank is done; a request to stop has an exit code of its own
         coordinator.end()
         agent.wait(_EXIT_SECONDS)
-        ended = report_cause({}, job.options)
+        ended = failure.report_cause({}, job.options.ranks, job.options.failure_dir)
     agents.end_job(ended.exit_code)
     members.wait_until_left()
     return agent.end(ended.exit_code)
@@ -156,7 +156,7 @@ class Agent:
         self._forked += 1
 
         def run() -> int:
-            return run_member_process(
+            return run_member(
                 number, job.target, job.options, partial(_world_of, job), partial(_connect, world)
             )
 

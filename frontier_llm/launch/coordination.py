@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import FrontierError, RankFailure, StopRequested
+from frontier_llm.errors import FrontierError, RankFailure
 from frontier_llm.launch.rendezvous import RankZeroLostError
 from frontier_llm.launch.world import World
 
@@ -55,23 +55,6 @@ def broadcast_from_rank_zero(
     raise error
 
 
-def run_and_wait_for_all(
-    target: Callable[[World, "Store"], None], world: World, store: "Store"
-) -> None:
-    """Call `target(world, store)`, then wait until all ranks are done; rank 0 returns last.
-
-    No rank may exit while another one still works: rank 0 holds the store, and srun ends a job step
-    when its first task exits with a non-zero code. If `target` fails, this rank does not wait;
-    `StopRequested`, after a request to stop, is not a failure.
-    """
-    try:
-        target(world, store)
-    except StopRequested:
-        _wait_for_exit(world, store)
-        raise
-    _wait_for_exit(world, store)
-
-
 def _make_and_publish(world: World, store: "Store", key: str, make: Callable[[], str]) -> str:
     try:
         text = make()
@@ -97,8 +80,12 @@ def _read(world: World, store: "Store", key: str, timeout: timedelta) -> dict[st
     return answer
 
 
-def _wait_for_exit(world: World, store: "Store") -> None:
-    """Wait until all ranks are done; rank 0 also until the others no longer need its store."""
+def wait_for_exit(world: World, store: "Store") -> None:
+    """Wait until all ranks are done; rank 0 also until the others no longer need its store.
+
+    No rank may exit while another one still works: rank 0 holds the store, and srun ends a job step
+    when its first task exits with a non-zero code.
+    """
     if world.rank:
         _count(world, store, "done")
         _wait_for(store, "done/exit", _EXIT_TIMEOUT)

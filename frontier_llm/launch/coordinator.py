@@ -19,7 +19,8 @@ from pathlib import Path
 
 from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.launcher import Ended, LaunchOptions, report_cause
+from frontier_llm.launch.failure import Ended
+from frontier_llm.launch.forked_ranks import LaunchOptions
 from frontier_llm.launch.roster_store import Roster, RosterStore
 from frontier_llm.launch.successors import Members, Successors
 
@@ -33,18 +34,25 @@ its process is stopped. A thread of a member that is only slow reads it at once.
 _POLLS_PER_LOOK = 25
 
 
+PATIENCE_SECONDS = 2.0
+"""If nobody is replaced: how long the other members may run after one has failed, before their
+connections are cut."""
+TERMINATION_SECONDS = 5.0
+"""How much longer they may run before they are killed."""
+
+
 @dataclass(frozen=True)
 class Replacing:
-    """How members of a job are replaced."""
+    """How members of a job are replaced; by default they are not."""
 
-    run_dir: Path
-    spares: int
+    run_dir: Path = Path()
+    spares: int = 0
     """Number of processes that wait for a rank."""
-    tries: int
-    """Largest number of new generations without a new step."""
-    timeout_seconds: float
+    tries: int = 0
+    """Largest number of new generations without a new step; 0: the first failure ends the job."""
+    timeout_seconds: float = 0.0
     """Time limit of a collective with gloo, in the first generation."""
-    steps_done: Callable[[], int]
+    steps_done: Callable[[], int] = lambda: 0
     save_seconds: float = 600.0
     """How long the remaining ranks may take to save what they have in memory."""
     arrival_seconds: float = 900.0
@@ -65,6 +73,17 @@ class LastSave:
     former: int
     shrinks: bool
     """Whether the run then continues on fewer ranks; else it ends."""
+
+
+@dataclass
+class Ending:
+    """The end of a job in which nobody is replaced: the members left may say why they fail."""
+
+    began: float
+    dead: dict[int, failure.Failure]
+    gone: set[int]
+    """Ranks whose processes have ended."""
+    is_announced: bool = False
 
 
 class Coordinator:
@@ -92,18 +111,24 @@ class Coordinator:
         self._recorded: set[int] = set()  # processes with a line in the file of ranks
         self._told: set[str] = set()  # what has been printed of errors of the file system
         self._last_save: LastSave | None = None
+        self._ending: Ending | None = None
         self._begin_generation()
 
     def poll(self) -> Ended | None:
         """Replace members that have died; return how the job ended, None while it runs."""
         if self._last_save is not None:
             return self._follow_last_save(self._last_save)
+        if self._ending is not None:
+            return self._follow_end(self._ending)
         if self._is_done():
             return Ended(0)
         self._ended |= self._take_dead()
         if not self._successors.have_ended(self._ended, self._roster):
             return None
         dead, self._ended = self._ended, {}
+        if not self._replacing.tries:
+            self._ending = Ending(time.monotonic(), dead, set(dead)) if dead else None
+            return None
         if dead or self._has_lost_contact():
             if (ended := self._end_after(dead)) or self._last_save is not None:
                 return ended
@@ -134,8 +159,9 @@ class Coordinator:
 
     def _publish(self, roster: Roster) -> None:
         self._published = time.monotonic()
-        with self._tolerated("the starts of ranks cannot be recorded"):
-            self._record_starts(roster.generation)
+        if self._replacing.tries:
+            with self._tolerated("the starts of ranks cannot be recorded"):
+                self._record_starts(roster.generation)
         self._store.publish(roster)
 
     def _record_starts(self, generation: int) -> None:
@@ -193,8 +219,24 @@ class Coordinator:
             self._begin_last_save(dead, dead, shrinks=False)
             return None
         self._members.kill(set(self._roster) - {self._roster[rank] for rank in dead})
-        ended = report_cause(dead, self._options)
-        return ended if ended.exit_code else Ended(1)
+        return self._report_cause(dead)
+
+    def _follow_end(self, ending: Ending) -> Ended | None:
+        """Wait for the ends of members that lose contact; then end and kill those that stay."""
+        for rank, failed in self._take_dead().items():
+            ending.gone.add(rank)
+            if failed.kind != "died" or not ending.is_announced:
+                ending.dead[rank] = failed
+        left = [rank for rank in range(len(self._roster)) if rank not in ending.gone]
+        if not left:
+            return self._report_cause(ending.dead)
+        waited = time.monotonic() - ending.began
+        if waited > PATIENCE_SECONDS and not ending.is_announced:
+            ending.is_announced = True
+            self._publish(Roster(self._generation + 1, None))
+        if waited > PATIENCE_SECONDS + TERMINATION_SECONDS:
+            self._kill(left)
+        return None
 
     def _replace(self, dead: dict[int, failure.Failure]) -> None:
         missing = self._successors.assign(dead, self._roster)
@@ -236,13 +278,13 @@ class Coordinator:
         size = self._replacing.fitting(len(self._roster)) if last.shrinks else None
         if size is None:
             self._members.kill(self._roster)
-            ended = report_cause(last.dead, self._options)
+            ended = self._report_cause(last.dead)
             if ended.cause is None:
                 print_error(
                     "the run ends, because ranks lost contact with each other again and again, "
                     "although all of them run: look for errors of the network"
                 )
-            return ended if ended.exit_code else Ended(1)
+            return ended
         print_error(f"the run continues on {size} instead of {last.former} ranks")
         self._roster = self._roster[:size]
         self._clear_failures()
@@ -305,6 +347,10 @@ class Coordinator:
     def _clear_failures(self) -> None:
         with self._tolerated("the descriptions of earlier failures cannot be removed"):
             failure.clear(self._options.failure_dir)
+
+    def _report_cause(self, dead: dict[int, failure.Failure]) -> Ended:
+        ended = failure.report_cause(dead, self._options.ranks, self._options.failure_dir)
+        return ended if ended.exit_code else Ended(1)
 
     @contextmanager
     def _tolerated(self, what: str) -> Iterator[None]:

@@ -11,12 +11,13 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from frontier_llm.errors import FrontierError, RankFailure, StopRequested
+from frontier_llm.errors import FrontierError, RankFailure, StopRequested, print_error
 
 Kind = Literal["user", "watchdog", "error", "died", "stopped", "lost_contact", "timeout"]
 _CAUSE_FILE = "cause.json"
@@ -250,6 +251,34 @@ def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Pat
     if chosen.kind == "died":
         return f"{head}\n{chosen.message}"
     return f"{head}\n{chosen.traceback.rstrip()}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended."""
+
+    exit_code: int
+    """0, or the exit code of the failure that was the cause of the others."""
+    cause: Failure | None = None
+    """This failure; None if the job is done, or was killed by a second Ctrl-C."""
+
+
+def report_cause(died: Mapping[int, Failure], size: int, folder: Path) -> Ended:
+    """Print the cause of a failure of a job of `size` ranks, and return how the job ended.
+
+    `died` has the failures of ranks that ended without writing one to the folder.
+    """
+    written = {failed.rank: failed for failed in read_all(folder)}
+    failures = {**died, **written}
+    if not failures:
+        return Ended(0)
+    chosen = cause(failures.values())
+    print_error(explain(chosen, failures.values(), size, folder))
+    if chosen.kind == "stopped":  # then all are, and there is no failure to look at
+        with suppress(OSError):
+            clear(folder)
+            folder.rmdir()
+    return Ended(chosen.exit_code, chosen)
 
 
 def _explain_lost_contact(

@@ -1,17 +1,27 @@
 """Forks the ranks of one machine, notices when they end, and sends them signals.
 
-launcher.py uses it. The process that forks the ranks is called the parent.
+The process that forks the ranks is called the parent. It must not have run multi-threaded torch
+operations: a fork copies the state of the thread pool but not its threads, and the child would wait
+for them forever.
 """
 
 import ctypes
 import gc
 import logging
 import os
+import platform
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch.rendezvous import MIN_CONNECTIONS
+from frontier_llm.launch.stop import STOP_SIGNALS, StopFlag
+from frontier_llm.launch.world import World
 
 POLL_SECONDS = 0.02
 HUNG_SECONDS = 5.0
@@ -22,12 +32,29 @@ _DEATH_SECONDS = 15.0
 while it waits for a device or a file system that does not answer. It will run no further line of
 this program."""
 _LOOK_SECONDS = 0.5
-_NO_FAILURE = (0, 3)
-"""Exit codes of ranks that completed, or stopped on request."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How many ranks to start on this machine, and how."""
+
+    ranks: int
+    failure_dir: Path
+    """Folder for the tracebacks of failing ranks; created when needed."""
+    ranks_per_node: int | None = None
+    """Consecutive ranks that count as one node; None = all ranks are on one node."""
+    port: int | None = None
+    """TCP port of the store; None = any free port."""
+    threads: int = 1
+    """CPU threads per rank."""
+    connections: int = MIN_CONNECTIONS
+    """Connections of each rank to the store, at most."""
+    store_timeout: timedelta = timedelta(seconds=60)
+    """How long a rank waits for the store, and for a key in it."""
 
 
 class ForkedRanks:
@@ -41,7 +68,6 @@ class ForkedRanks:
     def __init__(self) -> None:
         self.running: dict[int, int] = {}
         self.ended: dict[int, tuple[int, float]] = {}
-        self._sent: dict[int, set[int]] = {}
         self._looked_at: dict[int, float] = {}  # monotonic time of the last look, by process id
         self._zombie_since: dict[int, float] = {}
         self._killed_at: dict[int, float] = {}  # monotonic time of SIGKILL, by process id
@@ -113,14 +139,6 @@ class ForkedRanks:
         )
         return -signal.SIGKILL
 
-    def has_failed(self) -> bool:
-        """Return whether a rank has ended other than by completion or on request."""
-        return any(code not in _NO_FAILURE for code, _ in self.ended.values())
-
-    def was_ended_by_parent(self, rank: int) -> bool:
-        """Return whether a rank that has ended was killed by a signal from `send`."""
-        return -self.ended[rank][0] in self._sent.get(rank, ())
-
     def send(self, number: signal.Signals) -> None:
         """Send a signal to every rank that still runs."""
         for rank in self.running:
@@ -134,7 +152,6 @@ class ForkedRanks:
     def _send(self, rank: int, number: signal.Signals) -> None:
         pid = self.running[rank]
         os.kill(pid, number)
-        self._sent.setdefault(rank, set()).add(number)
         if number == signal.SIGKILL:
             self._killed_at.setdefault(pid, time.monotonic())
 
@@ -151,6 +168,44 @@ class ForkedRanks:
         while self.running:
             self.poll()
             time.sleep(POLL_SECONDS / 10)
+
+
+def local_world(rank: int, options: LaunchOptions, port: int) -> World:
+    """Return the `World` of a rank that a launcher on this machine has forked."""
+    return World(
+        rank=rank,
+        size=options.ranks,
+        local_rank=rank,
+        ranks_per_node=options.ranks_per_node or options.ranks,
+        host=platform.node(),
+        launcher="local",
+        master_address="127.0.0.1",
+        master_port=port,
+    )
+
+
+def fork_rank(ranks: ForkedRanks, number: int, run: Callable[[], int]) -> None:
+    """Fork a process that handles stop signals as a rank does, and exits with the code of `run`.
+
+    Raises LaunchError if the process cannot be started.
+    """
+
+    def handle_signals_and_run() -> int:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # left to the parent
+        StopFlag.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        return run()
+
+    # A signal that arrives before the child has installed its handler must stay pending.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        ranks.fork(number, handle_signals_and_run)
+    except OSError as error:
+        raise LaunchError(
+            f"rank {number} cannot be started ({error.strerror}): lower launch.ranks"
+        ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -1,6 +1,9 @@
 """A process that can hold a rank of a job, and what it does when other processes die.
 
-States of a member:
+Under srun and torchrun without recovery, a process holds its rank in one generation
+(`FixedMembership`). Otherwise a coordinator publishes who holds which rank (`RosterMembership`).
+
+States of such a member:
 
 - waiting: no roster names it (a spare), or it waits for the next roster.
 - working: it holds a rank of the newest generation.
@@ -15,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from frontier_llm.errors import (
     ConfigError,
@@ -25,6 +28,7 @@ from frontier_llm.errors import (
     TrainingError,
 )
 from frontier_llm.launch.connections import Connections
+from frontier_llm.launch.coordination import wait_for_exit
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
 from frontier_llm.launch.roster_store import LateRanks, Roster, RosterStore
 from frontier_llm.launch.world import World
@@ -63,11 +67,103 @@ class Place:
     ranks in the generation before; else 0."""
 
 
-class Membership:
-    """The main thread's view of the job in the process with this number among all members.
+class Membership(Protocol):
+    """The main thread's view of the job.
 
-    `rank` is that of the current or last generation, and None before the first. `abort` ends
-    collectives that do not end when connections are cut; any thread calls it.
+    `abort` ends collectives that do not end when connections are cut; any thread calls it.
+    `survives`: whether the process stays when another member dies.
+    """
+
+    abort: Callable[[], None]
+    survives: bool
+
+    def next_place(self) -> Place | None:
+        """Wait until this process holds a rank in a new generation; return None at the end."""
+
+    def seal(self) -> None:
+        """Announce that all connections of this generation are open."""
+
+    def finish(self) -> None:
+        """Report that the work of this rank is done, and wait until the work of all ranks is.
+
+        Raises GenerationOverError if a member died before its work was done.
+        """
+
+    def report_done(self) -> None:
+        """Report that the work of this rank in this generation is done."""
+
+    def leave(self) -> None:
+        """Announce that the main thread has stopped to use the connections of its generation."""
+
+    def outlives(self, error: BaseException) -> bool:
+        """Return whether an error means that another member is lost, so that this one stays."""
+
+    def report_late(self, late: LateRanks) -> None:
+        """Tell the coordinator which ranks hang or are slow; any thread may call this."""
+
+
+Member = Callable[[Membership], None]
+"""The work of a process that may hold a rank."""
+
+
+def once(work: "Callable[[World, Store], None]") -> Member:
+    """Return a member that does the work of its rank in one generation, and then ends."""
+
+    def member(membership: Membership) -> None:
+        place = membership.next_place()
+        if place is None:
+            return
+        try:
+            work(place.world, place.store)
+        except StopRequested:
+            membership.finish()
+            raise
+        membership.finish()
+        membership.leave()
+
+    return member
+
+
+class FixedMembership:
+    """Membership of a process that holds its rank from beginning to end; nobody is replaced."""
+
+    survives = False
+
+    def __init__(self, world: World, store: "Store", timeout_seconds: float = 0.0) -> None:
+        self.abort: Callable[[], None] = lambda: None
+        self._place: Place | None = Place(0, world, store, timeout_seconds)
+        self._world, self._store = world, store
+
+    def next_place(self) -> Place | None:
+        """Return the place once."""
+        place, self._place = self._place, None
+        return place
+
+    def seal(self) -> None:
+        """Do nothing: no thread cuts connections."""
+
+    def finish(self) -> None:
+        """Wait until all ranks are done; rank 0, which holds the store, returns last."""
+        wait_for_exit(self._world, self._store)
+
+    def report_done(self) -> None:
+        """Do nothing: there is no coordinator."""
+
+    def leave(self) -> None:
+        """Do nothing: no thread cuts connections."""
+
+    def outlives(self, error: BaseException) -> bool:
+        """Return False."""
+        return False
+
+    def report_late(self, late: LateRanks) -> None:
+        """Do nothing: there is no coordinator."""
+
+
+class RosterMembership:
+    """Membership of the process with this number, in a job with a coordinator.
+
+    `rank` is that of the current or last generation, and None before the first.
     """
 
     def __init__(
@@ -76,9 +172,11 @@ class Membership:
         world_of: Callable[[int], World],
         connect: "Callable[[], Store]",
         port: int,
+        *,
+        survives: bool = True,
     ) -> None:
         """Connect to the store at a TCP port."""
-        self.number = number
+        self.number, self.survives = number, survives
         self.rank: int | None = None
         self.abort: Callable[[], None] = lambda: None
         self._world_of, self._connect = world_of, connect
@@ -135,7 +233,7 @@ class Membership:
         something. Later they have met before, so that one of them hangs or is lost.
         """
         own = ConfigError, TrainingError, StopRequested
-        if isinstance(error, own) or not isinstance(error, Exception):
+        if not self.survives or isinstance(error, own) or not isinstance(error, Exception):
             return False
         has_not_met = isinstance(error, LaunchError) and self._generation > 0
         is_failure = isinstance(error, RankFailure) or has_not_met

@@ -150,8 +150,11 @@ def _only_address(world: World) -> str:
     return address
 
 
-def connections_of(config: RunConfig) -> int:
-    """Return how many connections a rank of a run has to the store at the same time, at most."""
+def connections_of(config: RunConfig, *, has_roster: bool) -> int:
+    """Return how many connections a rank of a run has to the store at the same time, at most.
+
+    `has_roster`: whether ranks have the places that a coordinator gives them.
+    """
     checkpoint = config.checkpoint
     count = MIN_CONNECTIONS
     if checkpoint.mode != "off":
@@ -159,7 +162,7 @@ def connections_of(config: RunConfig) -> int:
         if checkpoint.tiers.local.path is not None or config.recovery.partner_copies:
             has_partner = checkpoint.partner or config.recovery.partner_copies
             count += 2 + checkpoint.has_reduced_moments + has_partner  # its disk, and the drain
-    if config.recovery.enabled:
+    if has_roster:
         count += 5  # four of the member, one of its agent
     return count
 

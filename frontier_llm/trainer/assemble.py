@@ -1,10 +1,5 @@
-"""Builds the objects of one rank and runs its training loop.
+"""Builds the objects of one rank: the only module that connects the parts of the program."""
 
-This is the only module that connects the parts of the program with each other. The launcher calls
-`run` in the process of each rank.
-"""
-
-import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,9 +28,8 @@ from frontier_llm.model.attention import attention_kernels
 from frontier_llm.model.build import build_model
 from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu
-from frontier_llm.parallel.groups import Groups, destroy_groups
+from frontier_llm.parallel.groups import Groups
 from frontier_llm.telemetry.log import close_logging, setup_logging
-from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.context import (
@@ -46,10 +40,8 @@ from frontier_llm.trainer.context import (
     TrainingData,
 )
 from frontier_llm.trainer.evaluate import Evaluation
-from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.progress import LossScale, Progress
 from frontier_llm.trainer.resume import Restorer, checkpoint_meta
-from frontier_llm.trainer.run_directory import FAILURES
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
@@ -57,27 +49,6 @@ from frontier_llm.trainer.step_meter import StepMeter, Throughput
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-
-def run(config: RunConfig, corpora: Sequence[Path], world: World, store: "Store") -> None:
-    """Do the work of one rank from beginning to end. Collective over all ranks.
-
-    Raises a FrontierError if the run cannot continue, or was asked to stop.
-    """
-    setup_logging(world.rank)
-    accelerator = prepare_device(config, world)
-    run_dir = Path(config.run.dir)
-    with Watchdog(config.watchdog, world, store, run_dir, run_dir / FAILURES) as watchdog:
-        context = build_context(config, corpora, world, store, accelerator, watchdog)
-        with run_log(run_dir, world):
-            loop = Loop(context, make_callbacks(context))
-            # `freeze` excludes all present objects from later garbage collections. They live as
-            # long as the run, and scanning them takes tens of milliseconds. Each rank would scan
-            # in another step, and all ranks would wait each time.
-            gc.collect()
-            gc.freeze()
-            loop.run()
-        destroy_groups()
 
 
 def prepare_device(config: RunConfig, world: World) -> Accelerator:

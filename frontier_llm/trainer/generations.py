@@ -1,9 +1,10 @@
-"""Runs the training loop in a process whose job goes on when other processes die.
+"""Does the work of a rank, once or again in each generation of a job.
 
-assemble.py does the work of a rank once. This module does it again in each generation
-(launch/roster_store.py): it waits for a rank, agrees with the other ranks where training continues
-(agreement.py), builds groups and model anew, takes the states over from memory, and trains until
-the job is done or a member dies. What it keeps between generations is a `Survivor`.
+A generation begins when processes that died are replaced (launch/roster_store.py); a job that
+replaces none has a single one. A member waits for a rank, agrees with the other ranks where
+training continues (agreement.py), builds groups and model (assemble.py), takes the states over from
+memory, and trains until the job is done or another member dies. What it keeps between generations
+is a `Survivor`.
 """
 
 import gc
@@ -94,8 +95,9 @@ class _Member:
             config = config.model_copy(update={"precision": precision})
         self._log(place, decision)
         run_dir, stopped = Path(config.run.dir), None
+        report_late = self._membership.report_late if self._membership.survives else None
         with Watchdog(
-            config.watchdog, world, store, run_dir, run_dir / FAILURES, self._membership.report_late
+            config.watchdog, world, store, run_dir, run_dir / FAILURES, report_late
         ) as watchdog:
             with _logging_warnings_only() if place.generation else nullcontext():
                 context = build_context(
@@ -107,6 +109,11 @@ class _Member:
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
             self._loop = loop
+            # `freeze` excludes all present objects from later garbage collections. They live as
+            # long as the generation, and scanning them takes tens of milliseconds. Each rank would
+            # scan in another step, and all ranks would wait each time.
+            gc.collect()
+            gc.freeze()
             try:
                 with run_log(run_dir, world):
                     loop.run(continuation)
@@ -155,6 +162,7 @@ class _Member:
             destroy_groups()
         forget_groups()
         _end_graph()
+        gc.unfreeze()
         gc.collect()
 
     def _agree(self, place: Place) -> Decision:

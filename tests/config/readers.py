@@ -42,7 +42,7 @@ READERS = {
     # names in the output
     " model.name sharding.name collectives.name data.name cluster.name cluster.device.name",
     "trainer/sample.py": "trainer.sample_prompts",
-    "cli/train.py": "launch.ranks launch.port launch.restarts launch.threads recovery.enabled plan",
+    "cli/train.py": "launch.ranks launch.port launch.threads recovery.enabled plan",
     "cli/launch.py": "launch.nodes",
     "health/preflight.py": "launch.meeting_seconds",
     "launch/stop.py": "launch.stop_minutes",

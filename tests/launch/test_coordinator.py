@@ -10,7 +10,8 @@ from torch.distributed import HashStore
 
 from frontier_llm.launch import coordinator
 from frontier_llm.launch.coordinator import RANKS_FILE, SWAP_FILE, Coordinator, Replacing
-from frontier_llm.launch.launcher import Ended, LaunchOptions
+from frontier_llm.launch.failure import Ended
+from frontier_llm.launch.forked_ranks import LaunchOptions
 from frontier_llm.launch.roster_store import RosterStore
 
 RANKS = 3

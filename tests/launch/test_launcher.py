@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.errors import DataError, LaunchError, StopRequested
-from frontier_llm.launch.launcher import LaunchOptions, launch
+from frontier_llm.launch.forked_ranks import LaunchOptions
+from frontier_llm.launch.launcher import launch
+from frontier_llm.launch.membership import once
 from frontier_llm.launch.rendezvous import init_process_group, listen
 from frontier_llm.launch.stop import _SAME_KEY_SECONDS, STOP_SIGNALS, ParentSignals, StopFlag
 from tests.patience import patient, wait_until
@@ -34,7 +36,7 @@ def _join(world, store, timeout=PATIENT):
 
 def _launch(target, ranks, folder, **options):
     options = LaunchOptions(ranks=ranks, failure_dir=folder / "failures", **options)
-    return launch(target, options).exit_code
+    return launch(once(target), options).exit_code
 
 
 @dataclass
@@ -168,8 +170,8 @@ def _all_stop(world, store):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("frontier_llm.launch.launcher.PATIENCE_SECONDS", patient(0.25))
-    monkeypatch.setattr("frontier_llm.launch.launcher.TERMINATION_SECONDS", 0.3)
+    monkeypatch.setattr("frontier_llm.launch.coordinator.PATIENCE_SECONDS", patient(0.25))
+    monkeypatch.setattr("frontier_llm.launch.coordinator.TERMINATION_SECONDS", 0.3)
 
 
 # One cause, printed once
@@ -209,7 +211,7 @@ def test_every_rank_writes_its_failure(tmp_path):
 
 def test_an_error_for_users_has_no_traceback_and_comes_before_bugs(tmp_path, capfd, monkeypatch):
     # on a busy machine a rank may begin seconds after the other has failed
-    monkeypatch.setattr("frontier_llm.launch.launcher.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("frontier_llm.launch.coordinator.PATIENCE_SECONDS", 60.0)
     assert _launch(_user_error_and_a_bug, 2, tmp_path) == 1
     assert capfd.readouterr().err == "the corpus is gone: set data.path=\n"
 
@@ -357,7 +359,7 @@ def test_a_stop_signal_that_is_ignored_stays_ignored(monkeypatch):
             signal.signal(number, handler)
 
 
-def test_a_failure_that_no_disk_takes_is_still_the_cause(job, tmp_path):
+def test_a_failure_that_no_disk_takes_is_still_the_cause(job, tmp_path, impatient):
     def target(world, store):
         if world.rank == 1:
             raise DataError("the disk of the corpus is full")

@@ -10,8 +10,8 @@ from torch.distributed import HashStore, TCPStore
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import membership as module
-from frontier_llm.launch.launcher import LaunchOptions, local_world
-from frontier_llm.launch.membership import Membership
+from frontier_llm.launch.forked_ranks import LaunchOptions, local_world
+from frontier_llm.launch.membership import RosterMembership
 from frontier_llm.launch.roster_store import Roster, RosterStore
 from frontier_llm.launch.world import World
 from tests.patience import wait_until
@@ -29,7 +29,7 @@ def test_ranks_that_cannot_meet_end_only_the_first_generation(
         return TCPStore("127.0.0.1", held.port, timeout=timedelta(seconds=20))
 
     world = World(0, 1, 0, 1, "node0", "local", "127.0.0.1", held.port)
-    member = Membership(5, lambda _: world, connect, held.port)
+    member = RosterMembership(5, lambda _: world, connect, held.port)
     absent = LaunchError("preflight: rank 1 did not report within 300 s")
     outlived = []
     for generation in range(2):
@@ -53,7 +53,7 @@ def test_an_abort_ends_before_the_next_generation_or_is_left_out() -> None:
     def connect() -> TCPStore:
         return TCPStore("127.0.0.1", held.port, timeout=timedelta(seconds=20))
 
-    member = Membership(
+    member = RosterMembership(
         5, lambda _: World(0, 1, 0, 1, "node0", "local", "127.0.0.1", held.port), connect, held.port
     )
     events: list[str] = []
@@ -80,7 +80,7 @@ def test_an_abort_ends_before_the_next_generation_or_is_left_out() -> None:
 def test_the_thread_that_waits_for_rosters_does_not_read_them(tmp_path: Path) -> None:
     keys = HashStore()
     options = LaunchOptions(ranks=2, failure_dir=tmp_path)
-    Membership(1, lambda rank: local_world(rank, options, 1), lambda: keys, 1)
+    RosterMembership(1, lambda rank: local_world(rank, options, 1), lambda: keys, 1)
     for generation in range(2):
         keys.set(f"members/roster/{generation}", "not a roster")
         seen = [f"members/seen/{generation}/1"]

@@ -26,10 +26,10 @@ from frontier_llm.health.preflight import check_groups, collective_trial
 from frontier_llm.launch import membership as membership_module
 from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.cores import SURVIVAL, prepare_environment
-from frontier_llm.launch.launcher import LaunchOptions
+from frontier_llm.launch.forked_ranks import LaunchOptions
+from frontier_llm.launch.launcher import launch
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.launch.rendezvous import init_process_group
-from frontier_llm.launch.replacement import launch_replacing
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from tests.health import nccl_like
 from tests.patience import patient
@@ -86,7 +86,7 @@ def _run(
 
     options = LaunchOptions(ranks=3, failure_dir=folder / "failures")
     replacing = Replacing(folder, 0, 3, patient(0.125), lambda: 0, arrival_seconds=LIMIT_SECONDS)
-    ended = launch_replacing(member, options, replacing)
+    ended = launch(member, options, replacing)
     processes: dict[int, list[int]] = defaultdict(list)
     for file in sorted(folder.glob("*.[012]"), key=lambda path: float(path.name)):
         processes[int(file.suffix[1:])].append(int(file.read_text()))
@@ -233,7 +233,7 @@ def test_the_variables_are_set_before_processes_are_forked(tmp_path, monkeypatch
         found.update({name: getenv(name.encode()).decode() for name in SURVIVAL})
         raise _LaunchedError
 
-    monkeypatch.setattr(train, "train_on_forked_members", launch)
+    monkeypatch.setattr("frontier_llm.launch.launcher.launch", launch)
     monkeypatch.setattr(train, "prepare_run", lambda *_: "")
     monkeypatch.setattr(train, "lock_run_dir", lambda _: None)
     overrides = ["recovery.enabled=true", "launch.ranks=4", f"run.dir={tmp_path / 'run'}"]

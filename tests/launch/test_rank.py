@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from frontier_llm.errors import DataError, RankFailure, StopRequested
 from frontier_llm.launch import failure
-from frontier_llm.launch.coordination import run_and_wait_for_all
+from frontier_llm.launch.membership import FixedMembership, once
 from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
@@ -50,7 +50,7 @@ def _rank(work, world, folder):
     failures = folder / "failures"
 
     def connect_and_run():
-        run_and_wait_for_all(work, world, make_store(world, SECONDS))
+        once(work)(FixedMembership(world, make_store(world, SECONDS)))
 
     code = run_rank(connect_and_run, world.rank, failures)
     return report_failure(world.rank, world.size, failures, code) if code else 0

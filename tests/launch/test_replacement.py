@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.errors import LaunchError, RankFailure
+from frontier_llm.launch import launcher
 from frontier_llm.launch import membership as membership_module
-from frontier_llm.launch import replacement
 from frontier_llm.launch.coordinator import Replacing
-from frontier_llm.launch.launcher import LaunchOptions
+from frontier_llm.launch.forked_ranks import LaunchOptions
+from frontier_llm.launch.launcher import launch
 from frontier_llm.launch.membership import Membership
-from frontier_llm.launch.replacement import launch_replacing
 
 
 def lose_contact(membership: Membership) -> None:
@@ -35,7 +35,7 @@ def test_ranks_that_only_lose_contact_end_the_run_with_an_error(
     monkeypatch.setattr(membership_module, "_NEWS_SECONDS", 0.2)
     options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
     replacing = Replacing(tmp_path, 0, 1, 3.0, lambda: 0)
-    assert launch_replacing(lose_contact, options, replacing).exit_code == 1
+    assert launch(lose_contact, options, replacing).exit_code == 1
 
 
 def train_for_ever(membership: Membership) -> None:
@@ -47,16 +47,16 @@ def train_for_ever(membership: Membership) -> None:
 def test_a_killed_store_ends_the_run_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep_store = replacement.keep_store
+    keep_store = launcher.keep_store
 
     def keep_store_for_a_while(server: socket.socket) -> int:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return keep_store(server)
 
-    monkeypatch.setattr(replacement, "keep_store", keep_store_for_a_while)
+    monkeypatch.setattr(launcher, "keep_store", keep_store_for_a_while)
     options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
     with pytest.raises(LaunchError, match=r"store of the ranks was killed by SIGKILL"):
-        launch_replacing(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
+        launch(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
 
 
 def test_the_store_may_open_a_file_for_each_connection(
@@ -65,4 +65,4 @@ def test_the_store_may_open_a_file_for_each_connection(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
     with pytest.raises(LaunchError, match="may open 64 files"):
-        launch_replacing(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
+        launch(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
