@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import bench_console, bench_parser, fixed, make_table, write_json
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.launch.coordination import read_all
-from frontier_llm.launch.roster_store import Roster, RosterStore
+from frontier_llm.membership.roster_store import Roster, RosterStore
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from frontier_llm.launch.launcher import keep_store
+from frontier_llm.membership.launcher import keep_store
 from tests.forked_train import Forked
 
 

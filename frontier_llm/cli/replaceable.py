@@ -10,11 +10,11 @@ from frontier_llm.cli.run_preparation import corpus_folders, failure_folder
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import fitting_ranks
-from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.cores import check_survival
 from frontier_llm.launch.forked_ranks import LaunchOptions
 from frontier_llm.launch.rendezvous import connections_of
 from frontier_llm.launch.world import World
+from frontier_llm.membership.coordinator import Replacing
 from frontier_llm.trainer.run_directory import recorded_steps
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def train_as_agent(
     import torch
 
     torch.set_num_threads(1)  # this process forks, and must not have a thread pool
-    from frontier_llm.launch.agents import TaskJob, run_agent
-    from frontier_llm.trainer.generations import run_member
+    from frontier_llm.membership.agents import TaskJob, run_agent
+    from frontier_llm.recovery.generations import run_member
 
     options = LaunchOptions(
         ranks=ranks_of(config, world.size),

@@ -2,7 +2,7 @@
 
 This module starts a run. It composes and checks the configuration, locks the run directory and
 prepares the corpora. Then it starts the ranks on this machine. Under srun or torchrun, the process
-is one of the ranks itself. frontier_llm/trainer/generations.py contains the work of a rank.
+is one of the ranks itself. frontier_llm/recovery/generations.py contains the work of a rank.
 
 Torch is imported as late as possible, so that an invalid configuration is refused within a second.
 """
@@ -33,11 +33,11 @@ from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.cores import prepare_environment, share
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.membership import FixedMembership
 from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, connections_of, make_store
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
+from frontier_llm.membership.member import FixedMembership
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.trainer import run_directory
@@ -88,8 +88,8 @@ def train_on_this_machine(overrides: Sequence[str]) -> int:
     warn_of_crowding(threads, config.launch.ranks)
     prepare_environment(threads, os.environ, config)
     corpora = prepare_run(config, text, config.launch.ranks)
-    from frontier_llm.launch.launcher import launch
-    from frontier_llm.trainer.generations import run_member  # imported once, before ranks fork
+    from frontier_llm.membership.launcher import launch
+    from frontier_llm.recovery.generations import run_member  # imported once, before ranks fork
 
     options = LaunchOptions(
         ranks=config.launch.ranks,
@@ -126,7 +126,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         import torch
 
         torch.set_num_threads(threads)
-        from frontier_llm.trainer.generations import run_member
+        from frontier_llm.recovery.generations import run_member
 
         placed = world.with_ranks_per_node(config.launch.ranks_per_node)
         run_member(config, corpus_folders(corpora), FixedMembership(placed, store))

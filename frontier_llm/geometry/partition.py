@@ -371,6 +371,16 @@ def _filled(borders: tuple[int, ...], loads: list[int], limit: int) -> list[int]
 
 
 @lru_cache
+def places_of_states(grid: Grid, factors: Factors) -> list[tuple[int, ...]]:
+    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
+    places: list[tuple[int, ...]] = []
+    for rank in range(grid.size):
+        coordinates = grid.coordinates(rank)
+        digits = factors.digits(coordinates.data)
+        places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
+    return places
+
+
 def survives(grid: Grid, factors: Factors) -> Survives:
     """Return what a layout survives without a checkpoint.
 

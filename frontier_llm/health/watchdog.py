@@ -43,8 +43,8 @@ from frontier_llm.health.diagnosis import (
     late_ranks,
 )
 from frontier_llm.launch import failure
-from frontier_llm.launch.roster_store import LateRanks
 from frontier_llm.launch.world import World
+from frontier_llm.membership.roster_store import LateRanks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

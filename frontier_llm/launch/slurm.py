@@ -65,7 +65,7 @@ def is_srun_task(environ: Mapping[str, str]) -> bool:
 def started_again(environ: Mapping[str, str]) -> bool:
     """Return whether the run of this process failed before, and was started again.
 
-    Slurm has requeued the job, or the job script or launch/launcher.py has started the ranks again.
+    Slurm has requeued the job, or its script has started the ranks again.
     """
     if environ.get(STARTED_AGAIN) == "1":
         return True

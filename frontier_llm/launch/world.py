@@ -36,7 +36,7 @@ class World:
     hosts: tuple[str, ...] = ()
     """Names of the nodes in the order of the ranks; empty if the launcher does not provide them."""
     generation: int = 0
-    """How often ranks of this job have been given to processes anew (launch/roster_store.py)."""
+    """How often ranks of this job have been given to processes anew (membership/)."""
 
     @property
     def node_ranks(self) -> range:

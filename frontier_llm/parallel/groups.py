@@ -220,7 +220,7 @@ def abort_groups() -> None:
 
     Their kernels occupy the device until the communicators are aborted. A communicator that is
     being created is not reached. gloo has no such call: its connections are cut
-    (launch/connections.py). This has not been tried on a GPU.
+    (membership/connections.py). This has not been tried on a GPU.
     """
     with _ABORT:  # a second call waits until the groups are gone
         if dist.is_initialized() and dist.get_backend() != "gloo":

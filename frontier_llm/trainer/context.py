@@ -121,3 +121,15 @@ class TrainerContext:
     checkpoints: Checkpoints
     restorer: Restorer
     control: RunControl
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Where training continues with states in memory, after ranks were replaced."""
+
+    step: int
+    """The last step whose update is in the states."""
+    ended: int
+    """The last step that was ended on all ranks: `step`, or the one before."""
+    saves: bool
+    """Whether to save the states now, because a checkpoint was lost."""

@@ -8,10 +8,9 @@ from typing import Any
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.stop import stop_message
 from frontier_llm.trainer import resume
-from frontier_llm.trainer.agreement import Continuation
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.callbacks.callback_list import CallbackList
-from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.context import Continuation, TrainerContext
 from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.step_result import StepResult

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from frontier_llm.config import decode
 from frontier_llm.health import watchdog as module
 from frontier_llm.health.watchdog import Watchdog
-from frontier_llm.launch import coordinator
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.launcher import launch
-from frontier_llm.launch.membership import once
 from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
+from frontier_llm.membership import coordinator
+from frontier_llm.membership.launcher import launch
+from frontier_llm.membership.member import once
 from tests.patience import patient, wait_until
 from tests.ports import reserved_port
 from tests.values import tiny_values

@@ -26,10 +26,10 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.parallel import groups
 from frontier_llm.parallel.megatron_cpu import install
+from frontier_llm.recovery.survivor import lend
 from frontier_llm.trainer import connect
 from frontier_llm.trainer.callbacks.callback import Callback
 from frontier_llm.trainer.sample import Sampler
-from frontier_llm.trainer.survivor import lend
 from tests.covering import covering
 from tests.forked_train import TINY, run
 from tests.parallel.device_model import Device, simulate

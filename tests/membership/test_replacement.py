@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.errors import LaunchError, RankFailure
-from frontier_llm.launch import launcher
-from frontier_llm.launch import membership as membership_module
-from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.launcher import launch
-from frontier_llm.launch.membership import Membership
+from frontier_llm.membership import launcher
+from frontier_llm.membership import member as membership_module
+from frontier_llm.membership.coordinator import Replacing
+from frontier_llm.membership.launcher import launch
+from frontier_llm.membership.member import Membership
 
 
 def lose_contact(membership: Membership) -> None:

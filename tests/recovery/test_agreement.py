@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.trainer.agreement import Decision, Report, decide
+from frontier_llm.recovery.agreement import Decision, Report, decide
 from frontier_llm.trainer.step_result import StepSums
 
 PLACES = ["a", "b", "a", "b"]

@@ -27,11 +27,11 @@ from frontier_llm.errors import (
     StopRequested,
     TrainingError,
 )
-from frontier_llm.launch.connections import Connections
 from frontier_llm.launch.coordination import wait_for_exit
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
-from frontier_llm.launch.roster_store import LateRanks, Roster, RosterStore
 from frontier_llm.launch.world import World
+from frontier_llm.membership.connections import Connections
+from frontier_llm.membership.roster_store import LateRanks, Roster, RosterStore
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

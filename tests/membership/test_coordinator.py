@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from frontier_llm.launch import coordinator
-from frontier_llm.launch.coordinator import RANKS_FILE, SWAP_FILE, Coordinator, Replacing
 from frontier_llm.launch.failure import Ended
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.roster_store import RosterStore
+from frontier_llm.membership import coordinator
+from frontier_llm.membership.coordinator import RANKS_FILE, SWAP_FILE, Coordinator, Replacing
+from frontier_llm.membership.roster_store import RosterStore
 
 RANKS = 3
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from frontier_llm.launch.connections import Connections, limit_silence
+from frontier_llm.membership.connections import Connections, limit_silence
 from tests.forked_train import Forked
 from tests.kept_store import kept_store
 from tests.patience import patient

@@ -21,8 +21,8 @@ from frontier_llm.errors import print_error
 from frontier_llm.launch import failure
 from frontier_llm.launch.failure import Ended
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.roster_store import Roster, RosterStore
-from frontier_llm.launch.successors import Members, Successors
+from frontier_llm.membership.roster_store import Roster, RosterStore
+from frontier_llm.membership.successors import Members, Successors
 
 RANKS_FILE = "ranks.jsonl"
 """File in the run directory with a line for each process that gets a rank."""

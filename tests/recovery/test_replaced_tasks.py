@@ -13,12 +13,12 @@ from frontier_llm.cli.replaceable import ranks_of
 from frontier_llm.config import decode
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.launch import task_members
+from frontier_llm.membership import task_members
 from tests.covering import covering
 from tests.forked_train import TINY, Forked, train
 from tests.patience import MARGIN, patient
 from tests.ports import reserved_port
-from tests.trainer.test_replaced_ranks import SLOWLY, process_of, samples, wait_for_step
+from tests.recovery.test_replaced_ranks import SLOWLY, process_of, samples, wait_for_step
 from tests.trainer.test_resume import learned, lines, same_states
 
 ROOT = Path(__file__).parents[2]

@@ -23,13 +23,13 @@ from frontier_llm.cli.replaceable import ranks_of
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.health.preflight import check_groups, collective_trial
-from frontier_llm.launch import membership as membership_module
-from frontier_llm.launch.coordinator import Replacing
 from frontier_llm.launch.cores import SURVIVAL, prepare_environment
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.launcher import launch
-from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.launch.rendezvous import init_process_group
+from frontier_llm.membership import member as membership_module
+from frontier_llm.membership.coordinator import Replacing
+from frontier_llm.membership.launcher import launch
+from frontier_llm.membership.member import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
 from tests.health import nccl_like
 from tests.patience import patient
@@ -233,7 +233,7 @@ def test_the_variables_are_set_before_processes_are_forked(tmp_path, monkeypatch
         found.update({name: getenv(name.encode()).decode() for name in SURVIVAL})
         raise _LaunchedError
 
-    monkeypatch.setattr("frontier_llm.launch.launcher.launch", launch)
+    monkeypatch.setattr("frontier_llm.membership.launcher.launch", launch)
     monkeypatch.setattr(train, "prepare_run", lambda *_: "")
     monkeypatch.setattr(train, "lock_run_dir", lambda _: None)
     overrides = ["recovery.enabled=true", "launch.ranks=4", f"run.dir={tmp_path / 'run'}"]

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch import failure
-from frontier_llm.launch.connections import limit_silence
-from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.forked_ranks import POLL_SECONDS, ForkedRanks, LaunchOptions, fork_rank
-from frontier_llm.launch.launcher import run_member
-from frontier_llm.launch.membership import Member
 from frontier_llm.launch.rendezvous import connect_again
 from frontier_llm.launch.requeue import end_job_without_script
-from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import StopFlag
-from frontier_llm.launch.task_members import BEAT_SECONDS, AgentStore, Event, TaskMembers
 from frontier_llm.launch.world import World
+from frontier_llm.membership.connections import limit_silence
+from frontier_llm.membership.coordinator import Coordinator, Replacing
+from frontier_llm.membership.launcher import run_member
+from frontier_llm.membership.member import Member
+from frontier_llm.membership.roster_store import RosterStore
+from frontier_llm.membership.task_members import BEAT_SECONDS, AgentStore, Event, TaskMembers
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import HashStore
 
 from frontier_llm.errors import LaunchError
-from frontier_llm.launch import task_members
-from frontier_llm.launch.task_members import AgentStore, Event, TaskMembers
+from frontier_llm.membership import task_members
+from frontier_llm.membership.task_members import AgentStore, Event, TaskMembers
 from tests.patience import patient
 
 TASKS = 3

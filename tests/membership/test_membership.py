@@ -9,11 +9,11 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from frontier_llm.errors import LaunchError
-from frontier_llm.launch import membership as module
 from frontier_llm.launch.forked_ranks import LaunchOptions, local_world
-from frontier_llm.launch.membership import RosterMembership
-from frontier_llm.launch.roster_store import Roster, RosterStore
 from frontier_llm.launch.world import World
+from frontier_llm.membership import member as module
+from frontier_llm.membership.member import RosterMembership
+from frontier_llm.membership.roster_store import Roster, RosterStore
 from tests.patience import wait_until
 
 

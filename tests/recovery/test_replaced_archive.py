@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.forked_train import Training
-from tests.trainer.test_replaced_ranks import (
+from tests.recovery.test_replaced_ranks import (
     REPLACES,
     SLOWLY,
     corpus,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.launch.roster_store import Roster
+from frontier_llm.membership.roster_store import Roster
 from tests.properties import examples
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 import pytest
 
 from frontier_llm.launch import failure
-from frontier_llm.launch.successors import Successors
+from frontier_llm.membership.successors import Successors
 
 NODE, TASKS = 2, 8
 

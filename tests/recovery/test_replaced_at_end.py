@@ -13,7 +13,7 @@ import torch
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.trainer.callbacks.callback import StepEnd
 from tests.forked_train import train
-from tests.trainer.test_replaced_ranks import REPLACES, STEPS, Slow, corpus, watched
+from tests.recovery.test_replaced_ranks import REPLACES, STEPS, Slow, corpus, watched
 from tests.trainer.test_resume import lines, same_states
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,6 @@
 """Does the work of a rank, once or again in each generation of a job.
 
-A generation begins when processes that died are replaced (launch/roster_store.py); a job that
+A generation begins when processes that died are replaced (membership/roster_store.py); a job that
 replaces none has a single one. A member waits for a rank, agrees with the other ranks where
 training continues (agreement.py), builds groups and model (assemble.py), takes the states over from
 memory, and trains until the job is done or another member dies. What it keeps between generations
@@ -22,11 +22,9 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import CheckpointError, StopRequested
 from frontier_llm.health.watchdog import Watchdog
-from frontier_llm.launch.membership import Membership, Place
+from frontier_llm.membership.member import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
-from frontier_llm.telemetry.log import setup_logging
-from frontier_llm.trainer.agreement import (
-    Continuation,
+from frontier_llm.recovery.agreement import (
     Decision,
     Report,
     agree,
@@ -34,13 +32,14 @@ from frontier_llm.trainer.agreement import (
     fitted_to,
     is_overdue,
 )
+from frontier_llm.recovery.survivor import Survivor, lend, restore_counters, save_remains
+from frontier_llm.telemetry.log import setup_logging
 from frontier_llm.trainer.assemble import build_context, prepare_device, run_log
 from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.checkpoint_places import shared_folder
-from frontier_llm.trainer.context import TrainerContext
+from frontier_llm.trainer.context import Continuation, TrainerContext
 from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.run_directory import FAILURES, prepare_restart, recorded_steps
-from frontier_llm.trainer.survivor import Survivor, lend, restore_counters, save_remains
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 STEPS = 12
 REPLACES = ("recovery.enabled=true", "run.resume=never")
-SLOWLY = "callbacks=[tests.trainer.test_replaced_ranks:Slow]"
+SLOWLY = "callbacks=[tests.recovery.test_replaced_ranks:Slow]"
 
 
 class Slow(Callback):
@@ -228,7 +228,7 @@ def test_a_file_asks_for_another_process(
 def test_a_rank_that_dies_again_and_again_ends_the_run(
     corpus: tuple[str, ...], tmp_path: Path
 ) -> None:
-    dies = "callbacks=[tests.trainer.test_replaced_ranks:DiesAtStep3]"
+    dies = "callbacks=[tests.recovery.test_replaced_ranks:DiesAtStep3]"
     keys = (*corpus, *REPLACES, dies, "sharding=zero1", "sharding.optimizer=1", "sharding.grads=1",
             "parallel.pipeline=1", "recovery.tries=2")  # fmt: skip
     ended = train(*keys, f"run.dir={tmp_path / 'run'}")
@@ -267,7 +267,7 @@ def test_the_last_save_needs_no_states_in_rank_0(
 def test_an_error_that_says_what_to_do_ends_the_run(
     corpus: tuple[str, ...], tmp_path: Path
 ) -> None:
-    refuses = "callbacks=[tests.trainer.test_replaced_ranks:Refuses]"
+    refuses = "callbacks=[tests.recovery.test_replaced_ranks:Refuses]"
     ended = train(*corpus, *REPLACES, refuses, "sharding=zero1", f"run.dir={tmp_path / 'run'}")
     assert ended.code == 1
     assert "Refuses" in ended.text
@@ -282,7 +282,7 @@ def test_a_slow_rank_is_replaced_if_a_process_waits(
     keys = (*corpus, "launch.ranks=4", "parallel.pipeline=1", "sharding=zero1",
             "sharding.optimizer=2", "sharding.grads=1", "watchdog.stragglers_every_steps=2",
             "watchdog.replace_stragglers=true", f"recovery.spares={spares}",
-            "callbacks=[tests.trainer.test_replaced_ranks:SlowFirstRank1]")  # fmt: skip
+            "callbacks=[tests.recovery.test_replaced_ranks:SlowFirstRank1]")  # fmt: skip
     ended = end(Training(*keys, *REPLACES, f"run.dir={run}"), watched)
     assert ended.code == 0, ended.text
     assert "rank 1 is slow" in ended.text

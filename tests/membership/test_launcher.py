@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from frontier_llm.errors import DataError, LaunchError, StopRequested
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.launcher import launch
-from frontier_llm.launch.membership import once
 from frontier_llm.launch.rendezvous import init_process_group, listen
 from frontier_llm.launch.stop import _SAME_KEY_SECONDS, STOP_SIGNALS, ParentSignals, StopFlag
+from frontier_llm.membership.launcher import launch
+from frontier_llm.membership.member import once
 from tests.patience import patient, wait_until
 from tests.ports import reserved_port
 
@@ -170,8 +170,8 @@ def _all_stop(world, store):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("frontier_llm.launch.coordinator.PATIENCE_SECONDS", patient(0.25))
-    monkeypatch.setattr("frontier_llm.launch.coordinator.TERMINATION_SECONDS", 0.3)
+    monkeypatch.setattr("frontier_llm.membership.coordinator.PATIENCE_SECONDS", patient(0.25))
+    monkeypatch.setattr("frontier_llm.membership.coordinator.TERMINATION_SECONDS", 0.3)
 
 
 # One cause, printed once
@@ -211,7 +211,7 @@ def test_every_rank_writes_its_failure(tmp_path):
 
 def test_an_error_for_users_has_no_traceback_and_comes_before_bugs(tmp_path, capfd, monkeypatch):
     # on a busy machine a rank may begin seconds after the other has failed
-    monkeypatch.setattr("frontier_llm.launch.coordinator.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("frontier_llm.membership.coordinator.PATIENCE_SECONDS", 60.0)
     assert _launch(_user_error_and_a_bug, 2, tmp_path) == 1
     assert capfd.readouterr().err == "the corpus is gone: set data.path=\n"
 

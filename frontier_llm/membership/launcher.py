@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.coordinator import Coordinator, Replacing
 from frontier_llm.launch.failure import Ended, report_cause
 from frontier_llm.launch.forked_ranks import (
     POLL_SECONDS,
@@ -25,12 +24,13 @@ from frontier_llm.launch.forked_ranks import (
     fork_rank,
     local_world,
 )
-from frontier_llm.launch.membership import Member, RosterMembership
 from frontier_llm.launch.rank import run_rank
 from frontier_llm.launch.rendezvous import connect_again, listen, raise_file_limit
-from frontier_llm.launch.roster_store import RosterStore
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
+from frontier_llm.membership.coordinator import Coordinator, Replacing
+from frontier_llm.membership.member import Member, RosterMembership
+from frontier_llm.membership.roster_store import RosterStore
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
