@@ -55,7 +55,7 @@ def test_ranks_open_at_most_as_many_connections_as_are_counted(tmp_path: Path, c
         "launch.ranks_per_node=1", "trainer.steps=30",
         *(key.format(tmp_path) for key in CASES[case]),
     ]  # fmt: skip
-    limit = connections_of(decode(compose(keys)))
+    limit = connections_of(decode(compose(keys)), has_roster=True)
     most = 0
     with reserved_port() as port:
         keys.append(f"launch.port={port}")
