@@ -49,8 +49,8 @@ class Ended:
 class Forked:
     """A function that returns an exit code, in its own session of processes."""
 
-    _pids: ClassVar[set[int]] = set()
-    """Process ids of those whose end was not waited for."""
+    _outputs: ClassVar[dict[int, Path]] = {}
+    """By process id: the output of those whose end was not waited for."""
 
     def __init__(self, function: Callable[[], int], *, draws: bool = False) -> None:
         torch.set_num_threads(1)
@@ -60,7 +60,7 @@ class Forked:
         self.pid = os.fork()
         if not self.pid:
             _child(self._output, function, draws)
-        self._pids.add(self.pid)
+        self._outputs[self.pid] = self._output
 
     def kill(self) -> None:
         """Kill every process of the session."""
@@ -73,7 +73,7 @@ class Forked:
             if limit.is_over:
                 self.kill()
             time.sleep(0.01)
-        self._pids.remove(self.pid)
+        del self._outputs[self.pid]
         text = self._output.read_text()
         self._output.unlink()
         return Ended(os.waitstatus_to_exitcode(ended[1]), text)
@@ -84,9 +84,10 @@ class Forked:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
         def happened() -> bool:
-            runs = any(os.waitid(os.P_PID, pid, options) is None for pid in cls._pids)
+            runs = any(os.waitid(os.P_PID, pid, options) is None for pid in cls._outputs)
             done = bool(condition())
-            assert done or runs, f"the runs ended without {what}"
+            texts = (path.read_text() for path in cls._outputs.values())
+            assert done or runs, f"the runs ended without {what}\n" + "\n".join(texts)
             return done
 
         wait_until(happened, what)
