@@ -43,7 +43,7 @@ from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
 from frontier_llm.launch.world import World
 from frontier_llm.membership.launcher import launch
-from frontier_llm.membership.member import FixedMembership, once
+from frontier_llm.membership.member import Membership, Place, once
 from frontier_llm.units import format_bytes
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _as_rank(config: RunConfig, world: World, work: Work) -> int:
     world = world.with_ranks_per_node(config.launch.ranks_per_node)
 
     def run() -> None:
-        once(work)(FixedMembership(world, make_store(world, MEETING_TIMEOUT)))
+        once(work)(Membership(Place(0, world, make_store(world, MEETING_TIMEOUT))))
 
     exit_code = run_rank(run, world.rank, _failure_folder())
     if exit_code:

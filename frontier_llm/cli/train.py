@@ -37,7 +37,7 @@ from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, connections_of, make_store
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World
-from frontier_llm.membership.member import FixedMembership
+from frontier_llm.membership.member import Membership, Place
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.trainer import run_directory
@@ -129,7 +129,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
         from frontier_llm.recovery.generations import run_member
 
         placed = world.with_ranks_per_node(config.launch.ranks_per_node)
-        run_member(config, corpus_folders(corpora), FixedMembership(placed, store))
+        run_member(config, corpus_folders(corpora), Membership(Place(0, placed, store)))
 
     exit_code = run_rank(work, world.rank, failure_folder(config))
     if exit_code:

@@ -1,7 +1,7 @@
 """A process that can hold a rank of a job, and what it does when other processes die.
 
 Under srun and torchrun without recovery, a process holds its rank in one generation
-(`FixedMembership`). Otherwise a coordinator publishes who holds which rank (`RosterMembership`).
+(`Membership`). Otherwise a coordinator publishes who holds which rank (`RosterMembership`).
 
 States of such a member:
 
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from frontier_llm.errors import (
     ConfigError,
@@ -61,33 +61,38 @@ class Place:
     world: World
     store: "Store"
     """Key-value store of this generation; its connection is cut when the generation is over."""
-    timeout_seconds: float
+    timeout_seconds: float | None = None
+    """Time limit of a collective with gloo; None: that of the configuration."""
     former_size: int = 0
     """If this process only saves what it has in memory, and then calls `report_done`: the number of
     ranks in the generation before; else 0."""
 
 
-class Membership(Protocol):
-    """The main thread's view of the job.
+class Membership:
+    """The main thread's view of a job in which it holds a rank from beginning to end.
 
     `abort` ends collectives that do not end when connections are cut; any thread calls it.
     `survives`: whether the process stays when another member dies.
     """
 
-    abort: Callable[[], None]
-    survives: bool
+    def __init__(self, place: Place | None) -> None:
+        self.abort: Callable[[], None] = lambda: None
+        self.survives = False
+        self._place, self._has_begun = place, False
 
     def next_place(self) -> Place | None:
         """Wait until this process holds a rank in a new generation; return None at the end."""
+        place = None if self._has_begun else self._place
+        self._has_begun = True
+        return place
 
     def seal(self) -> None:
         """Announce that all connections of this generation are open."""
 
     def finish(self) -> None:
-        """Report that the work of this rank is done, and wait until the work of all ranks is.
-
-        Raises GenerationOverError if a member died before its work was done.
-        """
+        """Report that the work of this rank is done, and wait until the work of all ranks is."""
+        assert self._place is not None
+        wait_for_exit(self._place.world, self._place.store)
 
     def report_done(self) -> None:
         """Report that the work of this rank in this generation is done."""
@@ -97,6 +102,7 @@ class Membership(Protocol):
 
     def outlives(self, error: BaseException) -> bool:
         """Return whether an error means that another member is lost, so that this one stays."""
+        return False
 
     def report_late(self, late: LateRanks) -> None:
         """Tell the coordinator which ranks hang or are slow; any thread may call this."""
@@ -124,43 +130,7 @@ def once(work: "Callable[[World, Store], None]") -> Member:
     return member
 
 
-class FixedMembership:
-    """Membership of a process that holds its rank from beginning to end; nobody is replaced."""
-
-    survives = False
-
-    def __init__(self, world: World, store: "Store", timeout_seconds: float = 0.0) -> None:
-        self.abort: Callable[[], None] = lambda: None
-        self._place: Place | None = Place(0, world, store, timeout_seconds)
-        self._world, self._store = world, store
-
-    def next_place(self) -> Place | None:
-        """Return the place once."""
-        place, self._place = self._place, None
-        return place
-
-    def seal(self) -> None:
-        """Do nothing: no thread cuts connections."""
-
-    def finish(self) -> None:
-        """Wait until all ranks are done; rank 0, which holds the store, returns last."""
-        wait_for_exit(self._world, self._store)
-
-    def report_done(self) -> None:
-        """Do nothing: there is no coordinator."""
-
-    def leave(self) -> None:
-        """Do nothing: no thread cuts connections."""
-
-    def outlives(self, error: BaseException) -> bool:
-        """Return False."""
-        return False
-
-    def report_late(self, late: LateRanks) -> None:
-        """Do nothing: there is no coordinator."""
-
-
-class RosterMembership:
+class RosterMembership(Membership):
     """Membership of the process with this number, in a job with a coordinator.
 
     `rank` is that of the current or last generation, and None before the first.
@@ -176,9 +146,9 @@ class RosterMembership:
         survives: bool = True,
     ) -> None:
         """Connect to the store at a TCP port."""
+        super().__init__(None)
         self.number, self.survives = number, survives
         self.rank: int | None = None
-        self.abort: Callable[[], None] = lambda: None
         self._world_of, self._connect = world_of, connect
         self._control, self._reports = RosterStore(connect()), RosterStore(connect())
         self._news = RosterStore(connect())

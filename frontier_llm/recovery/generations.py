@@ -219,8 +219,11 @@ def _logging_warnings_only() -> Iterator[None]:
 
 
 def _of_generation(config: RunConfig, place: Place) -> RunConfig:
+    config = fitted_to(config, place.world.size)
+    if place.timeout_seconds is None:
+        return config
     recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
-    return fitted_to(config, place.world.size).model_copy(update={"recovery": recovery})
+    return config.model_copy(update={"recovery": recovery})
 
 
 def _of_restart(config: RunConfig, rank: int) -> RunConfig:

@@ -14,7 +14,7 @@ from frontier_llm.launch import failure
 from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
-from frontier_llm.membership.member import FixedMembership, once
+from frontier_llm.membership.member import Membership, Place, once
 from tests.patience import patient
 from tests.ports import reserved_port
 
@@ -50,7 +50,7 @@ def _rank(work, world, folder):
     failures = folder / "failures"
 
     def connect_and_run():
-        once(work)(FixedMembership(world, make_store(world, SECONDS)))
+        once(work)(Membership(Place(0, world, make_store(world, SECONDS))))
 
     code = run_rank(connect_and_run, world.rank, failures)
     return report_failure(world.rank, world.size, failures, code) if code else 0
