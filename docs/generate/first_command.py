@@ -8,10 +8,9 @@ from unittest.mock import patch
 
 from docs.generate.blocks import DOCS, filled, table
 from frontier_llm.cli import machine_defaults
-from frontier_llm.cli.compose import compose
+from frontier_llm.cli.compose import Composed
 from frontier_llm.cli.machine_defaults import cluster_of_this_machine
 from frontier_llm.cli.run_preparation import check_run
-from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.visible_devices import VisibleDevices
 from frontier_llm.planner.candidate import Candidate
@@ -49,11 +48,11 @@ def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, st
         patch.object(machine_defaults, "visible_devices", lambda: devices),
         contextlib.redirect_stderr(said),
     ):
-        values = compose(overrides)
-        config = decode(values)
+        composed = Composed.of(overrides)
+        config = composed.config
         ranks, refusal = config.launch.ranks, ""
         try:
-            check_run(Candidate.of(config, ranks, ranks), values, overrides)
+            check_run(Candidate.of(config, ranks, ranks), composed, overrides)
         except ConfigError as error:
             refusal = str(error)
     cluster_of_this_machine.cache_clear()

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from docs.generate.blocks import DOCS, IMAGES, filled, table
-from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.state_layout import StateLayout, draw
 
@@ -65,7 +65,7 @@ def presets() -> Iterator[str]:
 
 @cache
 def _layout(*overrides: str) -> StateLayout:
-    return StateLayout.of(compose(overrides))
+    return StateLayout.of(Composed.of(overrides).config)
 
 
 def _preset(layout: StateLayout) -> Iterator[str]:

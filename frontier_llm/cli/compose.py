@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,8 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.config.section import Section
 from frontier_llm.config.synonyms import nearest_value
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.elastic import refit
+from frontier_llm.geometry.elastic import changes_for, with_changes
+from frontier_llm.trainer import run_directory
 
 OPTIONAL_GROUPS = ("experiment", "sweep")
 """Groups of which no file is chosen by default. Their files set keys of any section."""
@@ -124,29 +126,38 @@ def _in_order(values: Mapping[str, Any], section: type[Section] = RunConfig) -> 
     return ordered
 
 
-def fitted(values: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Fit the micro-batch and the sharding factors to a number of ranks, if launch.elastic=true.
+@dataclass(frozen=True)
+class Composed:
+    """A configuration, decoded once, and the values from which it was decoded."""
 
-    An elastic run may resume on another number of ranks. Each change is printed. A configuration
-    with launch.elastic=false is returned unchanged.
-    """
-    config = decode(values)
-    if not config.launch.elastic:
-        return values
-    changed = refit(config.parallel, config.data, config.sharding, ranks)
-    for key, value in changed.items():
-        section, name = key.split(".")
-        print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
-        values[section][name] = value
-    return values
+    values: Mapping[str, Any]
+    config: RunConfig
 
+    @classmethod
+    def of(cls, overrides: Sequence[str]) -> "Composed":
+        """Compose and decode."""
+        values = compose(overrides)
+        return cls(values, decode(values))
 
-def with_choices(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return composed values with the sharding factors and the schedule chosen for `auto`."""
-    parallel = config.parallel.model_dump(include={"schedule", "waiting_weights"})
-    sharding = config.sharding.model_dump(include={"params", "grads", "optimizer"})
-    chosen = {"parallel": parallel, "sharding": sharding}
-    return values | {section: values[section] | keys for section, keys in chosen.items()}
+    def fitted(self, ranks: int) -> "Composed":
+        """Fit micro-batch and sharding factors to a number of ranks, if launch.elastic=true.
+
+        An elastic run may resume on another number of ranks. Each change is printed.
+        """
+        values, changed = dict(self.values), changes_for(self.config, ranks)
+        for key, value in changed.items():
+            section, name = key.split(".")
+            print(f"{'elastic':<11}{key}: {values[section][name]} -> {value}", file=sys.stderr)
+            values[section] = values[section] | {name: value}
+        return Composed(values, with_changes(self.config, changed))
+
+    def to_yaml(self, chosen: RunConfig) -> str:
+        """Return the values as YAML, with what was chosen for `auto`: factors and schedule."""
+        parallel = chosen.parallel.model_dump(include={"schedule", "waiting_weights"})
+        sharding = chosen.sharding.model_dump(include={"params", "grads", "optimizer"})
+        keys = {"parallel": parallel, "sharding": sharding}
+        changed = {section: self.values[section] | found for section, found in keys.items()}
+        return run_directory.to_yaml({**self.values, **changed})
 
 
 def groups() -> dict[str, list[str]]:
@@ -291,8 +302,8 @@ def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
     return ConfigError(key, override.input_line, f"key=value ({message})", f"write {key}={got}")
 
 
-def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict[str, Any]:
-    """Compose the values of a command line, and refuse what it sets without effect.
+def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Composed:
+    """Compose and decode a command line, and refuse what it sets without effect.
 
     A key counts as set if the command line or the chosen experiment gives it another value than it
     would have otherwise. Values of other files of conf/ are not refused, nor is the trial of a
@@ -308,7 +319,7 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
     values = compose(overrides)
     config = decode(values, partial(_usual, overrides))
     if TRIAL_VARIABLE in os.environ:
-        return values
+        return Composed(values, config)
     given = {key_of(word): word for word in overrides}
     idle: dict[str, Need] = {}
     for key, need in unused(config):
@@ -329,7 +340,7 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> dict
                 raise _without_effect(key, _value(values, key), need, todo)
     if experiment := given.get("experiment", "").partition("=")[2]:
         _check_idle_keys(experiment, idle)
-    return values
+    return Composed(values, config)
 
 
 def _check_idle_keys(name: str, idle: Collection[str]) -> None:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.options import check_writable
-from frontier_llm.config import RunConfig, decode
+from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.cores import prepare_environment, share
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "the command line", " ".join(sorted(options)), "--network, --numerics or neither",
             "measure the network and compare kernels in two commands; see doctor --help",
         )  # fmt: skip
-    config = decode(configured([word for word in arguments if word not in options]))
+    config = configured([word for word in arguments if word not in options]).config
     world = World.from_environment(os.environ)
     if "--network" in options:  # it needs no layout
         work = partial(measure_network, config)

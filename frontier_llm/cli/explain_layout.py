@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
-    layout = StateLayout.of(configured(options.overrides))
+    layout = StateLayout.of(configured(options.overrides).config)
     if options.svg:
         options.svg.write_text(draw(layout))
         print(options.svg)

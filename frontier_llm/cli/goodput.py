@@ -32,7 +32,7 @@ from frontier_llm.cli.options import (
     tool_parser,
     write_json,
 )
-from frontier_llm.config import RunConfig, decode
+from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = {word.partition("=")[0] for word in options.overrides}
     # the kind of node of Llama 3, whose rate of failures is the default
     default = [] if groups & {"cluster", "experiment"} else ["cluster=h100_8"]
-    config = decode(configured([*default, *options.overrides]))
+    config = configured([*default, *options.overrides]).config
     node_counts = options.nodes or NODES
     assumed: Assumed = {name: (default.value, "estimate") for name, default in DEFAULTS.items()}
     if groups & {"model", "experiment"}:

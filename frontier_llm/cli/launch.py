@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose, configured, fitted, groups
+from frontier_llm.cli.compose import compose, configured, groups
 from frontier_llm.cli.group_files import file_choices, key_of
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
@@ -203,19 +203,19 @@ def _checked_job(
     chain: int, options: Sequence[str], overrides: Sequence[str], *, submit: bool
 ) -> Job:
     """Return a job whose configuration can run on its number of ranks, and that can save states."""
-    values = configured(overrides)
-    decoded = decode(values)
-    _check_cluster(decoded.cluster.name, overrides)
-    job = Job.of(decoded, chain, options, overrides)
+    composed = configured(overrides)
+    _check_cluster(composed.config.cluster.name, overrides)
+    job = Job.of(composed.config, chain, options, overrides)
     if job.is_pbs:
         check_qsub_options(options, job.command[1:3])
     else:
         spares = os.environ.get("FRONTIER_LLM_SPARE_NODES", "")
         check_sbatch_options(options, job.command[1:5], int(spares) if spares.isdecimal() else 0)
-    config = choose(decode(fitted(values, job.ranks)), job.ranks, job.ranks_per_node)
+    composed = composed.fitted(job.ranks)
+    config = choose(composed.config, job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
-        check_run(candidate, values, overrides)
+        check_run(candidate, composed, overrides)
     if chain > 1 and job.is_pbs:
         raise ConfigError(
             "--chain", str(chain), "no chain of jobs of PBS", "submit the jobs one by one"

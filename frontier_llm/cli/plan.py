@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console(stderr=options.json == "-")
     if options.table:
         return compare(options, console)
-    config = decode(configured(options.overrides, SEARCHED))
+    config = configured(options.overrides, SEARCHED).config
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if options.this:

@@ -27,7 +27,6 @@ from rich.progress import (
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
-from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
-    config = decode(configured(options.overrides))
+    config = configured(options.overrides).config
     check_files(config)
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()

@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.cli.compose import compose, fitted, groups
+from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.cli.console import DelayedProgress, print_line
 from frontier_llm.cli.group_files import file_values, key_of
 from frontier_llm.config import RunConfig, decode
@@ -142,7 +142,7 @@ def warn_of_crowding(threads: int, ranks: int) -> None:
         print(warning, file=sys.stderr)
 
 
-def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def check_run(candidate: Candidate, run: Composed, overrides: Sequence[str]) -> None:
     """Refuse a run that does not fit in memory.
 
     The message names changes, each with the memory of a run whose command line has this change.
@@ -152,13 +152,13 @@ def check_run(candidate: Candidate, values: Mapping[str, Any], overrides: Sequen
         keys = set(map(key_of, change.split()))
         kept = [word for word in overrides if key_of(word) not in keys]
         with redirect_stderr(io.StringIO()):  # what is chosen for a run that is not started
-            changed = fitted(compose([*kept, *change.split()]), ranks)
-        return choose(decode(changed), ranks, candidate.grid.ranks_per_node)
+            changed = Composed.of([*kept, *change.split()]).fitted(ranks).config
+        return choose(changed, ranks, candidate.grid.ranks_per_node)
 
-    check_fits(candidate, smaller_runs(values, overrides), composed)
+    check_fits(candidate, smaller_runs(run, overrides), composed)
 
 
-def smaller_runs(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Changes]:
+def smaller_runs(run: Composed, overrides: Sequence[str]) -> Iterator[Changes]:
     """Yield groups of changes; in each group, those that change a run least come first.
 
     There is a group for each other optimizer, with more and more recomputation, and two for smaller
@@ -169,7 +169,7 @@ def smaller_runs(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterato
     sections = {key.partition(".")[0] for key in given if "." in key}
     if "experiment" in given:
         return
-    config = decode(values)
+    values, config = run.values, run.config
     if "optimizer" not in sections:
         for name in groups()["optimizer"]:
             yield _other_optimizer(values, config, name)

@@ -39,7 +39,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from frontier_llm.cli.compose import compose, configured, groups
+from frontier_llm.cli.compose import Composed, configured, groups
 from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid, placed
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
@@ -53,7 +53,7 @@ from frontier_llm.cli.trial_runner import (
     repeated_trial,
     run_trial,
 )
-from frontier_llm.config import RunConfig, decode
+from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError, FrontierError
 
 JOBS_AT_ONCE = 4
@@ -151,7 +151,7 @@ def first_configuration(arguments: Sequence[str]) -> RunConfig:
     overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
     axes = {key_of(override).partition(".")[0] for override in overrides if is_axis(override)}
     values = [_with_first_value(override) for override in overrides]
-    return decode(compose(values) if "experiment" in axes else configured(values, axes))
+    return (Composed.of(values) if "experiment" in axes else configured(values, axes)).config
 
 
 def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:

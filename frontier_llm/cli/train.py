@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from frontier_llm.cli.compose import compose, configured, fitted, with_choices
+from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.machine_defaults import check_devices
 from frontier_llm.cli.options import MULTIRUN, run_command
@@ -80,8 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def train_on_this_machine(overrides: Sequence[str]) -> int:
     """Start `launch.ranks` processes on this machine and wait for them."""
-    text = configure(overrides)
-    config = decode(run_directory.from_yaml(text))
+    config, text = configure(overrides)
     if {"off": False, "check": False, "dry_run": True}[config.plan]:
         return run_dry(config)
     threads = config.launch.threads or share(config.launch.ranks, os.environ)
@@ -108,8 +107,7 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     """Train as one of the ranks of srun or torchrun, of which rank 0 composes the configuration."""
     prepare_environment(share(world.ranks_per_node, os.environ), os.environ)
     StopFlag.install()
-    store, text = _meet(world, overrides)
-    config = decode(run_directory.from_yaml(text))
+    store, config, text = _meet(world, overrides)
     if config.plan == "dry_run":
         return run_dry(config) if world.rank == 0 else 0
     prepare = partial(prepare_run, config, text, world.size)
@@ -140,17 +138,16 @@ def train_as_rank(world: World, overrides: Sequence[str]) -> int:
     return exit_code
 
 
-def _meet(world: World, overrides: Sequence[str]) -> tuple["Store", str]:
-    """Compose the configuration on rank 0, connect all ranks, and return store and configuration.
+def _meet(world: World, overrides: Sequence[str]) -> tuple["Store", RunConfig, str]:
+    """Compose on rank 0, connect all ranks; return store, configuration and the latter as YAML.
 
     Rank 0 composes first, because the configuration says how it waits and how many files it opens.
     If it fails, all ranks connect nevertheless, to be told.
     """
-    text, failed, quiet, connections = "", None, None, MIN_CONNECTIONS
+    found, failed, quiet, connections = None, None, None, MIN_CONNECTIONS
     if world.rank == 0:
         try:
-            text = configure(overrides, world.size, world.ranks_per_node)
-            config = decode(run_directory.from_yaml(text))
+            config, _ = found = configure(overrides, world.size, world.ranks_per_node)
             connections = connections_of(config, has_roster=config.recovery.enabled)
             # srun does not end the tasks of a job with recovery if one of them dies
             quiet = QUIET if config.recovery.enabled else None
@@ -158,38 +155,40 @@ def _meet(world: World, overrides: Sequence[str]) -> tuple["Store", str]:
             failed = error
 
     def composed() -> str:
-        if failed is not None:
-            raise failed
-        return text
+        if found is None:
+            raise failed or AssertionError
+        return found[1]
 
     store = make_store(world, MEETING_TIMEOUT, quiet=quiet, connections=connections)
-    return store, broadcast_from_rank_zero(world, store, "configuration", composed, MEETING_TIMEOUT)
+    text = broadcast_from_rank_zero(world, store, "configuration", composed, MEETING_TIMEOUT)
+    return store, found[0] if found else decode(run_directory.from_yaml(text)), text
 
 
 def configure(
     overrides: Sequence[str], world_size: int | None = None, ranks_per_node: int | None = None
-) -> str:
-    """Compose and check the configuration, and lock the run directory; return the YAML.
+) -> tuple[RunConfig, str]:
+    """Compose and check the configuration, and lock the run directory; also return it as YAML.
 
     `world_size` and `ranks_per_node` are what srun or torchrun has started; None: they have not.
     """
-    values = configured(overrides)
-    config = decode(values)
+    composed = configured(overrides)
+    config = composed.config
     if config.plan == "check":
         check_devices(config)
     if config.plan == "dry_run":
         size, ranks_per_node = ranks_to_plan(config)
     else:
         size = ranks_of(config, world_size)
-        values = fitted(values, size)
-        ranks_per_node = decode(values).launch.ranks_per_node or ranks_per_node or size
-    config = choose(decode(values), size, ranks_per_node, partial(print, file=sys.stderr))
+        composed = composed.fitted(size)
+        config = composed.config
+        ranks_per_node = config.launch.ranks_per_node or ranks_per_node or size
+    config = choose(config, size, ranks_per_node, partial(print, file=sys.stderr))
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
-        check_run(candidate, values, overrides)
+        check_run(candidate, composed, overrides)
     if config.plan != "dry_run":
         lock_run_dir(config)
-    return run_directory.to_yaml(with_choices(values, config))
+    return config, composed.to_yaml(config)
 
 
 def run_dry(config: RunConfig) -> int:

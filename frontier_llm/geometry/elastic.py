@@ -4,8 +4,11 @@ An elastic run (`launch.elastic`) uses this when it continues on more or fewer r
 pipeline parallelism and the global batch stay the same, and so do losses and the order of samples.
 """
 
+from collections.abc import Mapping
+
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.config.run import RunConfig
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.errors import ConfigError
 
@@ -46,6 +49,27 @@ def refit(
             limit = _largest(limit, configured)
             before[f"sharding.{name}"], fitted[f"sharding.{name}"] = configured, limit
     return {key: value for key, value in fitted.items() if value != before[key]}
+
+
+def changes_for(config: RunConfig, ranks: int) -> dict[str, int]:
+    """Return the changes with which a run continues on a number of ranks; none unless elastic."""
+    if not config.launch.elastic:
+        return {}
+    return refit(config.parallel, config.data, config.sharding, ranks)
+
+
+def with_changes(config: RunConfig, changes: Mapping[str, int]) -> RunConfig:
+    """Return a configuration with other values of keys."""
+    for key, value in changes.items():
+        section, name = key.split(".")
+        part = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: part})
+    return config
+
+
+def fitted_to(config: RunConfig, ranks: int) -> RunConfig:
+    """Return the configuration with which a run continues on a number of ranks."""
+    return with_changes(config, changes_for(config, ranks))
 
 
 def fitting_ranks(parallel: ParallelConfig, data: DataConfig, most: int) -> int | None:

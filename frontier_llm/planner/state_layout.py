@@ -4,9 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-from frontier_llm.config import RunConfig, decode
+from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import data_size
 from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
 from frontier_llm.geometry.grid import Coordinates, Grid
@@ -45,12 +44,12 @@ class StateLayout:
     rank, padding included."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "StateLayout":
-        """Resolve a composed configuration on `launch.ranks` ranks.
+    def of(cls, config: RunConfig) -> "StateLayout":
+        """Resolve a configuration on `launch.ranks` ranks.
 
         A global batch that the replicas cannot share equally is rounded up.
         """
-        config = _with_whole_micro_batches(decode(values))
+        config = _with_whole_micro_batches(config)
         ranks = config.launch.ranks
         ranks_per_node = config.launch.ranks_per_node or ranks
         config = choose(config, ranks, ranks_per_node)

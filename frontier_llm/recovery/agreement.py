@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.elastic import refit
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.partition import places_of_states
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -210,14 +209,3 @@ def is_overdue(config: RunConfig, step: int) -> bool:
     due = step if is_last else step - step % config.checkpoint.every_steps
     newest = max((step for step, _ in committed(shared_folder(config))), default=0)
     return config.checkpoint.mode != "off" and due > newest
-
-
-def fitted_to(config: RunConfig, size: int) -> RunConfig:
-    """Return the configuration with which an elastic run continues on a number of ranks."""
-    if not config.launch.elastic:
-        return config
-    for key, value in refit(config.parallel, config.data, config.sharding, size).items():
-        section, name = key.split(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
-    return config

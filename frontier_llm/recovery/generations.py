@@ -21,6 +21,7 @@ from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import CheckpointError, StopRequested
+from frontier_llm.geometry.elastic import fitted_to
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.membership.member import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
@@ -29,7 +30,6 @@ from frontier_llm.recovery.agreement import (
     Report,
     agree,
     decide_for_run,
-    fitted_to,
     is_overdue,
 )
 from frontier_llm.recovery.survivor import Survivor, lend, restore_counters, save_remains

@@ -23,10 +23,11 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.elastic import fitted_to
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.membership.member import Place
 from frontier_llm.protocols import StateShard
-from frontier_llm.recovery.agreement import Decision, Report, agree, decide_for_run, fitted_to
+from frontier_llm.recovery.agreement import Decision, Report, agree, decide_for_run
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.cli.compose import compose, configured
-from frontier_llm.config import decode
+from frontier_llm.cli.train import configure
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
+from frontier_llm.trainer import run_directory
 
 
 def _refusal(*overrides):
@@ -137,3 +139,17 @@ def test_a_path_that_hydra_cannot_read_needs_no_quotes(path):
     values = compose(["data=text", f"data.path={path}"])
     assert values["data"]["path"] == path
     assert decode(values).data.path == str(Path(path).expanduser()) if path[0] == "~" else path
+
+
+def test_a_start_decodes_the_configuration_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+    validate = RunConfig.model_validate
+    monkeypatch.setattr(
+        RunConfig, "model_validate", lambda values: decoded.append(values) or validate(values)
+    )
+    keys = "launch.elastic=true", "sharding=zero3", "launch.ranks=2", "data.micro_batch=8"
+    config, text = configure([*keys, f"run.dir={tmp_path}/run"])
+    assert len(decoded) == 1
+    assert decode(run_directory.from_yaml(text)) == config, "other ranks decode the text"

@@ -29,7 +29,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def layout_of(*overrides):
-    return StateLayout.of(compose(overrides))
+    return StateLayout.of(decode(compose(overrides)))
 
 
 def text_of(layout):
@@ -95,7 +95,7 @@ def test_every_choice_of_sharding_is_decoded_and_cuts_over_any_nodes(name):
     assert decode(values).sharding.name == name
     for per_node in (1, 2, 8, 16):
         values["launch"]["ranks_per_node"] = per_node
-        f = StateLayout.of(values).factors
+        f = StateLayout.of(decode(values)).factors
         assert f.params <= f.grads <= f.optimizer <= f.data == 8
         if name == "mics":
             assert f.params == f.optimizer == min(per_node, f.data)

@@ -195,7 +195,7 @@ def test_it_sends_the_bytes_that_adamw_sends(sharding: str) -> None:
              "launch.ranks_per_node=8", f"optimizer={name}", "data.global_batch=32",
              "data.micro_batch=1", "precision=bf16"]
         )  # fmt: skip
-        layout = StateLayout.of(values)
+        layout = StateLayout.of(decode(values))
         sent[name] = sum(s.total for by_rank in layout.sent().values() for s in by_rank)
     assert sent["muon"] == pytest.approx(sent["adamw"], rel=0.01)
 
