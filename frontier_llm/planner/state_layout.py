@@ -14,6 +14,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import feedback_bytes
 from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
+from frontier_llm.planner.candidate import ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.memory import STATES
 
@@ -45,13 +46,14 @@ class StateLayout:
 
     @classmethod
     def of(cls, config: RunConfig) -> "StateLayout":
-        """Resolve a configuration on `launch.ranks` ranks.
+        """Resolve a configuration on the ranks for which it is planned, else on one machine.
 
         A global batch that the replicas cannot share equally is rounded up.
         """
-        config = _with_whole_micro_batches(config)
-        ranks = config.launch.ranks
-        ranks_per_node = config.launch.ranks_per_node or ranks
+        ranks, ranks_per_node = ranks_to_plan(config)
+        if config.launch.nodes is None and not config.planner.nodes:
+            ranks_per_node = config.launch.ranks_per_node or ranks
+        config = _with_whole_micro_batches(config, ranks)
         config = choose(config, ranks, ranks_per_node)
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node)
         unit_sizes = [layout.unit_sizes(stage) for stage in range(layout.grid.pipeline)]
@@ -128,9 +130,9 @@ class StateLayout:
         return stored | ({"feedback": feedback} if feedback else {})
 
 
-def _with_whole_micro_batches(config: RunConfig) -> RunConfig:
+def _with_whole_micro_batches(config: RunConfig, ranks: int) -> RunConfig:
     """Round the global batch up to a number of samples that the layout can run."""
-    replicas = max(1, data_size(config, config.launch.ranks))
+    replicas = max(1, data_size(config, ranks))
     multiple = replicas * config.data.micro_batch
     batch = -(-config.data.global_batch // multiple) * multiple
     if config.parallel.chunks > 1:  # at least one micro-batch per stage

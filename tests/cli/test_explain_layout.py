@@ -131,3 +131,8 @@ def test_what_cannot_be_is_one_message(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--svg", str(tmp_path / "absent" / "x.svg")])
     assert "a file that can be written" in capsys.readouterr().err
+
+
+def test_an_experiment_says_how_many_ranks_it_has():
+    grid = layout_of("experiment=frontier_1t").grid
+    assert (grid.size, grid.ranks_per_node) == (3072, 8)
