@@ -50,7 +50,9 @@ def run_member(config: RunConfig, corpora: Sequence[Path], membership: Membershi
     member = _Member(config, corpora, membership)
     while (place := membership.next_place()) is not None:
         try:
-            member.work(place)
+            if member.work(place):
+                membership.leave()
+                return
         except StopRequested:
             raise
         except Exception as error:
@@ -76,13 +78,16 @@ class _Member:
         self._loop: Loop | None = None
         self._ended = 0
 
-    def work(self, place: Place) -> None:
-        """Do the work of a rank until all are done, a member dies or the run is asked to stop."""
+    def work(self, place: Place) -> bool:
+        """Do the work of a rank until all are done, a member dies or the run is asked to stop.
+
+        Returns whether the job is over.
+        """
         world, store, config = place.world, place.store, _of_generation(self._config, place)
         setup_logging(world.rank)
         if place.former_size:
             self._save_remains(place)
-            return
+            return False
         if self._accelerator is None:
             self._accelerator = prepare_device(config, world)
         decision = self._agree(place)
@@ -108,11 +113,12 @@ class _Member:
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
             self._loop = loop
-            # `freeze` excludes all present objects from later garbage collections. They live as
-            # long as the generation, and scanning them takes tens of milliseconds. Each rank would
-            # scan in another step, and all ranks would wait each time.
-            gc.collect()
-            gc.freeze()
+            if not self._membership.survives:
+                # `freeze` excludes all present objects from later garbage collections. They live
+                # as long as the run, and scanning them takes tens of milliseconds. Each rank would
+                # scan in another step, and all ranks would wait each time.
+                gc.collect()
+                gc.freeze()
             try:
                 with run_log(run_dir, world):
                     loop.run(continuation)
@@ -122,6 +128,7 @@ class _Member:
         self._membership.finish()
         if stopped is not None:
             raise stopped
+        return True
 
     def _catch_up(self, decision: Decision) -> None:
         """Bring what is kept to the step at which training continues, or give it up."""
@@ -161,7 +168,6 @@ class _Member:
             destroy_groups()
         forget_groups()
         _end_graph()
-        gc.unfreeze()
         gc.collect()
 
     def _agree(self, place: Place) -> Decision:

@@ -20,6 +20,8 @@ from frontier_llm.trainer.ledger_file import LEDGER
 
 _LOG = logging.getLogger(__name__)
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times as fast, if it was built
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 CONFIG = "config.yaml"
 """File with the composed configuration of the run."""
 FAILURES = "failures"
@@ -126,13 +128,13 @@ def write_config(path: Path, text: str) -> None:
 
 def to_yaml(values: Mapping[str, Any]) -> str:
     """Return composed values as YAML; keys keep the order that they have in `conf/`."""
-    text: str = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(dict(values), Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     return text
 
 
 def from_yaml(text: str) -> dict[str, Any]:
     """Return the values of a text that `to_yaml` returned."""
-    values: dict[str, Any] = yaml.safe_load(text)
+    values: dict[str, Any] = yaml.load(text, Loader=_LOADER)
     return values
 
 

@@ -31,7 +31,6 @@ class Slow(Callback):
     """Gives the test time to kill a rank in each step, and looks for what was not freed."""
 
     def on_replacement(self, last_step: int) -> None:
-        gc.unfreeze()  # else they are not found
         assert sum(isinstance(found, TrainStep) for found in gc.get_objects()) == 1
 
     def on_step_end(self, end: StepEnd) -> None:
