@@ -15,7 +15,7 @@ from frontier_llm.launch.cores import check_survival
 from frontier_llm.launch.launcher import LaunchOptions
 from frontier_llm.launch.rendezvous import connections_of
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.run_directory import recorded_steps
+from frontier_llm.saving.run_directory import recorded_steps
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -388,3 +388,13 @@ def survives(grid: Grid, factors: Factors) -> Survives:
             if grid.node(first) == grid.node(last):
                 return "rank"
     return "node"
+
+
+def places_of_states(grid: Grid, factors: Factors) -> list[tuple[int, ...]]:
+    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
+    places: list[tuple[int, ...]] = []
+    for rank in range(grid.size):
+        coordinates = grid.coordinates(rank)
+        digits = factors.digits(coordinates.data)
+        places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
+    return places

@@ -19,22 +19,18 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import refit
 from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.partition import Factors
+from frontier_llm.geometry.partition import places_of_states
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.coordination import read_all
 from frontier_llm.launch.membership import Place
-from frontier_llm.trainer.checkpoint_places import shared_folder
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.trainer.step_result import StepSums
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -205,16 +201,6 @@ def _can_reach(report: Report, step: int) -> bool:
 
 def _sums(values: Mapping[str, Any] | None) -> StepSums | None:
     return None if values is None else StepSums(**{**values, "numbers": tuple(values["numbers"])})
-
-
-def places_of_states(grid: Grid, factors: Factors) -> list[tuple[int, ...]]:
-    """Return a tuple per rank that is equal for ranks with the same optimizer states."""
-    places: list[tuple[int, ...]] = []
-    for rank in range(grid.size):
-        coordinates = grid.coordinates(rank)
-        digits = factors.digits(coordinates.data)
-        places.append((coordinates.tensor, coordinates.pipeline, *digits[:-1]))
-    return places
 
 
 def obstacle(config: RunConfig, layout: ResolvedLayout) -> str:

@@ -34,9 +34,11 @@ from frontier_llm.model.build import build_model
 from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, destroy_groups
+from frontier_llm.saving.checkpoints import Checkpoints
+from frontier_llm.saving.restorer import Restorer
+from frontier_llm.saving.run_directory import FAILURES
 from frontier_llm.telemetry.log import close_logging, setup_logging
 from frontier_llm.trainer.callbacks.callback_list import make_callbacks
-from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.context import (
     Hardware,
@@ -48,8 +50,7 @@ from frontier_llm.trainer.context import (
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.loop import Loop
 from frontier_llm.trainer.progress import LossScale, Progress
-from frontier_llm.trainer.resume import Restorer, checkpoint_meta
-from frontier_llm.trainer.run_directory import FAILURES
+from frontier_llm.trainer.resume import checkpoint_meta
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep

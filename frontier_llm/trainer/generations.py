@@ -23,6 +23,8 @@ from frontier_llm.errors import CheckpointError, StopRequested
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.membership import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
+from frontier_llm.saving.run_directory import FAILURES, prepare_restart, recorded_steps
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.telemetry.log import setup_logging
 from frontier_llm.trainer.agreement import (
     Continuation,
@@ -35,10 +37,8 @@ from frontier_llm.trainer.agreement import (
 )
 from frontier_llm.trainer.assemble import build_context, prepare_device, run_log
 from frontier_llm.trainer.callbacks.callback_list import make_callbacks
-from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.loop import Loop
-from frontier_llm.trainer.run_directory import FAILURES, prepare_restart, recorded_steps
 from frontier_llm.trainer.survivor import Survivor, lend, restore_counters, save_remains
 
 _LOG = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
 from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.saving.checkpoints import Checkpoints
 from frontier_llm.telemetry.metrics import StepMetrics, UtilizationCheck
-from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.progress import Progress
 from frontier_llm.trainer.step_result import StepResult

@@ -26,9 +26,9 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.launch.membership import Place
 from frontier_llm.protocols import StateShard
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.agreement import Decision, Report, agree, decide_for_run, fitted_to
-from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.progress import LossScale, Progress

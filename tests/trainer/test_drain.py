@@ -166,9 +166,9 @@ def test_a_copy_that_fails_ends_nothing(
     """The copy of one step is damaged on its way; with the next step all is copied again."""
     fetch, enqueue = RangeReader.fetch, Mover.enqueue
 
-    def in_turn(self: Mover, *arguments: Any) -> None:
+    def in_turn(self: Mover, *arguments: Any, **named: Any) -> None:
         self.wait()  # so that no step is skipped, however slowly this machine copies
-        enqueue(self, *arguments)
+        enqueue(self, *arguments, **named)
 
     def broken(self: RangeReader, *arguments: Any) -> None:
         if threading.current_thread().name == "partner" and "step_00000003" in str(

@@ -34,7 +34,7 @@ from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
+from frontier_llm.saving.tiers import local_root, shared_folder
 
 _LOG = logging.getLogger(__name__)
 _SHARED = 2**31

@@ -14,9 +14,9 @@ import yaml
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.saving.ledger_file import LEDGER
+from frontier_llm.saving.tiers import newest_folder
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer.checkpoint_places import newest_folder
-from frontier_llm.trainer.ledger_file import LEDGER
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,15 +21,32 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.saving.tier_writers import BoundedEnd, Levels
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoint_levels import BoundedEnd, Levels
-from frontier_llm.trainer.checkpoint_places import shared_folder
-from frontier_llm.trainer.step_result import Saving, StepFlags
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavingState:
+    """What one rank knows of its checkpoints, or what is known after all ranks were asked.
+
+    A checkpoint that rank 0 no longer writes has been written by all ranks, or has failed. So of
+    `to_run_dir` and `to_node`, what rank 0 is writing from its states or host memory to the run
+    directory and to the disk of its node, only the values of rank 0 are used.
+    """
+
+    failed: bool = False
+    """Whether the last checkpoint failed on this rank, or on any."""
+    committed: bool = False
+    """Whether this rank, or every rank, knows of a committed checkpoint about which callbacks were
+    not told yet."""
+    to_run_dir: bool = False
+    to_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,20 +99,15 @@ class Checkpoints:
         self._unannounced: deque[int] = deque()
         """Steps of checkpoints in the run directory whose end was not announced."""
 
-    def flags(self, stop: bool, digest: int) -> StepFlags:
+    def state(self) -> SavingState:
         """Return what this rank tells all others in a step. A drain does not count as saving."""
         levels, shared = self.levels, self.levels.shared
         oldest = self._unannounced[0] if self._unannounced else None
-        return StepFlags(
-            stop=stop,
-            checkpoint_failed=any(m.failed for m in levels.managers)
-            or any(m.failed for m in levels.movers),
-            checkpoint_committed=oldest is not None and self._outcome(oldest) is not None,
-            saving=Saving(
-                shared=shared is not None and shared.is_writing,
-                local=any(manager.is_writing for manager in levels.node_managers),
-            ),
-            digest=digest,
+        return SavingState(
+            failed=any(m.failed for m in levels.managers) or any(m.failed for m in levels.movers),
+            committed=oldest is not None and self._outcome(oldest) is not None,
+            to_run_dir=shared is not None and shared.is_writing,
+            to_node=any(manager.is_writing for manager in levels.node_managers),
         )
 
     def announce_commit(self) -> None:
@@ -127,7 +139,7 @@ class Checkpoints:
             self._begin_drain(step, meta, is_saved=True)
             self.saved_step = step
 
-    def after_step(self, step: int, *, last: bool, saving: Saving) -> None:
+    def after_step(self, step: int, *, last: bool, saving: SavingState) -> None:
         """Begin a checkpoint if one is due. The last step is always saved.
 
         `saving` is what was still being written, equal on all ranks. Raises a CheckpointError if
@@ -136,14 +148,14 @@ class Checkpoints:
         is_local = self._is_due_locally(step)
         is_skipped = {"wait": False, "skip": True}[self._config.when_busy] and not last
         if last or (self._is_due(step) and (self._avoids_nodes or not is_local)):
-            if is_skipped and saving.shared:
+            if is_skipped and saving.to_run_dir:
                 self._skip(step)
             else:
                 self.save(step)
                 self._avoids_nodes = False
         elif is_local:
             self._drain_is_due |= self._is_due(step)
-            if is_skipped and saving.local:
+            if is_skipped and saving.to_node:
                 self._skip(step)
             else:
                 self._save_locally(step)

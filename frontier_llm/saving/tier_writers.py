@@ -33,17 +33,17 @@ from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool
+from frontier_llm.geometry.partition import places_of_states
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import StateShard
-from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.agreement import places_of_states
-from frontier_llm.trainer.checkpoint_places import (
+from frontier_llm.saving.tiers import (
     local_folder,
     local_root,
     partner_folder,
     shared_folder,
 )
+from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.units import format_seconds
 
 if TYPE_CHECKING:
