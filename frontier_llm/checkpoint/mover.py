@@ -141,6 +141,11 @@ class Mover:
         """Wait until every enqueued step is copied or skipped, or has failed."""
         self._writer.wait_below(1)
 
+    def close(self) -> None:
+        """Wait like `wait`, then raise like `poll`."""
+        self.wait()
+        self.poll()
+
     def wait_for(self, seconds: float | None) -> bool:
         """As `wait`, for at most some seconds; return whether nothing is left to copy."""
         return self._writer.wait_below(1, seconds)

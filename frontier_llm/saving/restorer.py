@@ -28,7 +28,7 @@ from frontier_llm.saving.changes import Changes, changes, check_corpus, refuse
 from frontier_llm.saving.ledger_file import BlendSegment, StoredLengths
 from frontier_llm.saving.node_assembly import NodeAssembly
 from frontier_llm.saving.run_directory import check_new
-from frontier_llm.saving.tiers import local_folder, local_root, shared_folder
+from frontier_llm.saving.tiers import local_root, tiers_of
 from frontier_llm.sharding.sharded_states import ShardedStates
 
 _LOG = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class Restorer:
     ) -> None:
         self._config, self._world, self._states = config, world, states
         self._shapes, self._corpus = shapes, corpus
+        # copies of other nodes' parts are found by the assembly
+        self._run_dir, *self._on_node = tiers_of(config, world.rank // world.ranks_per_node)
         self._assembly = NodeAssembly(config, world, shapes, self._names)
 
     def restore(self, before: int | None = None) -> Resumed | None:
@@ -141,7 +143,7 @@ class Restorer:
         check_model(checkpoint.folder, weights, self._shapes)
         is_only = self._is_only_reader(meta["config"], now, checkpoint.manifest.world)
         load(checkpoint, self._states.shards(writable=True), config.checkpoint.verify, is_only)
-        is_joined = bool(checkpoint.places) and checkpoint.folder.parent != shared_folder(config)
+        is_joined = bool(checkpoint.places) and checkpoint.folder.parent != self._run_dir.folder
         is_local = not isinstance(candidate, Path) and not checkpoint.places
         moments = checkpoint.manifest.moments
         if moments is not None:
@@ -192,8 +194,10 @@ class Restorer:
 
         A step of which the nodes' disks hold parts is read from them, not from the run directory.
         """
-        shared, local = of_rank_0(self._shared_checkpoints), self._local_checkpoints()
-        found: list[tuple[int, Checkpoint | Path]] = [*shared, *((c.step, c) for c in local)]
+        shared = of_rank_0(self._shared_checkpoints)
+        found: list[tuple[int, Checkpoint | Path]] = [*shared]
+        for tier in self._on_node:
+            found += [(c.step, c) for c in self._checkpoints_on_node(tier.folder)]
         if before is None:
             newest = max((step for step, _ in found), default=-1)
             rest = shared[0] if shared and shared[0][0] == newest else None
@@ -208,15 +212,12 @@ class Restorer:
                 yield step, candidate
 
     def _shared_checkpoints(self) -> list[tuple[int, Path]]:
-        folder = shared_folder(self._config)
-        for path in never_committed(folder):
+        for path in never_committed(self._run_dir.folder):
             self._warn(f"{path} was never completed and is ignored")
-        return committed(folder)
+        return committed(self._run_dir.folder)
 
-    def _local_checkpoints(self) -> list[Checkpoint]:
-        folder = local_folder(self._config, self._world.rank, self._world.ranks_per_node)
-        if folder is None:
-            return []
+    def _checkpoints_on_node(self, folder: Path) -> list[Checkpoint]:
+        """Return the checkpoints of this node whose steps all nodes have. Collective."""
         # Checkpoints of one step belong together only if they come from the same start of the run.
         # If the job now runs on other nodes, their disks may hold checkpoints of different starts.
         on_this_node = {
@@ -261,17 +262,15 @@ class Restorer:
 
         Copies in memory (`recovery.partner_copies`) are deleted.
         """
-        world = self._world
+        world, root = self._world, local_root(self._config)
         if world.rank == 0:
-            void_later(shared_folder(self._config), step)
-        root = local_root(self._config)
+            void_later(self._run_dir.folder, step)
         if root is None:
             return
-        is_first = world.rank % world.ranks_per_node == 0
+        is_first = world.rank == world.node_ranks.start
         end = delete_later if self._config.recovery.partner_copies else void_later
-        own = local_folder(self._config, world.rank, world.ranks_per_node)
-        if is_first and own is not None:
-            end(own, step)
+        for tier in self._on_node if is_first else ():
+            end(tier.folder, step)
         gathered(None)  # wait, because nodes may share a disk
         for folder in sorted(root.iterdir()) if is_first and root.is_dir() else ():
             with suppress(CheckpointError):  # another node is renaming the same checkpoint

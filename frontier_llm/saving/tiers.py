@@ -1,12 +1,17 @@
-"""Where the checkpoints of a run are, and which of them is the newest.
+"""Where the checkpoints of a run may lie, and which of them is the newest.
 
-The command line uses this module before it imports torch, so checkpoints are recognised only by the
+    states -> host memory -> the node's disk -> the run directory -> the archive command
+                             the node's disk -> the next node's disk (`checkpoint.partner`)
+
+States are written to the run directory directly if the nodes' disks do not get the step. The
+command line uses this module before it imports torch, so checkpoints are recognised only by the
 names of their folders. frontier_llm/checkpoint also checks their content.
 """
 
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +21,49 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.user_folders import find_stranger
 
+RUN_DIRECTORY, NODE_DISK, NEXT_NODE = "the run directory", "the node's disk", "the next node"
+"""Names of tiers, also for messages."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A place for checkpoints of a run, as the ranks of one node use it.
+
+    The run directory and the node's disk get states from memory. The run directory, if both are due
+    at a step, and the next node get copies of what is on the node's disk.
+    """
+
+    name: str
+    folder: Path
+    every_steps: int
+    keep: int
+    """Number of newest checkpoints that are not deleted."""
+    keep_every_steps: int | None = None
+    """Checkpoints whose step is a multiple of this number are never deleted."""
+    is_redundant: bool = False
+    """Whether it is of use only if a node is lost. A failure is a warning then."""
+
+
+def tiers_of(config: RunConfig, node: int = 0, nodes: int = 1) -> list[Tier]:
+    """Return the tiers of a run on one of its nodes, also those that only earlier starts used.
+
+    Each node has folders of its own, even if nodes share a disk.
+    """
+    settings, root = config.checkpoint, local_root(config)
+    every, keep = settings.every_steps, settings.keep
+    tiers = [Tier(RUN_DIRECTORY, shared_folder(config), every, keep, settings.keep_every_steps)]
+    if root is not None:
+        every, keep = settings.tiers.local.every_steps, settings.tiers.local.keep
+        tiers.append(Tier(NODE_DISK, root / f"{NODE}{node:05d}", every, keep))
+        if settings.partner and nodes > 1:
+            copies = root / f"{COPY}{(node - 1) % nodes:05d}"
+            tiers.append(Tier(NEXT_NODE, copies, every, keep, is_redundant=True))
+    return tiers
+
 
 def shared_folder(config: RunConfig) -> Path:
     """Return the folder of a run's checkpoints in the run directory."""
     return Path(config.run.dir) / FOLDER
-
-
-def local_folder(config: RunConfig, rank: int, ranks_per_node: int) -> Path | None:
-    """Return the folder of a run's checkpoints on the local disk of a rank's node.
-
-    Each node has another folder, even if nodes share a disk. None if the run writes no node-local
-    checkpoints (`checkpoint.tiers.local.path`).
-    """
-    root = local_root(config)
-    return None if root is None else root / f"{NODE}{rank // ranks_per_node:05d}"
-
-
-def partner_folder(config: RunConfig, node: int) -> Path:
-    """Return the folder on the next node's disk with copies of a node's checkpoints."""
-    root = local_root(config)
-    assert root is not None
-    return root / f"{COPY}{node:05d}"
 
 
 def local_root(config: RunConfig) -> Path | None:
@@ -56,8 +83,8 @@ def newest_folder(config: RunConfig) -> Path | None:
     """
     _refuse_strangers(config)
     found: list[tuple[int, Path]] = []
-    for parent in (shared_folder(config), local_folder(config, 0, 1)):
-        for path in parent.iterdir() if parent is not None and parent.is_dir() else ():
+    for tier in tiers_of(config):
+        for path in tier.folder.iterdir() if tier.folder.is_dir() else ():
             parsed = parse_folder(path.name)
             if parsed is not None and parsed[1] in COMMITTED:
                 found.append((parsed[0], path))

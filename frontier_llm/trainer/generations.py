@@ -102,7 +102,7 @@ class _Member:
                     config, self._corpora, world, store, self._accelerator, watchdog, self._archive
                 )
                 self._context = context
-                context.checkpoints.levels.prepare()
+                context.checkpoints.tiers.prepare()
             self._membership.seal()
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
@@ -140,7 +140,7 @@ class _Member:
         context = self._context
         if context is not None:
             # writers wait for other ranks until their connections are cut, so `leave` comes later
-            context.checkpoints.levels.abandon()
+            context.checkpoints.tiers.abandon()
         self._membership.leave()
         abort_groups()  # the device, and the destruction of a group, would wait for the dead rank
         if context is not None and self._has_states:

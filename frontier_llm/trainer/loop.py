@@ -160,7 +160,7 @@ class Loop:
         self._checkpoints.end(step)
         control.stop.withdraw()
         self._call(Callback.on_stop, is_early=is_early)
-        self._checkpoints.levels.archive.wait()  # on rank 0: no collective may follow
+        self._checkpoints.tiers.archive.wait()  # on rank 0: no collective may follow
         if is_early:
             is_saved = config.checkpoint.mode != "off"
             raise StopRequested(stop_message(step, control.stop.reason, config.run.dir, is_saved))

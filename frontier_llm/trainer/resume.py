@@ -62,7 +62,7 @@ def start(context: "TrainerContext") -> Resumed | None:
         context.data.resume(resumed.meta, context.progress.next_sample)
     elif run.init_from:
         context.restorer.load_initial_weights(Path(run.init_from))
-    checkpoints.levels.prepare()
+    checkpoints.tiers.prepare()
     if resumed is not None and not resumed.is_rounded:
         if resumed.is_local:
             checkpoints.secure(resumed.step, resumed.meta)

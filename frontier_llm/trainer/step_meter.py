@@ -126,7 +126,7 @@ class StepMeter:
             allocator_bytes=self.throughput.accelerator.allocator_bytes(),
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
             checkpoints_skipped=self._checkpoints.take_skipped(),
-            archive_failures=self._checkpoints.levels.archive.take_failures(),
+            archive_failures=self._checkpoints.tiers.archive.take_failures(),
             steps_since_copy=self._checkpoints.steps_since_copy(progress.step),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self.throughput.precision == "fp16" else None,

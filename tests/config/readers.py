@@ -55,12 +55,11 @@ READERS = {
     "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds"
     " watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
     " watchdog.checkpoint_seconds watchdog.evaluation_seconds",
-    "saving/checkpoints.py": "checkpoint.every_steps checkpoint.when_busy checkpoint.on_error"
-    " checkpoint.tiers.local.every_steps",
-    "saving/tier_writers.py": "checkpoint.keep checkpoint.keep_every_steps checkpoint.files"
-    " checkpoint.protection_minutes"
-    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep"
-    " checkpoint.end_seconds",
+    "saving/checkpoints.py": "checkpoint.when_busy checkpoint.on_error checkpoint.end_seconds",
+    "saving/tiers.py": "checkpoint.every_steps checkpoint.tiers.local.every_steps checkpoint.keep"
+    " checkpoint.keep_every_steps checkpoint.tiers.local.keep",
+    "saving/tier_writers.py": "checkpoint.files checkpoint.protection_minutes"
+    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second",
     "geometry/host_pool.py": "checkpoint.pool_bytes",
     "saving/restorer.py": "checkpoint.verify checkpoint.fallback",
     "trainer/resume.py": "run.init_from run.resume",

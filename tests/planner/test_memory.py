@@ -15,7 +15,7 @@ from frontier_llm.planner.memory import (
 )
 from frontier_llm.planner.timeline import shortened
 from frontier_llm.saving import tier_writers
-from frontier_llm.saving.tier_writers import Levels
+from frontier_llm.saving.tier_writers import TierWriters
 from tests.planner.layouts import make
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -151,8 +151,8 @@ LAYOUTS = [
 
 def allocate(world, values, precision):
     rig = make_rig(world, values, precision)
-    levels = Levels(rig.config, world, dist.HashStore(), rig.states, rig.groups)
-    pool = levels.pool_bytes if world.rank % 2 == 0 else None  # the first rank of its node
+    writers = TierWriters(rig.config, world, dist.HashStore(), rig.states, rig.groups)
+    pool = writers.pool_bytes if world.rank % 2 == 0 else None  # the first rank of its node
     return rig.groups.coordinates.pipeline, rig.states.memory_bytes(), pool
 
 
