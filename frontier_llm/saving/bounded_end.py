@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.coordination import meet
 from frontier_llm.launch.world import World
 from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.saving.tiers import local_root, shared_folder
@@ -71,10 +72,8 @@ class BoundedEnd:
         try:
             self._store.add(f"{_PREFIX}/late", late)
             self._store.add(f"{_PREFIX}/unsafe", unsafe)
-            if self._store.add(f"{_PREFIX}/arrived", 1) == self._world.size:
-                self._store.set(f"{_PREFIX}/all", "")
             timeout = timedelta(seconds=self._limit + _SLOWEST_SECONDS)
-            self._store.wait([f"{_PREFIX}/all"], timeout)
+            meet(self._store, f"{_PREFIX}/arrived", self._world.size, timeout)
             return self._store.add(f"{_PREFIX}/late", 0), self._store.add(f"{_PREFIX}/unsafe", 0)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]

@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.save import NodeCommitError
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
-from frontier_llm.parallel.groups import Groups
 from frontier_llm.saving.bounded_end import BoundedEnd
 from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.saving.tiers import shared_folder
-from frontier_llm.sharding.sharded_states import ShardedStates
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -80,17 +77,13 @@ class Checkpoints:
         config: RunConfig,
         world: World,
         store: "Store",
-        states: ShardedStates,
-        groups: Groups,
+        tiers: TierWriters,
         meta: Callable[[], dict[str, Any]],
-        archive: Archive | None = None,
     ) -> None:
         self._run_config, self._config = config, config.checkpoint
         self._stops = {"stop": True, "continue": False}[config.checkpoint.on_error]
         self._skips = {"wait": False, "skip": True}[config.checkpoint.when_busy]
-        self._world, self.meta = world, meta
-        self.tiers = TierWriters(config, world, store, states, groups, archive)
-        self._store = store
+        self._world, self._store, self.tiers, self.meta = world, store, tiers, meta
         self.saved_step: int | None = None
         self._begun_step: int | None = None
         self.on_begin: Callable[[int], None] = lambda _: None

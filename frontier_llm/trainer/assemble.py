@@ -37,6 +37,7 @@ from frontier_llm.parallel.groups import Groups, destroy_groups
 from frontier_llm.saving.checkpoints import Checkpoints
 from frontier_llm.saving.restorer import Restorer
 from frontier_llm.saving.run_directory import FAILURES
+from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.telemetry.log import close_logging, setup_logging
 from frontier_llm.trainer.callbacks.callback_list import make_callbacks
 from frontier_llm.trainer.connect import connect
@@ -126,7 +127,8 @@ def build_context(
     except BaseException:
         states.close()  # with its hooks the model would never be freed
         raise
-    checkpoints = Checkpoints(config, world, store, states, groups, meta, archive)
+    tiers = TierWriters(config, world, store, states, groups, archive)
+    checkpoints = Checkpoints(config, world, store, tiers, meta)
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)
     throughput = Throughput(config, world.size, accelerator, precision.name)
