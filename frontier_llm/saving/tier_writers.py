@@ -1,8 +1,6 @@
 """What writes checkpoints to the tiers of a run on one rank, and the memory that the writers share.
 
 A tier is written from the states by a `CheckpointManager`, or from the node's disk by a `Mover`.
-Both say what has `failed` and how steps ended (`outcomes`), and can `close`, `wait_for` and
-`abandon`.
 """
 
 import shutil
@@ -26,6 +24,7 @@ from frontier_llm.checkpoint.rank_objects import gathered
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.write_plan import part_of
+from frontier_llm.checkpoint.writer import CheckpointWriter
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool
@@ -63,7 +62,7 @@ class TierWriter:
     mover: Mover | None = None
 
     @property
-    def writers(self) -> list[CheckpointManager | Mover]:
+    def writers(self) -> list[CheckpointWriter]:
         """The managers and the mover."""
         return [*self.managers, *([self.mover] if self.mover is not None else [])]
 
@@ -126,7 +125,7 @@ class TierWriters:
         self.managers = [*self.run_dir.managers, *self.node.managers]
         movers = self.run_dir.mover, self.next_node.mover
         self.movers = [mover for mover in movers if mover is not None]
-        self.writers: list[CheckpointManager | Mover] = [*self.managers, *self.movers]
+        self.writers: list[CheckpointWriter] = [*self.managers, *self.movers]
 
     @property
     def pool_bytes(self) -> int:
