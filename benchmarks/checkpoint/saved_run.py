@@ -23,7 +23,7 @@ from benchmarks.checkpoint.savers import PEERS, Ours, Place, Saver
 from benchmarks.testbed.foreign_load import busy_seconds, own_seconds
 from benchmarks.testbed.forked_run import ForkedRun, train
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Outcome
+from frontier_llm.checkpoint.writer import Outcome
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.protocols import StateShard

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.job_thread import JobThread
-from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
 from frontier_llm.checkpoint.pacer import Cancellation
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.snapshot import Snapshot, SnapshotMemory
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
-from frontier_llm.checkpoint.writer import CheckpointWriter
+from frontier_llm.checkpoint.writer import DEFAULTS, CheckpointWriter, Options, Outcome
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_seconds

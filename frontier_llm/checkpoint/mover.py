@@ -15,9 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
-from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.checkpoint.save import NodeCommitError
-from frontier_llm.checkpoint.writer import CheckpointWriter
+from frontier_llm.checkpoint.writer import CheckpointWriter, Outcome
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_seconds
 

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory
-from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.write_plan import Entries, WritePlan, make_write_plan
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import meet
 from frontier_llm.protocols import StateShard

@@ -16,7 +16,6 @@ from frontier_llm.checkpoint.chunk_pool import SharedPool
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.manager import CheckpointManager, Mode
-from frontier_llm.checkpoint.manager_options import Options, Outcome
 from frontier_llm.checkpoint.mover import Copy, Mover
 from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
@@ -24,7 +23,7 @@ from frontier_llm.checkpoint.rank_objects import gathered
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.write_plan import part_of
-from frontier_llm.checkpoint.writer import CheckpointWriter
+from frontier_llm.checkpoint.writer import CheckpointWriter, Options, Outcome
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES, host_pool

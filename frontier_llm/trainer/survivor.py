@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.write_plan import part_of
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.launch.membership import Place
