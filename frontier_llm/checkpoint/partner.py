@@ -26,6 +26,7 @@ from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect,
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, FilePlan, WritePlan
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -58,7 +59,7 @@ def _checked_plan(
 
 
 class PartnerFiles:
-    """Sends this rank's file to the receiver on the next node, and receives that of the sender.
+    """Sends this rank's file to a rank of the next node, and receives one from the node before.
 
     The constructor is collective over all ranks: they exchange layouts and addresses through the
     store. It raises a CheckpointError if another rank does not answer, or this host has no
@@ -69,30 +70,28 @@ class PartnerFiles:
         self,
         plan: WritePlan,
         folder: Path,
-        rank: int,
-        receiver: int,
-        sender: int,
+        world: World,
         store: "Store",
-        master: str,
         timeout: timedelta,
     ) -> None:
         self._plan, self._folder, self._timeout = plan, folder, timeout
         self._seconds, self._sockets = timeout.total_seconds(), OpenSockets()
+        receiver = (world.rank + world.ranks_per_node) % world.size
+        sender = (world.rank - world.ranks_per_node) % world.size
         try:
-            self._listener = Listener(own_address(master))
+            self._listener = Listener(own_address(world.master_address))
         except OSError as error:
             raise CheckpointError(f"no rank can connect to this host: {error}") from None
         address = *self._listener.address, self._listener.secret.hex()
         record = plan.record(None).to_json()
         text = json.dumps([*address, plan.name, plan.size, plan.chunk_bytes, record])
-        store.set(f"{_KEY}/{rank}", text)
+        store.set(f"{_KEY}/{world.rank}", text)
         keys = [f"{_KEY}/{sender}", f"{_KEY}/{receiver}"]
         try:
             store.wait(keys, timeout)
             described, receiving = (json.loads(text) for text in store.multi_get(keys))
         except RuntimeError as error:
             raise CheckpointError(f"a rank of another node does not answer: {error}") from None
-        self.sender = sender
         try:
             self._address = str(receiving[0]), int(receiving[1])
             self._secret = bytes.fromhex(receiving[2])

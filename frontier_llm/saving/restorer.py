@@ -184,7 +184,7 @@ class Restorer:
         if step in assembled:
             return False
         assembled.add(step)
-        folder = self._assembly.assemble(step - 1, until=step)
+        folder = self._assembly.assemble(step)
         if folder is not None:
             candidates.appendleft((step, folder))
         return folder is not None

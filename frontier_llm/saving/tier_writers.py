@@ -144,16 +144,9 @@ class TierWriters:
             assert buffer is not None  # host_pool has counted it
             self._buffers.append(buffer)
         if self.next_node.mover is not None and self._partner_files is None:
-            world = self._world
+            plan, folder = self.node.managers[0].plan, self._tiers[NODE_DISK].folder
             self._partner_files = PartnerFiles(
-                self.node.managers[0].plan,
-                self._tiers[NODE_DISK].folder,
-                world.rank,
-                (world.rank + world.ranks_per_node) % world.size,
-                (world.rank - world.ranks_per_node) % world.size,
-                self._store,
-                world.master_address,
-                self._timeout,
+                plan, folder, self._world, self._store, self._timeout
             )
 
     def abandon(self) -> None:
