@@ -166,9 +166,9 @@ def test_a_copy_that_fails_ends_nothing(
     """The copy of one step is damaged on its way; with the next step all is copied again."""
     fetch, enqueue = RangeReader.fetch, Mover.enqueue
 
-    def in_turn(self: Mover, *arguments: Any, **named: Any) -> None:
+    def in_turn(self: Mover, *arguments: Any, **options: Any) -> None:
         self.wait()  # so that no step is skipped, however slowly this machine copies
-        enqueue(self, *arguments, **named)
+        enqueue(self, *arguments, **options)
 
     def broken(self: RangeReader, *arguments: Any) -> None:
         if threading.current_thread().name == "partner" and "step_00000003" in str(
@@ -381,7 +381,7 @@ def test_without_the_nodes_disks_the_run_directory_is_written_directly(
 def test_training_goes_on_while_the_drain_fails(
     fault: str, tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, write, limit = RangeReader.fetch, RankFile.write, patient(0.125)
+    fetch, write, limit = RangeReader.fetch, RankFile.write, patient(0.4)
 
     def broken(self: RangeReader, *arguments: Any) -> None:
         if fault == "read error" and threading.current_thread().name == "drain":
