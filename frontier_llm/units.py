@@ -1,6 +1,7 @@
 """Sizes, times and counts as people read them. Everything else in the package is in base units."""
 
 import math
+from collections.abc import Sequence
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -36,6 +37,14 @@ def counted(number: int, noun: str) -> str:
     """Write a number with a noun in singular or plural: `1 rank`, `2 ranks`, `2 batches`."""
     plural = "" if number == 1 else "es" if noun.endswith(("ch", "s", "x")) else "s"
     return f"{number} {noun}{plural}"
+
+
+def name_ranks(ranks: Sequence[int], most: int = 16) -> str:
+    """Write numbers of ranks: `rank 3`, `ranks 1, 3`, `ranks 0, 1 and 7 more` (`most` is 2)."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return "ranks " + ", ".join(map(str, ranks[:most])) + more
 
 
 def format_figure(value: float, digits: int = 2) -> str:

@@ -35,7 +35,7 @@ settings.load_profile("repeated")  # before pytest loads the profile of --hypoth
 
 FOLDER = Path(__file__).parent
 LONGEST = (
-    "trainer/test_resume", "trainer/test_drain", "trainer/test_bounded_end",
+    "trainer/test_resume", "saving/test_drain", "saving/test_bounded_end",
     "trainer/test_schedules", "examples/test_own_text", "trainer/test_quantised",
     "data/test_malformed_corpora", "checkpoint/test_faults", "cli/test_unused_keys",
     "health/test_watchdog", "cli/test_first_command",
@@ -44,7 +44,7 @@ LONGEST = (
     "membership/test_launcher", "streams/test_sharded_steps", "engine/test_behaviours",
     "examples/test_examples", "trainer/test_run", "trainer/test_parity", "cli/test_plan",
     "streams/test_lanes", "checkpoint/test_layouts", "model/test_compiled",
-    "membership/test_nccl_replacement", "trainer/test_killed_drain", "trainer/test_sharding_parity",
+    "membership/test_nccl_replacement", "saving/test_killed_drain", "trainer/test_sharding_parity",
     "launch/test_rendezvous", "cli/test_train_command", "cli/test_sweep",
     "trainer/test_support", "trainer/test_traffic", "trainer/test_t5_parity", "model/test_flex",
     "benchmarks/test_bench_sharding", "benchmarks/test_planner_layouts", "model/test_flops",

@@ -23,12 +23,12 @@ from benchmarks.checkpoint.savers import PEERS, Ours, Place, Saver
 from benchmarks.testbed.foreign_load import busy_seconds, own_seconds
 from benchmarks.testbed.forked_run import ForkedRun, train
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Outcome
+from frontier_llm.checkpoint.writer import Outcome
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.protocols import StateShard
+from frontier_llm.saving import tier_writers
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer import checkpoint_levels
 
 OURS = "ours"
 """The run's own saver."""
@@ -371,5 +371,5 @@ def run(
 def _train(saver: str, schedule: Schedule, results: Path, overrides: Sequence[str]) -> int:
     """Train in this process and its forks, whose checkpoints `ScheduledManager` writes."""
     manager = partial(ScheduledManager, saver, schedule, results)
-    checkpoint_levels.CheckpointManager = manager  # type: ignore[assignment,misc]
+    tier_writers.CheckpointManager = manager  # type: ignore[assignment,misc]
     return train(overrides)

@@ -25,8 +25,8 @@ from benchmarks.testbed.disk import sync_file
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.restore import load
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.protocols import StateShard
 
 if TYPE_CHECKING:

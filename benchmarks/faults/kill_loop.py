@@ -49,8 +49,8 @@ from benchmarks.testbed.forked_run import (
 )
 from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, parse_folder
 from frontier_llm.cli.options import run_command
+from frontier_llm.saving.ledger_file import LEDGER
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer.ledger_file import LEDGER
 
 SHARE_WHILE_STARTING = 0.25
 """Share of the kills that come during start-up."""

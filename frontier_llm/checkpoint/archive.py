@@ -69,7 +69,6 @@ class Archive:
             )
 
     def _archive(self, step: int) -> None:
-        """Run the command for a new checkpoint, then for those for which it has failed before."""
         is_archived = self._try(step)
         with self._lock:
             self._pending.remove(step)

@@ -10,17 +10,12 @@ import contextlib
 import mmap
 import threading
 import weakref
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_bytes
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 
 class ChunkPool:
@@ -86,28 +81,6 @@ def check_host_memory(needed: int, ranks_on_host: int) -> None:
             f"{format_bytes(free)} is free. Set checkpoint.pool_bytes to less (the update then "
             "waits for the disk), or cut the optimizer states over more ranks"
         )
-
-
-def wait_for_host_ranks(
-    store: "Store", key: str, rank: int, ranks: range, timeout: timedelta
-) -> None:
-    """Wait until all ranks of this host have checked the free memory.
-
-    Without this wait, a rank could allocate its pool before another rank checks. The other rank
-    would then find less free memory, and would also count the first rank's pool as not allocated.
-    The key must differ between calls and between hosts. A CheckpointError follows the timeout.
-    """
-    if len(ranks) <= 1:
-        return
-    if store.add(key, 1) == len(ranks):
-        store.set(f"{key}/all", "")
-    try:
-        store.wait([f"{key}/all"], timeout)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"rank {rank} timed out waiting for the other ranks of its node to check the host "
-            f"memory: {str(error).splitlines()[0]}"
-        ) from None
 
 
 def _unpin(memory: torch.Tensor) -> None:

@@ -25,12 +25,12 @@ store, so the caller passes a clone of the store.
 """
 
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import read_all
+from frontier_llm.units import name_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -39,7 +39,7 @@ _COMMIT = "commit"
 """Value of the key `decision` after rank 0 has sealed the checkpoint."""
 _COMMITTED = ""
 """Value of the key `end` after success; after a failure its value is the cause."""
-_MAX_NAMED_RANKS = 8
+_MOST_NAMED = 8
 
 
 class UnknownOutcomeError(CheckpointError):
@@ -172,7 +172,7 @@ class CommitBarrier:
         if not missing:
             return f"rank {self._rank}: all ranks wrote, and rank 0 did not commit {seconds}"
         return (
-            f"{_name_ranks(missing)} did not write {seconds} of rank {self._rank} "
+            f"{name_ranks(missing, _MOST_NAMED)} did not write {seconds} of rank {self._rank} "
             "(checkpoint.timeout_seconds)"
         )
 
@@ -185,10 +185,3 @@ class CommitBarrier:
 
 def _describe_lost_store(error: RuntimeError) -> str:
     return f"the ranks' store does not answer (is rank 0 gone?): {str(error).splitlines()[0]}"
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - _MAX_NAMED_RANKS} more" if len(ranks) > _MAX_NAMED_RANKS else ""
-    return "ranks " + ", ".join(map(str, ranks[:_MAX_NAMED_RANKS])) + more

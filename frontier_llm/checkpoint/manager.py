@@ -11,19 +11,19 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.checkpoint.job_thread import JobThread
-from frontier_llm.checkpoint.manager_options import DEFAULTS, Options, Outcome
 from frontier_llm.checkpoint.pacer import Cancellation
 from frontier_llm.checkpoint.retention import prune
 from frontier_llm.checkpoint.save import Task, save
 from frontier_llm.checkpoint.snapshot import Snapshot, SnapshotMemory
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
+from frontier_llm.checkpoint.writer import DEFAULTS, CheckpointWriter, Options, Outcome
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_seconds
@@ -35,18 +35,15 @@ Mode = Literal["blocking", "lazy"]
 _log = logging.getLogger(__name__)
 _LOGGED_STALL_SECONDS = 0.1
 """Shorter waits are counted but not logged."""
-_REMEMBERED = 1000
 
 
-class CheckpointManager:
-    """Writes the checkpoints of one rank, one after the other.
+class CheckpointManager(CheckpointWriter):
+    """Writes the states of one rank.
 
-    All ranks create their managers and begin their checkpoints in the same order. One thread calls
-    all methods. After a failure the manager remains usable and the previous checkpoint is intact.
-    The store must outlive `close` on every rank. In mode `blocking`, `begin` returns when the
-    checkpoint is committed; in mode `lazy` it returns at once and a thread writes, which sets
-    `outcomes`: how the last checkpoints ended, by step, as far as this rank knows. `unfinished` has
-    the steps that are begun and have not ended.
+    After a failure the manager remains usable and the previous checkpoint is intact. The store must
+    outlive `close` on every rank. In mode `blocking`, `begin` returns when the checkpoint is
+    committed; in mode `lazy` it returns at once and a thread writes. `unfinished` has the steps
+    that are begun and have not ended.
     """
 
     def __init__(
@@ -62,25 +59,20 @@ class CheckpointManager:
     ) -> None:
         assert keep >= 1, keep
         assert options.chunk_bytes % PAGE_BYTES == 0, options
-        self._folder, self._rank, self._size = folder, rank, world_size
-        self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
-        self._timeout, self._is_lazy = timeout, {"lazy": True, "blocking": False}[mode]
+        super().__init__("checkpoint", rank, world_size, store, timeout)
+        self._folder, self._is_lazy = folder, {"lazy": True, "blocking": False}[mode]
         self._keep, self._options = keep, options
         # the managers of a rank are numbered, so that two of them never use the same key
         self._manager_number = self._store.add(f"checkpoint/managers/{rank}", 1)
         self._begun = 0  # number of checkpoints so far
-        self._old_barriers: list[CommitBarrier] = []
         prefix = f"checkpoint/{self._manager_number}"
         self._memory = SnapshotMemory(
             rank, world_size, self._store, prefix, timeout, options, is_lazy=self._is_lazy
         )
         self._cancellation = Cancellation()
         self._snapshot: Snapshot | None = None
-        self._writer = JobThread("checkpoint")
         self._capturer = JobThread("checkpoint capture")
-        self._error: BaseException | None = None
         self._stall_seconds = 0.0
-        self.outcomes: dict[int, Outcome] = {}
         self.unfinished: set[int] = set()
 
     def take_stall_seconds(self) -> float:
@@ -97,11 +89,6 @@ class CheckpointManager:
     def plan(self) -> WritePlan:
         """Layout of this rank's file; `prepare` makes it."""
         return self._memory.plan
-
-    @property
-    def failed(self) -> bool:
-        """Whether `poll` would raise. All ranks exchange this value, so that they stop together."""
-        return self._error is not None
 
     def prepare(self, shards: Iterable[StateShard]) -> None:
         """Plan the file and allocate host memory, so that the first `begin` does not have to.
@@ -161,19 +148,6 @@ class CheckpointManager:
             self._writer.wait_below(1)
         self.poll()
 
-    def wait_for(self, seconds: float | None) -> bool:
-        """Wait at most some seconds; return whether no checkpoint is being written any more."""
-        return self._writer.wait_below(1, seconds)
-
-    def poll(self) -> None:
-        """Raise the error of the last checkpoint, once, if it is already known. Never waits.
-
-        Every rank gets the same cause, possibly at different times.
-        """
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
     def abandon(self) -> None:
         """Give up what is not committed, and wait until no thread reads the states."""
         self._cancellation.cancel()
@@ -189,7 +163,7 @@ class CheckpointManager:
     def _task(self, step: int, meta: dict[str, Any]) -> tuple[Task, CommitBarrier]:
         meta = json.loads(json.dumps(meta, allow_nan=False))  # a copy, safe from later changes
         prefix = f"checkpoint/{self._manager_number}/{self._begun}"
-        barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
+        barrier = self._make_barrier(prefix)
         folder_ranks = self._options.folder_ranks
         task = Task(
             self._folder,
@@ -221,25 +195,15 @@ class CheckpointManager:
             if self._rank == 0:
                 seconds = format_seconds(time.monotonic() - begin)
                 _log.info("%-10s step %d in %s: %s", "checkpoint", task.step, seconds, task.final)
-                self._delete_keys(barrier)
+                self._delete_keys_before(barrier)
         except BaseException as error:
-            self._old_barriers.append(barrier)
             self._error = self._error or _as_checkpoint_error(task, error)
             self._end(task.step, "failed")
 
     def _end(self, step: int, outcome: Outcome) -> None:
-        self.outcomes[step] = outcome
+        self._remember(step, outcome)
         self.unfinished.discard(step)
         self._options.on_end(step, outcome)
-        for old in sorted(self.outcomes)[:-_REMEMBERED]:
-            del self.outcomes[old]
-
-    def _delete_keys(self, barrier: CommitBarrier) -> None:
-        """Delete the keys of earlier checkpoints from the store; no rank reads them any more."""
-        with suppress(RuntimeError):  # the store is lost, and its keys with it
-            for old in self._old_barriers:
-                old.delete_keys()
-        self._old_barriers = [barrier]
 
     @contextmanager
     def _stalling(self, reason: str) -> Iterator[None]:

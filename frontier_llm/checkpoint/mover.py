@@ -15,9 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
-from frontier_llm.checkpoint.job_thread import JobThread
-from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.checkpoint.save import NodeCommitError
+from frontier_llm.checkpoint.writer import CheckpointWriter, Outcome
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_seconds
 
@@ -30,8 +29,10 @@ Copy = Callable[[int, dict[str, Any], CommitBarrier], None]
 """Copies this rank's part of a checkpoint and commits it: (step, meta, barrier)."""
 
 
-class Mover:
-    """The queue of one kind of copies on one rank, each made by `copy` with a thread of this name.
+class Mover(CheckpointWriter):
+    """Copies checkpoints of the nodes' disks to `target`, on a thread with a name.
+
+    `copy` copies this rank's part. A permanent step is never skipped.
 
     Attributes:
         is_redundant: whether the copies are of use only if a node is lost, so that a failure is a
@@ -39,7 +40,6 @@ class Mover:
         patience_seconds: `poll` raises also failures of redundant copies if none has succeeded for
             so long; None = it never does.
         newest: step of the newest copy that this object has made; None before the first one.
-        outcomes: how the copies of the last steps ended, by step, as far as this rank knows.
     """
 
     def __init__(
@@ -53,38 +53,16 @@ class Mover:
         copy: Copy,
         is_permanent: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Take how to copy this rank's part; the timeout limits the wait for other ranks after it.
-
-        `target` says in the log where the copies go. A permanent step is never skipped.
-        """
-        self._name, self._target = name, target
-        self._rank, self._size = rank, world_size
-        self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
-        self._timeout, self._copy = timeout, copy
-        self._is_permanent = is_permanent
+        super().__init__(name, rank, world_size, store, timeout)
+        self._name, self._target, self._copy, self._is_permanent = name, target, copy, is_permanent
         self.is_redundant = False
         self.patience_seconds: float | None = None
         self.newest: int | None = None
         self._succeeded = math.inf  # monotonic time of the newest copy, or of the first try
-        self._writer = JobThread(name)
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps that are not copied yet, in order
         self._saved: dict[int, Outcome] = {}  # how the checkpoints on the nodes' disks ended
-        self._numbered, self._failures = 0, 0
-        self._barriers: list[CommitBarrier] = []
-        self._error: CheckpointError | None = None
-        self.outcomes: dict[int, Outcome] = {}
-
-    @property
-    def failed(self) -> bool:
-        """Whether `poll` would raise."""
-        return self._error is not None
-
-    def poll(self) -> None:
-        """Raise the first error since the last call: a step was not copied."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self._numbered = 0
 
     def enqueue(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
         """Copy a checkpoint as soon as it is committed on the nodes' disks.
@@ -141,9 +119,10 @@ class Mover:
         """Wait until every enqueued step is copied or skipped, or has failed."""
         self._writer.wait_below(1)
 
-    def wait_for(self, seconds: float | None) -> bool:
-        """As `wait`, for at most some seconds; return whether nothing is left to copy."""
-        return self._writer.wait_below(1, seconds)
+    def close(self) -> None:
+        """Wait like `wait`, then raise like `poll`."""
+        self.wait()
+        self.poll()
 
     def _move(self, number: int, step: int, meta: dict[str, Any]) -> None:
         outcome: Outcome = "failed"
@@ -152,16 +131,14 @@ class Mover:
         prefix = f"checkpoint/{self._name}/{number}"
         try:
             if self._is_chosen(prefix, step):
-                barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
-                self._barriers.append(barrier)
+                barrier = self._make_barrier(prefix)
                 self._copy(step, meta, barrier)
                 outcome = "committed"
                 self._succeeded, self.newest = time.monotonic(), step
                 if self._rank == 0:
                     duration = format_seconds(time.monotonic() - begin)
                     _log.info("step %d is copied to %s: %s", step, self._target, duration)
-                    while len(self._barriers) > 1:  # no rank reads the keys of earlier copies
-                        self._barriers.pop(0).delete_keys()
+                    self._delete_keys_before(barrier)
             else:
                 outcome = "skipped"
         except Exception as error:
@@ -181,9 +158,7 @@ class Mover:
                 _log.warning("%s", text)
         with self._changed:
             self._queue.remove(step)
-            self.outcomes[step] = outcome
-            for old in sorted(self.outcomes)[:-_REMEMBERED]:
-                del self.outcomes[old]
+            self._remember(step, outcome)
 
     def _is_chosen(self, prefix: str, step: int) -> bool:
         """Return whether a step is copied or skipped, which rank 0 decides for all ranks."""

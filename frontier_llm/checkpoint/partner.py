@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +24,9 @@ from frontier_llm.checkpoint.manifest import FilePart, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
 from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
-from frontier_llm.checkpoint.write_plan import PAGE_BYTES, WritePlan
+from frontier_llm.checkpoint.write_plan import PAGE_BYTES, FilePlan, WritePlan
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -38,50 +38,28 @@ _RANGE_BYTES = 4096
 _KEY = "checkpoint/partner"
 
 
-@dataclass(frozen=True)
-class ReceivedPlan:
-    """Layout of the file of a rank of the node before."""
+def _checked_plan(
+    own_chunk_bytes: int, name: str, size: int, chunk_bytes: int, record: str
+) -> FilePlan:
+    """Return the layout of a file from what another rank says of it.
 
-    name: str
-    size: int
-    """Size of the file in bytes; 0 if that rank saves nothing."""
-    chunk_bytes: int
-    tensors: RankRecord
-    offset_bytes: int = 0
-    total: int | None = None
-
-    @classmethod
-    def of(
-        cls, own_chunk_bytes: int, name: str, size: int, chunk_bytes: int, record: str
-    ) -> "ReceivedPlan":
-        """Check what another rank says of its file; raise ValueError if it is too large.
-
-        The chunks must also be those of this rank.
-        """
-        plan = cls(name, size, chunk_bytes, RankRecord.model_validate_json(record))
-        files = {name: FilePart(size=size, chunks=(), offset_bytes=0)}
-        RankRecord(files=files, tensors={})  # checks the name and the size
-        if chunk_bytes != own_chunk_bytes:
-            raise ValueError(f"chunks of {chunk_bytes} bytes instead of {own_chunk_bytes}")
-        ranges = [r for tensor in plan.tensors.tensors.values() for r in tensor.stored_ranges]
-        stored = sum((4 * r.count + _RANGE_BYTES) * len(r.keys) for r in ranges)
-        if size > stored + 2 * PAGE_BYTES:
-            raise ValueError(f"a file of {size} bytes for ranges of {stored} bytes")
-        return plan
-
-    @property
-    def chunks(self) -> range:
-        """One item per chunk."""
-        return range(-(-self.size // self.chunk_bytes))
-
-    def record(self, file: FilePart | None) -> RankRecord:
-        """Return the description of what was written, for the manifest."""
-        files = {self.name: file} if file else {}
-        return RankRecord(files=files, tensors=self.tensors.tensors)
+    Raises a ValueError if it is too large, or its chunks are not those of this rank.
+    """
+    tensors = RankRecord.model_validate_json(record).tensors
+    RankRecord(  # checks the name and the size
+        files={name: FilePart(size=size, chunks=(), offset_bytes=0)}, tensors={}
+    )
+    if chunk_bytes != own_chunk_bytes:
+        raise ValueError(f"chunks of {chunk_bytes} bytes instead of {own_chunk_bytes}")
+    ranges = [r for tensor in tensors.values() for r in tensor.stored_ranges]
+    stored = sum((4 * r.count + _RANGE_BYTES) * len(r.keys) for r in ranges)
+    if size > stored + 2 * PAGE_BYTES:
+        raise ValueError(f"a file of {size} bytes for ranges of {stored} bytes")
+    return FilePlan(name, 0, size, None, chunk_bytes, tensors)
 
 
 class PartnerFiles:
-    """Sends this rank's file to the receiver on the next node, and receives that of the sender.
+    """Sends this rank's file to a rank of the next node, and receives one from the node before.
 
     The constructor is collective over all ranks: they exchange layouts and addresses through the
     store. It raises a CheckpointError if another rank does not answer, or this host has no
@@ -92,34 +70,32 @@ class PartnerFiles:
         self,
         plan: WritePlan,
         folder: Path,
-        rank: int,
-        receiver: int,
-        sender: int,
+        world: World,
         store: "Store",
-        master: str,
         timeout: timedelta,
     ) -> None:
         self._plan, self._folder, self._timeout = plan, folder, timeout
         self._seconds, self._sockets = timeout.total_seconds(), OpenSockets()
+        receiver = (world.rank + world.ranks_per_node) % world.size
+        sender = (world.rank - world.ranks_per_node) % world.size
         try:
-            self._listener = Listener(own_address(master))
+            self._listener = Listener(own_address(world.master_address))
         except OSError as error:
             raise CheckpointError(f"no rank can connect to this host: {error}") from None
         address = *self._listener.address, self._listener.secret.hex()
         record = plan.record(None).to_json()
         text = json.dumps([*address, plan.name, plan.size, plan.chunk_bytes, record])
-        store.set(f"{_KEY}/{rank}", text)
+        store.set(f"{_KEY}/{world.rank}", text)
         keys = [f"{_KEY}/{sender}", f"{_KEY}/{receiver}"]
         try:
             store.wait(keys, timeout)
             described, receiving = (json.loads(text) for text in store.multi_get(keys))
         except RuntimeError as error:
             raise CheckpointError(f"a rank of another node does not answer: {error}") from None
-        self.sender = sender
         try:
             self._address = str(receiving[0]), int(receiving[1])
             self._secret = bytes.fromhex(receiving[2])
-            self.plan = ReceivedPlan.of(plan.chunk_bytes, *described[3:])
+            self.plan = _checked_plan(plan.chunk_bytes, *described[3:])
         except (ValueError, TypeError, IndexError) as error:
             raise CheckpointError(f"rank {sender} describes its file wrongly: {error}") from None
 
@@ -133,17 +109,28 @@ class PartnerFiles:
         thread = threading.Thread(
             target=self._send, args=(step, buffer, pacer), name="partner", daemon=True
         )
-        if self._plan.chunks:
+        if self._plan.size:
             thread.start()
         try:
             yield
         finally:
-            if self._plan.chunks:
+            if self._plan.size:
                 thread.join()
 
     def receive(self, step: int, buffer: torch.Tensor) -> "ReceivedChunks":
         """Return the content of the file of the node before; the buffer is as for `sending`."""
-        return ReceivedChunks(self._listener, self._sockets, self.plan, step, buffer, self._seconds)
+        return ReceivedChunks(self, step, buffer)
+
+    @contextmanager
+    def accepting(self, step: int) -> Iterator[socket.socket]:
+        """Accept the connection for a step; those of earlier steps, which failed, are closed."""
+        greeting = _greeting(self._listener.secret, step)
+        try:
+            connection = self._listener.accept(greeting, self._seconds)
+        except OSError as error:
+            raise CheckpointError(f"the node before does not send: {error}") from None
+        with self._sockets.using(connection):
+            yield connection
 
     def close(self) -> None:
         """Stop to listen, and end all connections. Threads that wait for other ranks fail."""
@@ -171,26 +158,16 @@ class PartnerFiles:
 class ReceivedChunks:
     """The chunks of a file that a rank of the node before sends."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        sockets: OpenSockets,
-        plan: ReceivedPlan,
-        step: int,
-        buffer: torch.Tensor,
-        seconds: float,
-    ) -> None:
-        self._listener, self._sockets = listener, sockets
-        self._plan, self._step = plan, step
-        self._buffer, self._seconds = buffer, seconds
+    def __init__(self, files: PartnerFiles, step: int, buffer: torch.Tensor) -> None:
+        self._files, self._step, self._buffer = files, step, buffer
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks; raise a CheckpointError if one is late or does not match its digest."""
-        plan = self._plan
+        plan = self._files.plan
         content, digest = self._buffer.numpy().data, memoryview(bytearray(_DIGEST_BYTES))
-        with self._sockets.using(self._accept()) as connection:
-            for index in plan.chunks:
-                size = min(plan.chunk_bytes, plan.size - index * plan.chunk_bytes)
+        with self._files.accepting(self._step) as connection:
+            for index in range(plan.chunk_count):
+                size = plan.chunk_size(index)
                 try:
                     receive(connection, content[:size])
                     receive(connection, digest)
@@ -203,15 +180,6 @@ class ReceivedChunks:
 
     def close(self) -> None:
         """Do nothing: the buffer belongs to the caller."""
-
-    def _accept(self) -> socket.socket:
-        """Accept the connection for this step; those of earlier steps, which failed, are closed."""
-        try:
-            return self._listener.accept(
-                _greeting(self._listener.secret, self._step), self._seconds
-            )
-        except OSError as error:
-            raise CheckpointError(f"the node before does not send: {error}") from None
 
 
 def _greeting(secret: bytes, step: int) -> bytes:

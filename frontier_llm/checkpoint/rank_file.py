@@ -36,7 +36,9 @@ class RankFile:
 
     It is a context manager that removes the file if an exception leaves the context. Methods and
     constructor raise a CheckpointError if the file cannot be written. An existing part is
-    overwritten. `kept_bytes` were not written, because the file held them already.
+    overwritten. A file of `total` bytes is shared, and this part begins at a multiple of 4096 (a
+    page). If the file `continues`, it may hold chunks that an earlier attempt has written: each is
+    compared, and the `kept_bytes` of equal ones are not written again.
     """
 
     def __init__(
@@ -48,12 +50,6 @@ class RankFile:
         *,
         continues: bool = False,
     ) -> None:
-        """Create the file and reserve the space of this rank's part.
-
-        A file of `total` bytes is shared, and this part begins at a multiple of 4096 (a page). If
-        the file `continues`, it may hold chunks that an earlier attempt has written: each is read
-        and compared before it is written.
-        """
         self._path, self._size, self._offset, self._written = path, size, offset_bytes, 0
         self._ends_file = total is None or offset_bytes + size == total
         self._chunks: list[str] = []

@@ -42,17 +42,9 @@ def opened_by_rank_0(
     """Open a checkpoint on rank 0, and return on every rank what it needs of it.
 
     Opening a checkpoint asks the file system for the size of every file. If thousands of ranks did
-    so, a shared file system would get millions of requests.
-
-    Args:
-        names: tensors that this rank reads, as far as the checkpoint has them.
-
-    Returns:
-        The checkpoint, whose manifest has these tensors only, and its whole manifest, not parsed;
-        None if rank 0 has found none.
-
-    Raises:
-        CheckpointError: rank 0 cannot open it.
+    so, a shared file system would get millions of requests. Returns the checkpoint, whose manifest
+    has only the tensors with these names, and its whole manifest, not parsed; None if rank 0 has
+    found none. Raises a CheckpointError if rank 0 cannot open it.
     """
 
     def content() -> tuple[Path, SplitManifest] | None:

@@ -13,7 +13,7 @@ node. `commit_barrier` is the part in which the ranks agree.
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, Moments, RankRecord
 from frontier_llm.checkpoint.pacer import Cancellation
 from frontier_llm.checkpoint.rank_file import RankFile
+from frontier_llm.checkpoint.write_plan import FilePlan
 from frontier_llm.errors import CheckpointError, FrontierError
 from frontier_llm.units import format_bytes
 
@@ -49,37 +50,6 @@ class ChunkSource(Protocol):
 
     def close(self) -> None:
         """Free what the source occupies."""
-
-
-class FilePlan(Protocol):
-    """The layout of a rank's file."""
-
-    @property
-    def name(self) -> str:
-        """Name of the file."""
-
-    @property
-    def offset_bytes(self) -> int:
-        """Offset of this rank's part in the file."""
-
-    @property
-    def size(self) -> int:
-        """Size of this rank's part in bytes."""
-
-    @property
-    def total(self) -> int | None:
-        """Size in bytes of a file that ranks share; None if this rank writes the file alone."""
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Size of every chunk but the last, in bytes."""
-
-    @property
-    def chunks(self) -> Sized:
-        """One item per chunk."""
-
-    def record(self, file: FilePart | None) -> RankRecord:
-        """Return the description of what was written, for the manifest."""
 
 
 class NodeCommitError(CheckpointError):
@@ -174,7 +144,7 @@ def write_file(task: Task, source: ChunkSource) -> FilePart | None:
     If the file cannot be written, it is removed and a CheckpointError is raised.
     """
     plan, rank = task.plan, task.rank
-    if not plan.chunks:
+    if not plan.size:
         return None
     path = task.partial / plan.name
     continues = task.continues
@@ -182,7 +152,7 @@ def write_file(task: Task, source: ChunkSource) -> FilePart | None:
         reach("file.created", rank)
         for index, (buffer, size) in enumerate(source.chunks()):
             task.cancellation.check()
-            if index == len(plan.chunks) // 2:
+            if index == plan.chunk_count // 2:
                 reach("file.half", rank)
             file.write(buffer, size)
         reach("file.written", rank)

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory, wait_for_host_ranks
-from frontier_llm.checkpoint.manager_options import Options
+from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory
 from frontier_llm.checkpoint.write_plan import Entries, WritePlan, make_write_plan
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.coordination import meet
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_bytes
 
@@ -339,15 +340,23 @@ class SnapshotMemory:
         return ChunkPool(buffers, options.chunk_bytes, plan.device)
 
     def _wait_for_host_ranks(self) -> None:
+        """Wait until all ranks of this host have checked the free memory.
+
+        Without this wait, a rank could allocate its pool before another rank checks. The other rank
+        would then find less free memory, and also count the first rank's pool as not allocated.
+        """
         count = self._options.ranks_on_host
         first = self._rank // count * count
-        wait_for_host_ranks(
-            self._store,
-            f"{self._prefix}/memory/{first}",
-            self._rank,
-            range(first, min(first + count, self._size)),
-            self._timeout,
-        )
+        ranks = min(first + count, self._size) - first
+        if ranks == 1:
+            return
+        try:
+            meet(self._store, f"{self._prefix}/memory/{first}", ranks, self._timeout)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"rank {self._rank} timed out waiting for the other ranks of its node to check the "
+                f"host memory: {str(error).splitlines()[0]}"
+            ) from None
 
 
 def _key_of(shards: Sequence[StateShard]) -> list[object]:

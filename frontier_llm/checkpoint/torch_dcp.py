@@ -32,12 +32,12 @@ from torch.futures import Future
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.folders import MANIFEST, partial_folder
-from frontier_llm.checkpoint.manager_options import DEFAULTS
 from frontier_llm.checkpoint.manifest import Manifest, RankRecord, problems
 from frontier_llm.checkpoint.restore import load, record_of_box
 from frontier_llm.checkpoint.save import Task, check_files, publish, write_file, write_manifest
 from frontier_llm.checkpoint.snapshot import Snapshot
 from frontier_llm.checkpoint.write_plan import make_write_plan
+from frontier_llm.checkpoint.writer import DEFAULTS
 from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.protocols import StateShard
 

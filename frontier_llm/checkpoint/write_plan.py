@@ -44,7 +44,7 @@ class ChunkCopy:
 
 
 @dataclass(frozen=True, eq=False)
-class WritePlan:
+class FilePlan:
     """Layout of a rank's file, or of its part of a shared file, in chunks."""
 
     name: str
@@ -54,16 +54,32 @@ class WritePlan:
     total: int | None
     """Size in bytes of a file that ranks share; None if this rank writes the file alone."""
     chunk_bytes: int
-    head: torch.Tensor
-    """[bytes] uint8, whole pages: the header of the file, if it belongs to this rank's part."""
-    chunks: tuple[tuple[ChunkCopy, ...], ...]
-    """For each chunk, the copies that fill it."""
+    """Size of every chunk but the last."""
     tensors: dict[str, Tensor]
-    device: torch.device
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks."""
+        return -(-self.size // self.chunk_bytes)
 
     def chunk_size(self, index: int) -> int:
         """Return the size of a chunk in bytes."""
         return min(self.chunk_bytes, self.size - index * self.chunk_bytes)
+
+    def record(self, file: FilePart | None) -> RankRecord:
+        """Return the manifest's description of what was written; nothing if the plan is empty."""
+        return RankRecord(files={self.name: file} if file else {}, tensors=self.tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class WritePlan(FilePlan):
+    """Layout of a file that is written from states."""
+
+    head: torch.Tensor
+    """[bytes] uint8, whole pages: the header of the file, if it belongs to this rank's part."""
+    chunks: tuple[tuple[ChunkCopy, ...], ...]
+    """For each chunk, the copies that fill it."""
+    device: torch.device
 
     def fill(self, index: int, buffer: torch.Tensor, non_blocking: bool = False) -> None:
         """Copy the content of a chunk from the header and the states to [chunk_bytes] uint8.
@@ -81,10 +97,6 @@ class WritePlan:
             values = source if isinstance(source, torch.Tensor) else source.decode()
             elements[copy.first : end].copy_(values, non_blocking=non_blocking)
         elements[end : -(-self.chunk_size(index) // ELEMENT_BYTES)] = 0
-
-    def record(self, file: FilePart | None) -> RankRecord:
-        """Return the manifest's description of what was written; nothing if the plan is empty."""
-        return RankRecord(files={self.name: file} if file else {}, tensors=self.tensors)
 
 
 Exchange = Callable[[Entries], Sequence[Entries]]

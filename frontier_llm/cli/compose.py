@@ -43,7 +43,7 @@ from frontier_llm.config.section import Section
 from frontier_llm.config.synonyms import nearest_value
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import changes_for, with_changes
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 
 OPTIONAL_GROUPS = ("experiment", "sweep")
 """Groups of which no file is chosen by default. Their files set keys of any section."""

@@ -37,7 +37,7 @@ from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, wri
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import count_parameters, model_shapes
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 from frontier_llm.trainer.single_process_model import single_process_config
 from frontier_llm.units import GIB, format_count
 

@@ -132,7 +132,7 @@ def describe(
     from frontier_llm.device.kernels import resolve
     from frontier_llm.health.rank_checks import free_bytes
     from frontier_llm.model.transformer import DTYPES
-    from frontier_llm.trainer.checkpoint_places import local_root
+    from frontier_llm.saving.tiers import local_root
 
     may_share = config.collectives.backend == "gloo"
     accelerator = Accelerator.of_rank(world.local_rank, may_share=may_share)

@@ -39,7 +39,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.geometry.lengths import sample_lengths
-from frontier_llm.trainer.run_directory import to_yaml
+from frontier_llm.saving.run_directory import to_yaml
 from frontier_llm.units import counted, format_bytes, format_count
 
 _LAYER = re.compile(r"\blayers\.\d+\.")

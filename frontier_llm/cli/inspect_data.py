@@ -30,7 +30,7 @@ from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import DataError, FrontierError
-from frontier_llm.trainer.ledger_file import blend_of, lengths_of
+from frontier_llm.saving.ledger_file import blend_of, lengths_of
 from frontier_llm.trainer.single_process_model import read_config
 
 

@@ -23,7 +23,7 @@ from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.step_time import checkpoint_bytes, checkpoint_write_seconds
-from frontier_llm.trainer.checkpoint_places import shared_folder
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.units import (
     GIB,
     MIB,

@@ -15,7 +15,7 @@ from frontier_llm.launch.forked_ranks import LaunchOptions
 from frontier_llm.launch.rendezvous import connections_of
 from frontier_llm.launch.world import World
 from frontier_llm.membership.coordinator import Replacing
-from frontier_llm.trainer.run_directory import recorded_steps
+from frontier_llm.saving.run_directory import recorded_steps
 
 if TYPE_CHECKING:
     from torch.distributed import Store

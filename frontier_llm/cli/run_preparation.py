@@ -25,7 +25,7 @@ from frontier_llm.launch.cores import crowding
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.fit_check import Changes, check_fits
-from frontier_llm.trainer import changes, checkpoint_places, run_directory
+from frontier_llm.saving import changes, run_directory, tiers
 from frontier_llm.units import counted, format_bytes
 
 RECOMPUTE = ("none", "selective", "full")
@@ -46,7 +46,7 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     if lock:
         path = Path(config.run.dir).absolute()
         _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
-    newest = checkpoint_places.newest_folder(config)
+    newest = tiers.newest_folder(config)
     check_files(config, is_new=newest is None)
     resumes = run_directory.lock_run_dir(
         Path(config.run.dir),
@@ -56,7 +56,7 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
         nodes_may_have=config.checkpoint.tiers.local.path is not None,
         lock=lock,
     )
-    saved = checkpoint_places.saved_config(newest) if resumes and newest else None
+    saved = tiers.saved_config(newest) if resumes and newest else None
     if saved is not None:
         changes.refuse(changes.changes(saved, config.model_dump(mode="json")), config)
 
@@ -85,7 +85,7 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
-    from frontier_llm.trainer.changes import check_initial_tokenizer
+    from frontier_llm.saving.changes import check_initial_tokenizer
 
     if config.callbacks:  # a wrong name is refused here, before any process starts
         from frontier_llm.trainer.callbacks.callback_list import import_callbacks

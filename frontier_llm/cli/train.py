@@ -40,7 +40,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.membership.member import Membership, Place
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -31,6 +31,16 @@ def read_all(store: "Store", keys: Sequence[str]) -> list[bytes]:
     return [value for part in parts for value in store.multi_get(list(part))]
 
 
+def meet(store: "Store", key: str, ranks: int, timeout: timedelta) -> None:
+    """Wait until so many ranks have called this with a key, which is used once.
+
+    A RuntimeError of the store follows the timeout.
+    """
+    if store.add(key, 1) == ranks:
+        store.set(f"{key}/all", "")
+    store.wait([f"{key}/all"], timeout)
+
+
 def broadcast_from_rank_zero(
     world: World, store: "Store", key: str, make: Callable[[], str], timeout: timedelta
 ) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from frontier_llm.errors import FrontierError, RankFailure, StopRequested, print_error
+from frontier_llm.units import name_ranks
 
 Kind = Literal["user", "watchdog", "error", "died", "stopped", "lost_contact", "timeout"]
 _CAUSE_FILE = "cause.json"
@@ -286,12 +287,12 @@ def _explain_lost_contact(
 ) -> str:
     reported = {failure.rank for failure in failures}
     silent = [rank for rank in range(size) if rank not in reported]
-    lost = f"{_ranks(silent)}, which left no error message" if silent else "another rank"
+    lost = f"{name_ranks(silent)}, which left no error message" if silent else "another rank"
     # of several silent ranks perhaps only one is dead, and the others wait for other ranks
     dead = "one of them" if len(silent) > 1 else "it"
     return (
-        f"{_ranks(sorted(reported))} lost contact with {lost}: {dead} was killed (out of memory?) "
-        "or its node failed\n"
+        f"{name_ranks(sorted(reported))} lost contact with {lost}: {dead} was killed "
+        "(out of memory?) or its node failed\n"
         f"first error, on rank {chosen.rank}: {chosen.message.splitlines()[0]}\n"
         f"tracebacks of all ranks: {folder}"
     )
@@ -303,22 +304,15 @@ def _explain_timeout(chosen: Failure, failures: Iterable[Failure], size: int, fo
     )
     absent = [rank for rank in range(size) if rank not in waited]
     reason = (
-        f"{_ranks(absent)} did not join it (busy, hung, or in another part of the program)"
+        f"{name_ranks(absent)} did not join it (busy, hung, or in another part of the program)"
         if absent
         else "every rank waited: they were in different collectives"
     )
     return (
-        f"a collective timed out: {_ranks(waited)} waited, {reason}\n"
+        f"a collective timed out: {name_ranks(waited)} waited, {reason}\n"
         f"first error, on rank {chosen.rank}: {chosen.message.splitlines()[0]}\n"
         f"tracebacks of all ranks: {folder}; launch.timeout_seconds sets the time limit"
     )
-
-
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
-    return "ranks " + ", ".join(map(str, ranks[:16])) + more
 
 
 def _kind(error: BaseException) -> Kind:

@@ -28,7 +28,7 @@ from frontier_llm.geometry.partition import places_of_states
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.coordination import read_all
 from frontier_llm.membership.member import Place
-from frontier_llm.trainer.checkpoint_places import shared_folder
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.trainer.step_result import StepSums
 
 

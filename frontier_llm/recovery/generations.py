@@ -33,13 +33,13 @@ from frontier_llm.recovery.agreement import (
     is_overdue,
 )
 from frontier_llm.recovery.survivor import Survivor, lend, restore_counters, save_remains
+from frontier_llm.saving.run_directory import FAILURES, prepare_restart, recorded_steps
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.telemetry.log import setup_logging
 from frontier_llm.trainer.assemble import build_context, prepare_device, run_log
 from frontier_llm.trainer.callbacks.callback_list import make_callbacks
-from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import Continuation, TrainerContext
 from frontier_llm.trainer.loop import Loop
-from frontier_llm.trainer.run_directory import FAILURES, prepare_restart, recorded_steps
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class _Member:
                     config, self._corpora, world, store, self._accelerator, watchdog, self._archive
                 )
                 self._context = context
-                context.checkpoints.levels.prepare()
+                context.checkpoints.tiers.prepare()
             self._membership.seal()
             continuation = self._continue(context, decision)
             loop = Loop(context, make_callbacks(context), self._membership.outlives)
@@ -153,7 +153,7 @@ class _Member:
         context = self._context
         if context is not None:
             # writers wait for other ranks until their connections are cut, so `leave` comes later
-            context.checkpoints.levels.abandon()
+            context.checkpoints.tiers.abandon()
         self._membership.leave()
         abort_groups()  # the device, and the destruction of a group, would wait for the dead rank
         if context is not None and self._has_states:

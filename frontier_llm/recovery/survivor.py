@@ -20,16 +20,16 @@ import torch.distributed as dist
 
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.write_plan import part_of
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.elastic import fitted_to
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.membership.member import Place
 from frontier_llm.protocols import StateShard
 from frontier_llm.recovery.agreement import Decision, Report, agree, decide_for_run
+from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoint_places import shared_folder
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.progress import LossScale, Progress

@@ -29,8 +29,10 @@ from frontier_llm.model.build import build_model
 from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.saving.checkpoints import Checkpoints
+from frontier_llm.saving.restorer import Restorer
+from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.telemetry.log import close_logging, setup_logging
-from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.connect import connect
 from frontier_llm.trainer.context import (
     Hardware,
@@ -41,7 +43,7 @@ from frontier_llm.trainer.context import (
 )
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.progress import LossScale, Progress
-from frontier_llm.trainer.resume import Restorer, checkpoint_meta
+from frontier_llm.trainer.resume import checkpoint_meta
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
@@ -96,7 +98,8 @@ def build_context(
     except BaseException:
         states.close()  # with its hooks the model would never be freed
         raise
-    checkpoints = Checkpoints(config, world, store, states, groups, meta, archive)
+    tiers = TierWriters(config, world, store, states, groups, archive)
+    checkpoints = Checkpoints(config, world, store, tiers, meta)
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)
     throughput = Throughput(config, world.size, accelerator, precision.name)

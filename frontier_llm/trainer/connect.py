@@ -46,8 +46,8 @@ from frontier_llm.parallel.groups import (
     make_stage_groups,
 )
 from frontier_llm.parallel.lanes import Lane, use_lane
+from frontier_llm.saving.tiers import local_root
 from frontier_llm.sharding.unit import StateGroups
-from frontier_llm.trainer.checkpoint_places import local_root
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -16,11 +16,11 @@ from frontier_llm.launch.stop import StopRequest
 from frontier_llm.launch.world import World
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.saving.checkpoints import Checkpoints
+from frontier_llm.saving.restorer import Restorer
 from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.evaluate import Evaluation
 from frontier_llm.trainer.progress import Progress
-from frontier_llm.trainer.resume import Restorer
 from frontier_llm.trainer.sample import Sampler
 from frontier_llm.trainer.step import TrainStep
 from frontier_llm.trainer.step_meter import StepMeter

@@ -13,7 +13,7 @@ from frontier_llm.trainer.callbacks.callback_list import CallbackList
 from frontier_llm.trainer.context import Continuation, TrainerContext
 from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.learning_rate import LearningRate
-from frontier_llm.trainer.step_result import StepResult
+from frontier_llm.trainer.step_result import StepFlags, StepResult
 
 
 class Loop:
@@ -94,7 +94,7 @@ class Loop:
 
     def _step(self, step: int) -> bool:
         """Run one step, then evaluate and save if due; return whether a stop was requested."""
-        context = self._context
+        context, control = self._context, self._context.control
         self._call(Callback.on_step_begin, step)
         start = time.perf_counter()
         learning_rate = self._learning_rate(step)
@@ -103,7 +103,7 @@ class Loop:
             step,
             samples.micro_batches,
             learning_rate,
-            lambda: self._checkpoints.flags(context.control.stop.look(), samples.digest),
+            lambda: StepFlags(control.stop.look(), samples.digest, self._checkpoints.state()),
             # a step that is saved sends its parameters in full, so that a resume repeats the run
             will_be_saved=self._checkpoints.is_due(step),
         )
@@ -116,11 +116,11 @@ class Loop:
         """Record a step that began at `start`, evaluate and save; return whether to stop."""
         step, checkpoints = self._progress.step, self._checkpoints
         self._call(Callback.on_update, step, self._progress.next_sample - result.samples, result)
-        if result.checkpoint_failed:
+        if result.saving.failed:
             with self._watchdog.phase("checkpoint"):
                 # another rank may have reported it: wait until this rank has the error, too
                 checkpoints.handle_failure()
-        elif result.checkpoint_committed:
+        elif result.saving.committed:
             checkpoints.announce_commit()
         seconds = time.perf_counter() - start + self._seconds_between
         validation = self._evaluate(step)
@@ -159,7 +159,7 @@ class Loop:
         self._checkpoints.end(step)
         control.stop.withdraw()
         self._call(Callback.on_stop, is_early=is_early)
-        self._checkpoints.levels.archive.wait()  # on rank 0: no collective may follow
+        self._checkpoints.tiers.archive.wait()  # on rank 0: no collective may follow
         if is_early:
             is_saved = config.checkpoint.mode != "off"
             raise StopRequested(stop_message(step, control.stop.reason, config.run.dir, is_saved))

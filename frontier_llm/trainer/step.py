@@ -137,9 +137,9 @@ class TrainStep:
             "weight": sum(batch.weight(loss_mean) for batch in batches) if counts else 0,
             "digest": flags.digest if counts else 0,
             "stop": float(flags.stop),
-            "checkpoint": CHECKPOINT_FAILED * flags.checkpoint_failed + flags.checkpoint_committed,
-            "saving_shared": float(is_first and flags.saving.shared),
-            "saving_local": float(is_first and flags.saving.local),
+            "checkpoint": CHECKPOINT_FAILED * flags.saving.failed + flags.saving.committed,
+            "saving_to_run_dir": float(is_first and flags.saving.to_run_dir),
+            "saving_to_node": float(is_first and flags.saving.to_node),
             "ranks": 1.0,
         }
 

@@ -7,8 +7,8 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
 from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.saving.checkpoints import Checkpoints
 from frontier_llm.telemetry.metrics import StepMetrics, UtilizationCheck
-from frontier_llm.trainer.checkpoints import Checkpoints
 from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.progress import Progress
 from frontier_llm.trainer.step_result import StepResult
@@ -126,7 +126,7 @@ class StepMeter:
             allocator_bytes=self.throughput.accelerator.allocator_bytes(),
             checkpoint_stall_seconds=self._checkpoints.take_stall_seconds(),
             checkpoints_skipped=self._checkpoints.take_skipped(),
-            archive_failures=self._checkpoints.levels.archive.take_failures(),
+            archive_failures=self._checkpoints.tiers.archive.take_failures(),
             steps_since_copy=self._checkpoints.steps_since_copy(progress.step),
             skipped=result.skipped,
             loss_scale=result.loss_scale if self.throughput.precision == "fp16" else None,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -14,6 +14,7 @@ from frontier_llm.device.transfer import send
 from frontier_llm.engine.update import UpdateChoice, choose_update
 from frontier_llm.geometry.grid import LEVELS
 from frontier_llm.geometry.wire import Sent
+from frontier_llm.saving.checkpoints import SavingState
 
 SCALARS = (
     "squared_norm",
@@ -24,8 +25,8 @@ SCALARS = (
     "digest",
     "stop",
     "checkpoint",
-    "saving_shared",
-    "saving_local",
+    "saving_to_run_dir",
+    "saving_to_node",
     "ranks",
 )
 """Names of the numbers that are summed; trainer/step.py computes each rank's addends."""
@@ -110,32 +111,15 @@ committed. One sum thus tells whether any rank has failed, and how many ranks kn
 
 
 @dataclass(frozen=True)
-class Saving:
-    """The places to which rank 0 is still writing a checkpoint from its states or host memory.
-
-    A checkpoint that rank 0 no longer writes has been written by all ranks, or has failed.
-    """
-
-    shared: bool = False
-    """The run directory."""
-    local: bool = False
-    """The disk of the node."""
-
-
-@dataclass(frozen=True)
 class StepFlags:
     """What one rank tells all other ranks in the all-reduce of a step."""
 
     stop: bool = False
     """Whether this rank was asked to stop."""
-    checkpoint_failed: bool = False
-    checkpoint_committed: bool = False
-    """Whether this rank knows of a committed checkpoint about which callbacks were not told yet."""
-    saving: Saving = Saving()
-    """What this rank is writing. Only the value of rank 0 is used."""
     digest: int = 0
     """Digest of this replica's samples (data/batch.py). Only the digest of one rank of each replica
     is used."""
+    saving: SavingState = field(default_factory=SavingState)
 
 
 @dataclass(frozen=True)
@@ -168,22 +152,18 @@ class StepResult:
     """Digest of all samples of the step (data/batch.py)."""
     stop: bool
     """Whether any rank was asked to stop."""
-    checkpoint_failed: bool
-    """Whether the last checkpoint failed on any rank."""
-    checkpoint_committed: bool
-    """Whether all ranks know of a committed checkpoint about which callbacks were not told yet."""
     sent: dict[str, Sent]
     """Bytes that all ranks sent inside and between nodes, by the name of the collective."""
     unquantised: dict[str, Sent]
     """Bytes that the quantised collectives would have sent in the compute precision."""
-    saving: Saving = Saving()
-    """What rank 0 was writing before the update."""
+    saving: SavingState = field(default_factory=SavingState)
+    """What was known of checkpoints before the update."""
     z_loss: float | None = None
     """Mean z-loss of the step; None without z-loss."""
 
     def without_checkpoint_news(self) -> "StepResult":
         """Return a copy in which no checkpoint is being written, committed or failed."""
-        return replace(self, checkpoint_failed=False, checkpoint_committed=False, saving=Saving())
+        return replace(self, saving=SavingState())
 
     @classmethod
     def of(cls, sums: StepSums, ranks: int, *, has_z_loss: bool) -> "StepResult":
@@ -200,9 +180,12 @@ class StepResult:
             loss_scale=sums.loss_scale,
             digest=round(values["digest"]),
             stop=values["stop"] > 0,
-            checkpoint_failed=values["checkpoint"] >= CHECKPOINT_FAILED,
-            checkpoint_committed=values["checkpoint"] == ranks,
-            saving=Saving(shared=values["saving_shared"] > 0, local=values["saving_local"] > 0),
+            saving=SavingState(
+                failed=values["checkpoint"] >= CHECKPOINT_FAILED,
+                committed=values["checkpoint"] == ranks,
+                to_run_dir=values["saving_to_run_dir"] > 0,
+                to_node=values["saving_to_node"] > 0,
+            ),
             sent=sent,
             unquantised=unquantised,
         )

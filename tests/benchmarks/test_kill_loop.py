@@ -8,8 +8,8 @@ import pytest
 from benchmarks.faults import node_loss
 from benchmarks.faults.kill_loop import KillSummary, RunSnapshot, main, read_steps, take_snapshot
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, partial_folder, step_folder
+from frontier_llm.saving.ledger_file import LedgerFile
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer.ledger_file import LedgerFile
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.kill_points import POINTS, VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import Manifest
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
 from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
 from tests.checkpoint.states import States, restore

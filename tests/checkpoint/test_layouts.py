@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.launch.world import World
 from tests.checkpoint.crew import PATIENCE
 from tests.checkpoint.states import STATES, assemble, restore

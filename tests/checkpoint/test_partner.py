@@ -17,10 +17,15 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.world import World
 from tests.checkpoint.states import States
 from tests.patience import patient
 
 PATIENCE = timedelta(seconds=30)
+
+
+def world(nodes: int) -> World:
+    return World(0, nodes, 0, 1, "host", "local", "127.0.0.1", 1)
 
 
 def hanging_rank() -> socket.socket:
@@ -43,7 +48,7 @@ def test_closing_the_files_ends_threads_that_wait(
     record = plan.record(None).to_json()
     described = [*other.getsockname(), "00" * 16, plan.name, plan.size, plan.chunk_bytes, record]
     store.set("checkpoint/partner/1", json.dumps(described))
-    files = PartnerFiles(plan, tmp_path, 0, 1, 1, store, "127.0.0.1", PATIENCE)
+    files = PartnerFiles(plan, tmp_path, world(2), store, PATIENCE)
     pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
     buffers = [pool.take() for _ in range(2)]
     pacer, errors = Pacer(None, Cancellation()), []
@@ -81,7 +86,7 @@ def test_a_well_formed_file_of_a_stranger_is_not_received(secret: bytes, tmp_pat
     manager.begin(1, States().shards, {})
     manager.close()
     plan = manager.plan
-    files = PartnerFiles(plan, tmp_path, 0, 0, 0, store, "127.0.0.1", PATIENCE)
+    files = PartnerFiles(plan, tmp_path, world(1), store, PATIENCE)
     pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
     own, received = pool.take(), pool.take()
     assert plan.size <= plan.chunk_bytes, "one chunk"

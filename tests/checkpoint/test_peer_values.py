@@ -19,10 +19,12 @@ from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.checkpoint.peer_files import Peer, PeerConnection, PeerServer
 from frontier_llm.checkpoint.write_plan import WritePlan
 from frontier_llm.errors import CheckpointError
+from frontier_llm.launch.world import World
 from tests.checkpoint.states import States
 from tests.patience import wait_until
 
 PATIENCE = timedelta(seconds=30)
+WORLD = World(0, 2, 0, 1, "host", "local", "127.0.0.1", 1)
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_a_partner_that_describes_its_file_wrongly_is_refused(
     store = dist.HashStore()
     store.set("checkpoint/partner/1", json.dumps(list(described.values())))
     try:
-        files = PartnerFiles(plan, tmp_path, 0, 1, 1, store, "127.0.0.1", PATIENCE)
+        files = PartnerFiles(plan, tmp_path, WORLD, store, PATIENCE)
     except CheckpointError as error:
         assert "rank 1 describes its file wrongly" in str(error)  # noqa: PT017
         assert change

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
+from frontier_llm.checkpoint.writer import Options
 from tests.checkpoint.crew import PATIENCE
 from tests.checkpoint.states import States
 

@@ -9,7 +9,7 @@ from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.train import configure
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 
 
 def _refusal(*overrides):

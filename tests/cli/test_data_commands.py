@@ -20,7 +20,7 @@ from frontier_llm.convert.ours import write_weights
 from frontier_llm.data.corpora import open_data
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 from frontier_llm.trainer.single_process_model import read_config
 from tests.data.conftest import write_jsonl
 from tests.values import tiny_values

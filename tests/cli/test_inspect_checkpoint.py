@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.manager_options import Options
 from frontier_llm.checkpoint.manifest import File, Manifest, StoredRange, Tensor
 from frontier_llm.checkpoint.range_reader import RangeReader, Unreadable
 from frontier_llm.checkpoint.state_statistics import Spread, spreads
+from frontier_llm.checkpoint.writer import Options
 from frontier_llm.cli import console
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.inspect_checkpoint import main

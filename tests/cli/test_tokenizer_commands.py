@@ -12,7 +12,7 @@ from frontier_llm.cli import convert, evaluate, generate, inspect_data
 from frontier_llm.cli.options import run_command
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 from frontier_llm.trainer.single_process_model import read_config
 from tests.commands import ROOT, output_of
 from tests.data.tokenizer_families import train_family

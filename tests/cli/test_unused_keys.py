@@ -123,8 +123,8 @@ def test_an_older_run_resumes_without_its_idle_key(
     from frontier_llm.cli import run_preparation
 
     saved = decode(compose(["data.text_key=body"])).model_dump(mode="json")
-    monkeypatch.setattr(run_preparation.checkpoint_places, "newest_folder", lambda _: tmp_path)
-    monkeypatch.setattr(run_preparation.checkpoint_places, "saved_config", lambda _: saved)
+    monkeypatch.setattr(run_preparation.tiers, "newest_folder", lambda _: tmp_path)
+    monkeypatch.setattr(run_preparation.tiers, "saved_config", lambda _: saved)
     overrides = [f"run.dir={tmp_path}/run", "plan=off", "launch.ranks=4"]
     assert "text_key: text" in configure(overrides)[1]
     with pytest.raises(ConfigError, match=r"data\.unique"):

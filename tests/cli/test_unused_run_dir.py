@@ -12,7 +12,7 @@ from frontier_llm.cli.train import main
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, FrontierError
 from frontier_llm.launch import failure
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 
 
 @pytest.fixture(autouse=True)

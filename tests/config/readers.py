@@ -55,14 +55,14 @@ READERS = {
     "health/watchdog.py": "watchdog.enabled watchdog.startup_seconds"
     " watchdog.first_step_seconds watchdog.step_seconds watchdog.step_factor"
     " watchdog.checkpoint_seconds watchdog.evaluation_seconds",
-    "trainer/checkpoints.py": "checkpoint.every_steps checkpoint.when_busy checkpoint.on_error"
-    " checkpoint.tiers.local.every_steps",
-    "trainer/checkpoint_levels.py": "checkpoint.keep checkpoint.keep_every_steps checkpoint.files"
-    " checkpoint.protection_minutes"
-    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second checkpoint.tiers.local.keep"
-    " checkpoint.end_seconds",
+    "saving/checkpoints.py": "checkpoint.when_busy checkpoint.on_error checkpoint.end_seconds",
+    "saving/tiers.py": "checkpoint.every_steps checkpoint.tiers.local.every_steps checkpoint.keep"
+    " checkpoint.keep_every_steps checkpoint.tiers.local.keep",
+    "saving/tier_writers.py": "checkpoint.files checkpoint.protection_minutes"
+    " checkpoint.timeout_seconds checkpoint.drain_mb_per_second",
     "geometry/host_pool.py": "checkpoint.pool_bytes",
-    "trainer/resume.py": "checkpoint.verify checkpoint.fallback run.init_from run.resume",
+    "saving/restorer.py": "checkpoint.verify checkpoint.fallback",
+    "trainer/resume.py": "run.init_from run.resume",
     "checkpoint/archive.py": "checkpoint.tiers.archive.command checkpoint.tiers.archive.tries"
     " checkpoint.tiers.archive.every_steps checkpoint.tiers.archive.pause_seconds",
     "cli/machine_defaults.py": "cluster.ranks_per_node",
@@ -83,7 +83,7 @@ READERS = {
     " planner.survives",
     "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
     "health/rank_checks.py": "cluster.environment",
-    "trainer/changes.py": "run.allow_changes",
+    "saving/changes.py": "run.allow_changes",
     "config/cluster.py": "cluster.host.cores",
     "cli/plan.py": "cluster.host.memory_gib planner.collectives planner.tokens planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"

@@ -27,8 +27,8 @@ from frontier_llm.convert.table import TRANSPOSED
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.trainer import run_directory
-from frontier_llm.trainer.changes import check_initial_tokenizer
+from frontier_llm.saving import run_directory
+from frontier_llm.saving.changes import check_initial_tokenizer
 from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps

@@ -14,8 +14,8 @@ from frontier_llm.planner.memory import (
     stages_memory,
 )
 from frontier_llm.planner.timeline import shortened
-from frontier_llm.trainer import checkpoint_levels
-from frontier_llm.trainer.checkpoint_levels import Levels
+from frontier_llm.saving import tier_writers
+from frontier_llm.saving.tier_writers import TierWriters
 from tests.planner.layouts import make
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -151,15 +151,15 @@ LAYOUTS = [
 
 def allocate(world, values, precision):
     rig = make_rig(world, values, precision)
-    levels = Levels(rig.config, world, dist.HashStore(), rig.states, rig.groups)
-    pool = levels.pool_bytes if world.rank % 2 == 0 else None  # the first rank of its node
+    writers = TierWriters(rig.config, world, dist.HashStore(), rig.states, rig.groups)
+    pool = writers.pool_bytes if world.rank % 2 == 0 else None  # the first rank of its node
     return rig.groups.coordinates.pipeline, rig.states.memory_bytes(), pool
 
 
 @pytest.mark.parametrize(("ranks", "overrides", "precision"), LAYOUTS)
 def test_what_is_planned_is_allocated_to_the_byte(ranks, overrides, precision, monkeypatch):
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 4096)  # small chunks show small differences
-    monkeypatch.setattr(checkpoint_levels, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(tier_writers, "CHUNK_BYTES", 4096)
     partner = str(ranks > 2).lower()  # two ranks are one node
     levels = ["checkpoint.tiers.local.path=/tmp", f"checkpoint.partner={partner}"]
     overrides = [*overrides, *levels]

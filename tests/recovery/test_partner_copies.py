@@ -11,8 +11,8 @@ from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.config import decode
 from frontier_llm.config.partner_copies import with_partner_copies
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
-from frontier_llm.trainer.resume import Restorer
+from frontier_llm.saving.restorer import Restorer
+from frontier_llm.saving.tiers import local_root, shared_folder
 from tests.forked_train import Training, train
 from tests.ranks import run_ranks
 from tests.recovery.test_replaced_ranks import (

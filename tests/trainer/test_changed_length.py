@@ -13,7 +13,7 @@ from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.run_loader import make_windows
-from frontier_llm.trainer.ledger_file import lengths_of
+from frontier_llm.saving.ledger_file import lengths_of
 from frontier_llm.trainer.single_process_model import read_config
 from tests.forked_train import TINY, train
 from tests.trainer.test_resume import read

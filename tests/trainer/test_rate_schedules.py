@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.config import decode
-from frontier_llm.trainer.changes import changes, refuse
+from frontier_llm.saving.changes import changes, refuse
 from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.single_process_model import read_config
 from tests.covering import covering

@@ -22,8 +22,8 @@ from frontier_llm.data.run_loader import make_batch_maker, make_windows
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.health.watchdog import Watchdog
-from frontier_llm.trainer import run_directory
-from frontier_llm.trainer.ledger_file import LedgerFile, blend_of
+from frontier_llm.saving import run_directory
+from frontier_llm.saving.ledger_file import LedgerFile, blend_of
 from frontier_llm.trainer.single_process_model import read_config
 from tests.covering import covering
 from tests.forked_train import TINY, Training, train

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from frontier_llm.launch.world import World
+from frontier_llm.saving.checkpoints import SavingState
 from frontier_llm.trainer.step_result import StepFlags
 from tests.ranks import RanksFailedError, run_ranks
 from tests.trainer.rig import make_rig
@@ -33,16 +34,16 @@ def test_one_rank_that_was_asked_to_stop_stops_all() -> None:
 
 def flag_checkpoints(world: World, values: dict[str, Any]) -> list[tuple[bool, bool]]:
     rig = make_rig(world, values)
-    flags = (
-        StepFlags(checkpoint_committed=world.rank != 1),
-        StepFlags(checkpoint_committed=True),
-        StepFlags(checkpoint_failed=world.rank == 1, checkpoint_committed=world.rank != 1),
+    states = (
+        SavingState(committed=world.rank != 1),
+        SavingState(committed=True),
+        SavingState(failed=world.rank == 1, committed=world.rank != 1),
     )
     results = [
-        rig.step.run(n + 1, rig.batches(n), 1e-3, lambda flag=flag: flag)
-        for n, flag in enumerate(flags)
+        rig.step.run(n + 1, rig.batches(n), 1e-3, lambda state=state: StepFlags(saving=state))
+        for n, state in enumerate(states)
     ]
-    return [(result.checkpoint_committed, result.checkpoint_failed) for result in results]
+    return [(result.saving.committed, result.saving.failed) for result in results]
 
 
 def test_commits_need_all_ranks_and_failures_need_one() -> None:

@@ -20,11 +20,11 @@ A rewind is a return to an earlier checkpoint.
 
 from dataclasses import dataclass, field
 
+from frontier_llm.saving.checkpoints import CommittedCheckpoint
+from frontier_llm.saving.restorer import Resumed
 from frontier_llm.telemetry.metrics import StepMetrics
 from frontier_llm.telemetry.summary import PlanRow
-from frontier_llm.trainer.checkpoints import CommittedCheckpoint
 from frontier_llm.trainer.context import TrainerContext
-from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult
 
 

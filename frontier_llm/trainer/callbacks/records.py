@@ -7,13 +7,13 @@ from pathlib import Path
 
 import rich
 
+from frontier_llm.saving.ledger_file import LedgerFile
+from frontier_llm.saving.restorer import Resumed
 from frontier_llm.telemetry import jsonl
 from frontier_llm.telemetry.progress_lines import ProgressLines
 from frontier_llm.telemetry.trackers import BestEffort, TensorBoardSink, WandbSink
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.context import TrainerContext
-from frontier_llm.trainer.ledger_file import LedgerFile
-from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult
 
 

@@ -16,9 +16,9 @@ from frontier_llm.data.corpora import BlendedSamples
 from frontier_llm.data.corpus_manifest import Damage, find_damage, is_verified
 from frontier_llm.errors import DataError, TrainingError
 from frontier_llm.membership.roster_store import LateRanks
+from frontier_llm.saving.restorer import Resumed
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext
-from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.step_result import StepResult
 from frontier_llm.units import MIB
 

@@ -20,13 +20,13 @@ from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.partition import Survives, survives
+from frontier_llm.saving.restorer import Resumed
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.telemetry.summary import Layout, RankSummary, RunSummary, TextSample
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.learning_rate import LearningRate
-from frontier_llm.trainer.resume import Resumed
 from frontier_llm.trainer.sample import prompts_of
 from frontier_llm.units import counted, format_bytes, format_count, format_seconds
 

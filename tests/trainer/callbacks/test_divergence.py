@@ -26,7 +26,7 @@ def divergence() -> Divergence:
 def step(loss: float, skipped: bool = False) -> StepResult:
     return StepResult(
         loss=loss, grad_norm=1.0, samples=1, skipped=skipped, loss_scale=1.0, digest=0,
-        stop=False, checkpoint_failed=False, checkpoint_committed=False, sent={}, unquantised={},
+        stop=False, sent={}, unquantised={},
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tests.conftest import mount
 from tests.covering import covering
 from tests.forked_train import train
 from tests.patience import patient
-from tests.trainer.test_drain import direct, events, files, losses, nodes, tiny
+from tests.saving.test_drain import direct, events, files, losses, nodes, tiny
 
 pytestmark = pytest.mark.slow
 __all__ = ["direct", "tiny"]  # fixtures

@@ -10,6 +10,7 @@ directory, and any layout can read them there.
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.checkpoint_places import local_root, shared_folder
+from frontier_llm.saving.tiers import local_root, shared_folder
 
 _LOG = logging.getLogger(__name__)
 _SHARED = 2**31
@@ -71,7 +72,7 @@ class NodeAssembly:
         the run directory: if the nodes hold no later step, but parts of this one, only the rest is
         read from there. The caller calls `close` when every rank has read the step.
         """
-        for step, holders in self._steps(shared[0] - 1 if shared else after, None):
+        for step, holders in self._steps(shared[0] - 1 if shared else after):
             chosen = _first_choice(holders)
             folder = shared[1] if shared and step == shared[0] else None
             plan = self._plan(chosen, folder)
@@ -87,20 +88,21 @@ class NodeAssembly:
             self._server.close()
             self._server = None
 
-    def assemble(self, after: int, until: int | None = None) -> Path | None:
-        """Copy the newest step that the nodes' disks hold together to the run directory.
+    def assemble(self, step: int) -> Path | None:
+        """Copy a step that the nodes' disks hold together to the run directory.
 
-        Only steps later than `after` and up to `until` are tried. Returns the new folder.
+        Returns the new folder; None if no undamaged parts are a whole checkpoint.
         """
-        for step, holders in self._steps(after, until):
-            if any(part.moments for _, part in holders):
+        for _, holders in self._steps(step - 1, step):
+            if holders[0][1].moments:
                 continue  # rounded moments are not copied to the run directory
             if self._assemble(step, holders):
                 return self._folder / step_folder(step)
-            self.incomplete_steps.append(step)
         return None
 
-    def _steps(self, after: int, until: int | None) -> Iterator[tuple[int, Sequence[Holder]]]:
+    def _steps(
+        self, after: int, until: int | None = None
+    ) -> Iterator[tuple[int, Sequence[Holder]]]:
         """Yield steps of which parts exist, the newest first, with all parts of the same start."""
         if self._root is None:
             return
@@ -151,7 +153,7 @@ class NodeAssembly:
                 return False
             failed = [node for nodes in gathered(self._copy(step, chosen, plan)) for node in nodes]
             if not failed:
-                return self._commit(step, chosen)
+                return of_rank_0(partial(self._publish, step, chosen))
             left = [h for h in left if h[1].node not in failed or h != chosen[h[1].node]]
         return False
 
@@ -160,8 +162,8 @@ class NodeAssembly:
     ) -> Sequence[tuple[str, int]] | None:
         """Return (file, node) of each file; None if the parts are not a whole checkpoint.
 
-        Rank 0 keeps the manifest for `_commit` and `_open`. What the nodes do not hold comes from
-        `shared`, the folder of the same step in the run directory.
+        What the nodes do not hold comes from `shared`, the folder of the same step in the run
+        directory.
         """
         own = {
             node: (Path(part.folder) / MANIFEST).read_bytes()
@@ -169,29 +171,32 @@ class NodeAssembly:
             if rank == self._world.rank
         }
         manifests = _gathered_on_rank_0(own)
-        plan: list[Any] = [None]
-        if self._world.rank == 0:
-            parts = {n: text for found in manifests for n, text in found.items()}
-            try:
-                read = {n: Manifest.parse(text, chosen[n][1].folder) for n, text in parts.items()}
-                if shared is not None:
-                    read |= _rest_in(shared, chosen)
-                merged, node_of = merge(read)
-                incomplete = first_incomplete(merged, self._shapes)
-            except CheckpointError as error:
-                _LOG.warning("%s", error)
-            else:
-                self._manifest = merged
-                if incomplete is None:
-                    plan = [sorted(node_of.items())]
-                else:
-                    _LOG.warning(
-                        "step %d on the disks of nodes %s is not used: %s is not complete",
-                        merged.step, ", ".join(map(str, sorted(chosen))), incomplete,
-                    )  # fmt: skip
-        dist.broadcast_object_list(plan, src=0)
-        found: Sequence[tuple[str, int]] | None = plan[0]
-        return found
+        return of_rank_0(lambda: self._merge(manifests, chosen, shared))
+
+    def _merge(
+        self,
+        manifests: Sequence[Mapping[int, bytes]],
+        chosen: Mapping[int, Holder],
+        shared: Path | None,
+    ) -> Sequence[tuple[str, int]] | None:
+        """Return the result of `_plan`, and keep the manifest for `_publish` and `_open`."""
+        parts = {node: text for found in manifests for node, text in found.items()}
+        try:
+            read = {n: Manifest.parse(text, chosen[n][1].folder) for n, text in parts.items()}
+            if shared is not None:
+                read |= _rest_in(shared, chosen)
+            self._manifest, node_of = merge(read)
+            incomplete = first_incomplete(self._manifest, self._shapes)
+        except CheckpointError as error:
+            _LOG.warning("%s", error)
+            return None
+        if incomplete is None:
+            return sorted(node_of.items())
+        _LOG.warning(
+            "step %d on the disks of nodes %s is not used: %s is not complete",
+            self._manifest.step, ", ".join(map(str, sorted(chosen))), incomplete,
+        )  # fmt: skip
+        return None
 
     def _copy(
         self, step: int, chosen: Mapping[int, Holder], plan: Sequence[tuple[str, int]]
@@ -210,23 +215,17 @@ class NodeAssembly:
                 failed.append(node)
         return failed
 
-    def _commit(self, step: int, chosen: Mapping[int, Holder]) -> bool:
-        outcome = [""]
-        if self._world.rank == 0:
-            partial = self._folder / partial_folder(step)
-            try:
-                check_files(partial, self._manifest.files)
-                write_manifest(partial, self._manifest, rank=0)
-                publish(self._folder, step)
-            except (OSError, CheckpointError) as error:
-                outcome = [str(error)]
-                _LOG.warning("step %d cannot be assembled in the run directory: %s", step, error)
-            else:
-                _LOG.warning(
-                    "step %d is assembled in the run directory %s", step, _describe(chosen)
-                )
-        dist.broadcast_object_list(outcome, src=0)
-        return not outcome[0]
+    def _publish(self, step: int, chosen: Mapping[int, Holder]) -> bool:
+        partial = self._folder / partial_folder(step)
+        try:
+            check_files(partial, self._manifest.files)
+            write_manifest(partial, self._manifest, rank=0)
+            publish(self._folder, step)
+        except (OSError, CheckpointError) as error:
+            _LOG.warning("step %d cannot be assembled in the run directory: %s", step, error)
+            return False
+        _LOG.warning("step %d is assembled in the run directory %s", step, _describe(chosen))
+        return True
 
 
 def _rest_in(shared: Path, chosen: Mapping[int, Holder]) -> dict[int, Manifest]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from frontier_llm.saving.run_directory import recorded_steps
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer.run_directory import recorded_steps
 
 
 def row(step: int, padding: int = 0) -> bytes:

@@ -22,7 +22,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.state_memory import MOMENT_BLOCK_WORDS
 from tests.covering import covering
 from tests.forked_train import train
-from tests.trainer.test_drain import direct, events, files, losses, nodes, tiny
+from tests.saving.test_drain import direct, events, files, losses, nodes, tiny
 from tests.values import tiny_values
 
 FORMATS: tuple[Moments, ...] = ("bf16", "int8")

@@ -11,7 +11,7 @@ import pytest
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.trainer.changes import changes, check_corpus, refuse
+from frontier_llm.saving.changes import changes, check_corpus, refuse
 from tests.forked_train import TINY, train
 from tests.values import tiny_values
 

@@ -19,7 +19,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.trainer.checkpoint_places import newest_folder
+from frontier_llm.saving.tiers import newest_folder
 
 if TYPE_CHECKING:
     from frontier_llm.data.corpus_manifest import Manifest

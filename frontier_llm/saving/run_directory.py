@@ -14,9 +14,9 @@ import yaml
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.saving.ledger_file import LEDGER
+from frontier_llm.saving.tiers import newest_folder
 from frontier_llm.telemetry.jsonl import METRICS_FILE
-from frontier_llm.trainer.checkpoint_places import newest_folder
-from frontier_llm.trainer.ledger_file import LEDGER
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,20 +43,14 @@ def lock_run_dir(
 ) -> bool:
     """Lock the run directory, which is made if absent, and check that the run may start in it.
 
-    The lock ends when this process and all processes forked from it have ended. Returns whether the
-    run resumes from a known checkpoint.
+    The lock ends when this process and all processes forked from it have ended. If not `lock`, only
+    the content is checked. Returns whether the run resumes from a known checkpoint.
 
-    Args:
-        resume: value of `run.resume`.
-        started_again: whether Slurm has requeued the job. If the job has trained without saving a
-            checkpoint, it starts from the beginning, and its metrics and ledger are renamed.
-        nodes_may_have: whether disks of other nodes may hold a checkpoint. Then the ranks look for
-            it, and call `check_new` if they find none.
-        lock: whether to make and lock the directory. If not, only its content is checked.
-
-    Raises:
-        ConfigError: the folder holds another run, another run is writing to it, or it cannot be
-            written; or `run.resume` requires a checkpoint, and there is none.
+    If Slurm has requeued the job (`started_again`), and it has trained without saving a checkpoint,
+    it starts from the beginning, and its metrics and ledger are renamed. If disks of other nodes
+    may hold a checkpoint (`nodes_may_have`), the ranks look for it, and call `check_new` if they
+    find none. Raises a ConfigError if the folder holds another run, another run is writing to it,
+    it cannot be written, or `run.resume` requires a checkpoint and there is none.
     """
     try:
         if lock:
@@ -188,8 +182,8 @@ def prepare_restart(config: RunConfig) -> RunConfig:
     The restart resumes from the newest checkpoint. If the run has saved nothing, its records are
     set aside, and it starts from the beginning. Raises a FrontierError if a file cannot be renamed.
     """
-    has_local_level = config.checkpoint.tiers.local.path is not None
-    if newest_folder(config) is None and not has_local_level:
+    has_node_tier = config.checkpoint.tiers.local.path is not None
+    if newest_folder(config) is None and not has_node_tier:
         check_new(Path(config.run.dir), "auto", started_again=True)
     run = config.run.model_copy(update={"resume": "auto"})
     return config.model_copy(update={"run": run})

@@ -16,7 +16,7 @@ from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.trainer.loop import Loop
 from tests.forked_train import Training, train
 from tests.patience import wait_until
-from tests.trainer.test_drain import (
+from tests.saving.test_drain import (
     direct,
     events,
     files,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from frontier_llm.errors import CheckpointError
+from frontier_llm.saving.restorer import check_meta
 from frontier_llm.trainer.progress import Progress
-from frontier_llm.trainer.resume import check_meta
 from tests.hostile import at, changed, leaves
 
 META: dict[str, Any] = {

@@ -13,7 +13,7 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.health.rank_checks import RankReport, check_reports
 from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
-from frontier_llm.trainer.checkpoint_places import local_root, newest_folder
+from frontier_llm.saving.tiers import local_root, newest_folder
 from tests.forked_train import TINY, train
 from tests.values import tiny_values
 

@@ -11,7 +11,7 @@ from frontier_llm.checkpoint.peer_files import PeerConnection, PeerServer
 from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.errors import CheckpointError
 from tests.forked_train import train
-from tests.trainer.test_drain import (
+from tests.saving.test_drain import (
     direct,
     events,
     lose,

@@ -13,23 +13,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.folders import step_folder
-from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.checkpoint.save import NodeCommitError
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
-from frontier_llm.parallel.groups import Groups
-from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.checkpoint_levels import BoundedEnd, Levels
-from frontier_llm.trainer.checkpoint_places import shared_folder
-from frontier_llm.trainer.step_result import Saving, StepFlags
+from frontier_llm.saving.bounded_end import BoundedEnd
+from frontier_llm.saving.tier_writers import TierWriters
+from frontier_llm.saving.tiers import shared_folder
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavingState:
+    """What one rank knows of its checkpoints, or what is known after all ranks were asked.
+
+    A checkpoint that rank 0 no longer writes has been written by all ranks, or has failed. So of
+    `to_run_dir` and `to_node`, what rank 0 is writing from its states or host memory to the run
+    directory and to the disk of its node, only the values of rank 0 are used.
+    """
+
+    failed: bool = False
+    """Whether the last checkpoint failed on this rank, or on any."""
+    committed: bool = False
+    """Whether this rank, or every rank, knows of a committed checkpoint about which callbacks were
+    not told yet."""
+    to_run_dir: bool = False
+    to_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class Checkpoints:
     The store outlives this object, and an archive may, too.
 
     Attributes:
-        levels: what writes and copies checkpoints.
+        tiers: what writes and copies checkpoints.
         saved_step: step of the newest checkpoint in the run directory that was begun.
         meta: returns what is saved in addition to the states, as plain JSON.
         on_begin: called before a checkpoint in the run directory is begun, with its step.
@@ -63,16 +77,13 @@ class Checkpoints:
         config: RunConfig,
         world: World,
         store: "Store",
-        states: ShardedStates,
-        groups: Groups,
+        tiers: TierWriters,
         meta: Callable[[], dict[str, Any]],
-        archive: Archive | None = None,
     ) -> None:
         self._run_config, self._config = config, config.checkpoint
         self._stops = {"stop": True, "continue": False}[config.checkpoint.on_error]
-        self._world, self.meta = world, meta
-        self.levels = Levels(config, world, store, states, groups, archive)
-        self._store = store
+        self._skips = {"wait": False, "skip": True}[config.checkpoint.when_busy]
+        self._world, self._store, self.tiers, self.meta = world, store, tiers, meta
         self.saved_step: int | None = None
         self._begun_step: int | None = None
         self.on_begin: Callable[[int], None] = lambda _: None
@@ -82,20 +93,14 @@ class Checkpoints:
         self._unannounced: deque[int] = deque()
         """Steps of checkpoints in the run directory whose end was not announced."""
 
-    def flags(self, stop: bool, digest: int) -> StepFlags:
+    def state(self) -> SavingState:
         """Return what this rank tells all others in a step. A drain does not count as saving."""
-        levels, shared = self.levels, self.levels.shared
-        oldest = self._unannounced[0] if self._unannounced else None
-        return StepFlags(
-            stop=stop,
-            checkpoint_failed=any(m.failed for m in levels.managers)
-            or any(m.failed for m in levels.movers),
-            checkpoint_committed=oldest is not None and self._outcome(oldest) is not None,
-            saving=Saving(
-                shared=shared is not None and shared.is_writing,
-                local=any(manager.is_writing for manager in levels.node_managers),
-            ),
-            digest=digest,
+        tiers, oldest = self.tiers, self._unannounced[0] if self._unannounced else None
+        return SavingState(
+            failed=any(writer.failed for writer in tiers.writers),
+            committed=oldest is not None and tiers.run_dir.outcome(oldest) is not None,
+            to_run_dir=tiers.run_dir.is_writing,
+            to_node=tiers.node.is_writing,
         )
 
     def announce_commit(self) -> None:
@@ -104,7 +109,7 @@ class Checkpoints:
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training waited for checkpoints since the last call."""
-        return sum(manager.take_stall_seconds() for manager in self.levels.managers)
+        return sum(manager.take_stall_seconds() for manager in self.tiers.managers)
 
     def take_skipped(self) -> int:
         """Return how many checkpoints were skipped since the last call (`checkpoint.when_busy`)."""
@@ -113,54 +118,53 @@ class Checkpoints:
 
     def steps_since_copy(self, step: int) -> int | None:
         """Return how many steps are lost with a node now; None before the first copy."""
-        partner = self.levels.partner
-        return None if partner is None or partner.newest is None else step - partner.newest
+        mover = self.tiers.next_node.mover
+        return None if mover is None or mover.newest is None else step - mover.newest
 
     def before_update(self) -> None:
         """Wait until the states may change, because a checkpoint no longer needs them."""
-        for manager in self.levels.managers:
+        for manager in self.tiers.managers:
             manager.fence()
 
     def secure(self, step: int, meta: dict[str, Any]) -> None:
         """Copy the node-local checkpoint that the run has resumed from to the run directory."""
-        if self.levels.drain is not None:
-            self._begin_drain(step, meta, is_saved=True)
-            self.saved_step = step
+        mover = self.tiers.run_dir.mover
+        if mover is not None:
+            self._begin(step)
+            mover.enqueue(step, meta, is_saved=True)
 
-    def after_step(self, step: int, *, last: bool, saving: Saving) -> None:
+    def after_step(self, step: int, *, last: bool, saving: SavingState) -> None:
         """Begin a checkpoint if one is due. The last step is always saved.
 
         `saving` is what was still being written, equal on all ranks. Raises a CheckpointError if
         the previous checkpoint failed, and `checkpoint.on_error` is `stop`.
         """
-        is_local = self._is_due_locally(step)
-        is_skipped = {"wait": False, "skip": True}[self._config.when_busy] and not last
-        if last or (self._is_due(step) and (self._avoids_nodes or not is_local)):
-            if is_skipped and saving.shared:
-                self._skip(step)
-            else:
-                self.save(step)
-                self._avoids_nodes = False
-        elif is_local:
-            self._drain_is_due |= self._is_due(step)
-            if is_skipped and saving.local:
-                self._skip(step)
-            else:
-                self._save_locally(step)
+        is_due = self.tiers.run_dir.is_due(step)
+        to_node = self.tiers.node.is_due(step) and not (last or (is_due and self._avoids_nodes))
+        if not (to_node or is_due or last):
+            return
+        self._drain_is_due |= to_node and is_due
+        is_busy = saving.to_node if to_node else saving.to_run_dir
+        if is_busy and self._skips and not last:
+            self._skip(step)
+        elif to_node:
+            self._save_on_node(step)
+        else:
+            self.save(step)
+            self._avoids_nodes = False
 
     def is_due(self, step: int) -> bool:
         """Whether the states are saved after this step even if it is not the last one."""
-        return self._is_due(step) or self._is_due_locally(step)
+        return self.tiers.run_dir.is_due(step) or self.tiers.node.is_due(step)
 
     def save(self, step: int) -> None:
         """Begin a checkpoint in the run directory, unless this step is saved or being saved."""
-        shared = self.levels.shared
-        if shared is None or (step == self.saved_step and self._will_be_drained(step)):
+        run_dir = self.tiers.run_dir
+        if not run_dir.managers or (step == self.saved_step and self._will_be_drained(step)):
             return
-        self._announce_begin(step)
+        self._begin(step)
         with self._reporting_failure():
-            shared.begin(step, self.levels.shared_shards(), self.meta())
-        self.saved_step = step
+            run_dir.managers[0].begin(step, run_dir.shards(), self.meta())
         if self._config.mode == "blocking":
             self._announce_written()
 
@@ -171,13 +175,9 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait until all checkpoints are committed or have failed; raise as `handle_failure`."""
-        for manager in self.levels.managers:
+        for writer in self.tiers.writers:
             with self._reporting_failure():
-                manager.close()
-        for mover in self.levels.movers:
-            mover.wait()
-            with self._reporting_failure():
-                mover.poll()
+                writer.close()
         for step in tuple(self._unannounced):
             self._announce(step)
 
@@ -187,14 +187,14 @@ class Checkpoints:
         Collective over all ranks. Also raises a CheckpointError if the run directory did not take
         the last step in time.
         """
-        config, levels = self._config, self.levels
-        if levels.local is not None and config.mode == "lazy" and config.end_seconds is not None:
-            end = BoundedEnd(self._run_config, self._world, self._store, levels)
+        config, tiers, limit = self._config, self.tiers, self._config.end_seconds
+        if tiers.node.managers and config.mode == "lazy" and limit is not None:
+            end = BoundedEnd(self._run_config, self._world, self._store, tiers, limit)
             was_loaded = step == self.saved_step != self._begun_step
             if not end.wait(step, self.meta(), is_safe=was_loaded):
                 return
         self.finish()
-        levels.remove_copies()
+        tiers.remove_copies()
 
     def handle_failure(self) -> None:
         """Wait until this rank knows of the failure that a rank has reported, and handle it.
@@ -204,41 +204,35 @@ class Checkpoints:
         cause. Raises a CheckpointError if a checkpoint failed and `checkpoint.on_error` is `stop`,
         or no copy has reached the next node for `checkpoint.protection_minutes`.
         """
-        if self.levels.partner is not None:
-            self.levels.partner.poll()
+        for mover in self.tiers.movers:
+            if mover.is_redundant:
+                mover.poll()
         if self._stops:
             self.finish()
-        for manager in self.levels.managers:
+        for manager in self.tiers.managers:
             with self._reporting_failure():
                 manager.close()
-        if self.levels.drain is not None:
-            with self._reporting_failure():
-                self.levels.drain.poll()
+        for mover in self.tiers.movers:
+            if not mover.is_redundant:
+                with self._reporting_failure():
+                    mover.poll()
         self._avoids_nodes = True
         self._announce_written()
 
-    def _is_due(self, step: int) -> bool:
-        return self.levels.shared is not None and step % self._config.every_steps == 0
+    def _save_on_node(self, step: int) -> None:
+        """Begin a checkpoint on the node's disk, and copy it on to the tiers that are due.
 
-    def _is_due_locally(self, step: int) -> bool:
-        return self.levels.local is not None and not step % self._config.tiers.local.every_steps
-
-    def _save_locally(self, step: int) -> None:
-        """Begin a checkpoint on the nodes' disks, and copy it on if that is due.
-
-        Moments may be reduced (`checkpoint.moments`) only in a checkpoint that is not copied.
+        Moments may be rounded only if the run directory gets no copy.
         """
-        levels, meta = self.levels, self.meta()
-        manager = levels.local if self._drain_is_due else levels.reduced or levels.local
-        if self._drain_is_due:
-            self._drain_is_due = False
-            self._begin_drain(step, meta)
-            self.saved_step = step
-        if levels.partner is not None:
-            levels.partner.enqueue(step, meta)
+        node, meta, is_drained = self.tiers.node, self.meta(), self._drain_is_due
+        self._drain_is_due = False
+        if is_drained:
+            self._begin(step)
+        for mover in self.tiers.movers:
+            if is_drained or mover.is_redundant:
+                mover.enqueue(step, meta)
         with self._reporting_failure():
-            assert manager is not None
-            manager.begin(step, levels.local_shards(), meta)
+            node.managers[0 if is_drained else -1].begin(step, node.shards(), meta)
         if self._config.mode == "blocking":
             self.finish()
 
@@ -254,39 +248,30 @@ class Checkpoints:
 
     def _will_be_drained(self, step: int) -> bool:
         """Whether a step was written directly, or the nodes' disks have it."""
-        local, drain = self.levels.local, self.levels.drain
-        if local is None or drain is None or step not in drain.spared():
+        mover = self.tiers.run_dir.mover
+        if mover is None or step not in mover.spared():
             return True
+        exact = self.tiers.node.managers[0]
         with self._reporting_failure():
-            local.wait()
-        return local.outcomes.get(step, "committed") == "committed"
+            exact.wait()
+        return exact.outcomes.get(step, "committed") == "committed"
 
-    def _begin_drain(self, step: int, meta: dict[str, Any], *, is_saved: bool = False) -> None:
-        self._announce_begin(step)
-        assert self.levels.drain is not None
-        self.levels.drain.enqueue(step, meta, is_saved=is_saved)
-
-    def _announce_begin(self, step: int) -> None:
-        self._begun_step = step
+    def _begin(self, step: int) -> None:
+        """Take note that the run directory gets a step, directly or as a copy."""
+        self.saved_step = self._begun_step = step
         self._unannounced.append(step)
         self.on_begin(step)
 
-    def _outcome(self, step: int) -> Outcome | None:
-        """Return how a checkpoint in the run directory ended; None if this rank does not know."""
-        shared, drain = self.levels.shared, self.levels.drain
-        outcome = None if shared is None else shared.outcomes.get(step)
-        return outcome or (None if drain is None else drain.outcomes.get(step))
-
     def _announce_written(self) -> None:
         """Announce what was written directly. All ranks waited; what failed has failed on all."""
-        shared = self.levels.shared
-        for step in tuple(self._unannounced):
-            if shared is not None and step in shared.outcomes:
-                self._announce(step)
+        for manager in self.tiers.run_dir.managers:
+            for step in tuple(self._unannounced):
+                if step in manager.outcomes:
+                    self._announce(step)
 
     def _announce(self, step: int) -> None:
         self._unannounced.remove(step)
-        if self._outcome(step) == "committed":
+        if self.tiers.run_dir.outcome(step) == "committed":
             folder = shared_folder(self._run_config) / step_folder(step)
             self.on_committed(CommittedCheckpoint(step, folder))
 
