@@ -44,6 +44,9 @@ from frontier_llm.units import counted, format_bytes, format_count
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
+NEEDS = {"--each": "--statistics", "--dtype": "--export"}
+"""Options that have no effect without another."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect a checkpoint as the options say; return the exit code."""
@@ -98,7 +101,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="fp32", help="--export: format (default %(default)s)"
     )
-    return parser.parse_args(arguments)
+    return parser.refuse_useless(parser.parse_args(arguments), NEEDS, {})
 
 
 def show(checkpoint: Checkpoint, console: Console) -> None:

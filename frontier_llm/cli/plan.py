@@ -41,6 +41,10 @@ NEAR = 0.03
 EXAMPLE_WIDTH = 72
 """Characters per line of the column with examples of refused layouts."""
 
+NEEDS = dict.fromkeys(("--fit", "--out"), "--table")
+EXCLUDES = dict.fromkeys(("--this", "--json", "--html", "--save"), ("--table",))
+"""Options that have no effect without, or with, others."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, print the result and write the files that options name; return the exit code."""
@@ -105,9 +109,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
-    if not options.table and (options.fit or options.out):
-        parser.error("--fit and --out need --table")
-    return options
+    return parser.refuse_useless(options, NEEDS, EXCLUDES)
 
 
 def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Console) -> int:

@@ -1,11 +1,12 @@
 """The training loop: resume, then train, evaluate and save step by step."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from frontier_llm.errors import StopRequested
+from frontier_llm.errors import StopRequested, TrainingError
 from frontier_llm.launch.stop import stop_message
 from frontier_llm.trainer import resume
 from frontier_llm.trainer.agreement import Continuation
@@ -40,6 +41,8 @@ class Loop:
         self._learning_rate = LearningRate.of(context.config)
         self.ended = 0
         self.unjudged: Mapping[str, Any] | None = None
+        self._validation_loss: float | None = None
+        """The last one, of the model as it is if all steps are done; None: not computed."""
         self._seconds_between = 0.0
         """Seconds of saving or rewinding after the last metrics: they count in the next step."""
         self._call = callbacks.call
@@ -67,7 +70,8 @@ class Loop:
 
     def _start(self) -> bool:
         resumed = resume.start(self._context)
-        self._call(Callback.on_start, self._context.evaluation.run().loss, resumed)
+        self._validation_loss = self._context.evaluation.run().loss
+        self._call(Callback.on_start, self._validation_loss, resumed)
         self.ended = self._progress.step
         return False
 
@@ -149,6 +153,7 @@ class Loop:
             return None
         with self._watchdog.phase("evaluation"):
             validation = self._context.evaluation.run()
+        self._validation_loss = validation.loss
         self._call(Callback.on_evaluation, step, validation.loss)
         return validation
 
@@ -159,8 +164,26 @@ class Loop:
             self._checkpoints.save(step)
         self._checkpoints.end(step)
         control.stop.withdraw()
+        if not is_early:
+            self._check_model()
         self._call(Callback.on_stop, is_early=is_early)
         self._checkpoints.levels.archive.wait()  # on rank 0: no collective may follow
         if is_early:
             is_saved = config.checkpoint.mode != "off"
             raise StopRequested(stop_message(step, control.stop.reason, config.run.dir, is_saved))
+
+    def _check_model(self) -> None:
+        """Let the run fail if its model computes no loss: no text can be sampled from it."""
+        loss, progress = self._validation_loss, self._progress
+        if loss is None or math.isfinite(loss):
+            return
+        since = ""
+        if progress.bad_steps:
+            first = progress.step - progress.bad_steps + 1
+            since = f", and the loss has not been finite since step {first}"
+        raise TrainingError(
+            f"step {progress.step}: the validation loss is {loss:.4g}{since}: the model cannot be "
+            "used, and no text is sampled from it\n"
+            "  do: lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
+            "precision=bf16 or fp32, and start again in another run.dir"
+        )
