@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import compose, configured, fitted, with_choices
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
-from frontier_llm.cli.machine_defaults import check_devices
+from frontier_llm.cli.machine_defaults import check_devices, refuse_nodes
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, train_as_agent, train_on_forked_members
 from frontier_llm.cli.run_preparation import (
@@ -184,6 +184,8 @@ def configure(
     """
     values = configured(overrides)
     config = decode(values)
+    if world_size is None and config.plan != "dry_run":
+        refuse_nodes(config, overrides)
     if config.plan == "check":
         check_devices(config)
     if config.plan == "dry_run":
