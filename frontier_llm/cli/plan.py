@@ -21,7 +21,12 @@ from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.cli.plan_measured import compare
-from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
+from frontier_llm.cli.planned_experiment import (
+    experiment_file,
+    experiment_text,
+    factors_of,
+    keys_without_effect,
+)
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
@@ -251,14 +256,20 @@ def layouts_table(found: Found) -> Table:
 
 
 def overrides(layout: Estimate) -> str:
-    """Return the overrides that give a layout, apart from its sharding factors."""
+    """Return the overrides that give a layout, without keys that have no effect in it."""
     config = layout.candidate.config
     names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence")
     chosen = config.parallel.model_dump(mode="json", include=set(names))
-    words = [f"parallel.{name}={str(chosen[name]).lower()}" for name in names]
-    return " ".join(
-        [*words, f"data.micro_batch={config.data.micro_batch}", f"recompute={config.recompute}"]
-    )
+    values = {
+        **{f"parallel.{name}": str(chosen[name]).lower() for name in names},
+        "data.micro_batch": config.data.micro_batch,
+        "recompute": config.recompute,
+        **{f"sharding.{name}": factor for name, factor in factors_of(layout.candidate).items()},
+    }
+    if config.planner.collectives is not None:
+        values = {"collectives": config.collectives.name, **values}
+    idle = keys_without_effect(layout.candidate)
+    return " ".join(f"{key}={value}" for key, value in values.items() if key not in idle)
 
 
 def details(layout: Estimate) -> Iterator[Table]:
