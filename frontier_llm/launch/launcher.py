@@ -99,7 +99,7 @@ def launch(target: Target, options: LaunchOptions) -> Ended:
         finally:
             ranks.kill()
     if killed:
-        print_error("killed by the second Ctrl-C; the last steps are not saved")
+        print_error("killed by the second Ctrl-C; steps after the newest checkpoint are lost")
         return Ended(INTERRUPTED)
     died = {
         rank: failure.died(rank, code, seconds)

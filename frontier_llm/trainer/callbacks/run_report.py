@@ -319,6 +319,14 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
             f"{config.model.name} has {format_count(count)}: set optimizer=adamw, or a rate of at "
             "most 6e-4"
         )
+    warmup, steps = config.optimizer.warmup_steps, config.trainer.steps
+    if warmup > steps:
+        highest = LearningRate.of(config)(steps)
+        yield (
+            f"the warm-up does not end: optimizer.warmup_steps={warmup} and trainer.steps={steps}, "
+            f"so that the learning rate reaches {highest:.3g}, not {rate:g}: set "
+            f"optimizer.warmup_steps to at most {steps}"
+        )
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
         asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
