@@ -68,10 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options = {word for word in arguments if word.startswith("-")}
     if len(options) > 1 or not options <= {"--network", "--numerics"}:
+        todo = "see frontier-llm doctor --help"
+        if options == {"--network", "--numerics"}:
+            todo = "measure the network and compare kernels in two commands"
         raise ConfigError(
-            "the command line", " ".join(sorted(options)), "--network, --numerics or neither",
-            "measure the network and compare kernels in two commands; see doctor --help",
-        )  # fmt: skip
+            "the command line", " ".join(sorted(options)), "--network, --numerics or neither", todo
+        )
     overrides = [word for word in arguments if word not in options]
     config = decode(configured(overrides))
     world = World.from_environment(os.environ)

@@ -215,12 +215,10 @@ class Parser(argparse.ArgumentParser):
         `needs` names for each option the one without which it has no effect, and `excludes` those
         with which it has none. An option is given if its value is not the default.
         """
-        given = {
-            name
-            for action in self._actions
-            for name in (*action.option_strings, action.metavar)
-            if getattr(options, action.dest, action.default) not in (action.default, [])
-        }
+        given: set[str] = set()
+        for action in self._actions:
+            if getattr(options, action.dest, action.default) not in (action.default, []):
+                given.update([*action.option_strings, str(action.metavar)])
         for name, other in needs.items():
             if name in given and other not in given:
                 wants = f"{other}, without which {name} has no effect"
