@@ -35,7 +35,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.harness import ROOT, add_numbers
-from frontier_llm.cli.options import positive, run_command, tool_parser
+from frontier_llm.cli.options import new_file, positive, run_command, tool_parser, written
 from frontier_llm.errors import StopRequested
 from frontier_llm.telemetry.history import History
 
@@ -148,7 +148,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--folder", type=Path, default=ROOT / "runs" / "convergence", help="folder of the runs")
     add("--picture", type=picture, default=PICTURE, help="file for the curves (%(default)s)")
-    add("--json", type=Path, default=RESULTS, help="file for the losses (%(default)s)")
+    add("--json", type=new_file, default=RESULTS, help="file for the losses (%(default)s)")
     add("--minutes", type=positive, default=math.inf, help="time limit; a later call resumes")
     add("--draw-only", action="store_true", help="train nothing")
     add("--runs", nargs="+", choices=RUNS, default=list(BY_DEFAULT),
@@ -296,7 +296,8 @@ def write_json(curves: Sequence[Curve], options: argparse.Namespace) -> None:
         ],
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    with written(options.json, "--json"):
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import at_least, folder, new_file, tool_parser
+from frontier_llm.cli.options import at_least, folder, new_file, tool_parser, written
 from frontier_llm.errors import LaunchError, TrainingError
 from frontier_llm.telemetry.history import History
 from frontier_llm.units import MIB
@@ -157,7 +157,8 @@ def write_json(options: argparse.Namespace, facts: Mapping[str, Any]) -> None:
     if options.json:
         given = {key: str(value) for key, value in vars(options).items()}
         content = {**about(), "load": os.getloadavg(), "options": given, **facts}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        with written(options.json, "--json"):
+            options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def about() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.fault_cases import FAULTS, Fault
 from benchmarks.faults.slurm_lab.jobs import ROOT, Job, losses_of, pack_environment, submit
 from benchmarks.harness import bench_console, make_table
-from frontier_llm.cli.options import run_command, tool_parser
+from frontier_llm.cli.options import new_file, run_command, tool_parser, written
 from frontier_llm.errors import LaunchError, StopRequested
 from frontier_llm.units import format_seconds
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", help="only faults whose name contains this text")
     parser.add_argument(
-        "--json", type=Path, help="file for the rows (EXPERIMENT.result.json in --folder)"
+        "--json", type=new_file, help="file for the rows (EXPERIMENT.result.json in --folder)"
     )
     chosen = parser.parse_args(arguments)
     folder = chosen.folder.absolute()
@@ -116,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = [fault for fault in FAULTS if chosen.only in fault.name]
         measured = {"rows": on_cluster(folder, lambda cluster: faults(cluster, folder, wanted))}
     file = chosen.json or folder / f"{chosen.experiment}.result.json"
-    file.write_text(json.dumps(result(chosen.experiment, measured), indent=1) + "\n")
+    with written(file, "--json"):
+        file.write_text(json.dumps(result(chosen.experiment, measured), indent=1) + "\n")
     for rows in measured.values():
         keys = list(rows[0]) if rows else []
         cells = [[str(value) for value in row.values()] for row in rows]

@@ -21,7 +21,7 @@ from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
 from frontier_llm.calibration.ranks import Figures, measure, measured
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import at_least, tool_parser
+from frontier_llm.cli.options import at_least, tool_parser, write_text
 from frontier_llm.cli.package_files import new_conf_file
 from frontier_llm.config import RunConfig, decode
 
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(table)
     if path:
         text = f"# Measured by frontier-llm calibrate, based on cluster={values['name']}.\n"
-        path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))
+        text += yaml.safe_dump({**values, "name": path.stem}, sort_keys=False)
+        write_text(path, text, "--write")
         console.print(f"written: {path}; use it with cluster={path.stem}")
     return 0
 

@@ -45,6 +45,9 @@ SHARD_BYTES = 2 * GIB
 """Largest size of one file of weights."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+NEEDS = dict.fromkeys(("--family", "--checkpoint", "--dtype"), "--to")
+"""Options that have no effect without another."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert weights; return the exit code."""
@@ -167,7 +170,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--check", action=argparse.BooleanOptionalAction, default=True,
         help="compare the logits of both models (default)",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
+    options = parser.refuse_useless(parser.parse_args(arguments), NEEDS, {})
     if options.to:
         run_folder(str(options.source))
     return options

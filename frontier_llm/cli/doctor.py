@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import configured
+from frontier_llm.cli.machine_defaults import refuse_nodes
 from frontier_llm.cli.options import check_writable
 from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import check
@@ -68,12 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options = {word for word in arguments if word.startswith("-")}
     if len(options) > 1 or not options <= {"--network", "--numerics"}:
+        todo = "see frontier-llm doctor --help"
+        if options == {"--network", "--numerics"}:
+            todo = "measure the network and compare kernels in two commands"
         raise ConfigError(
-            "the command line", " ".join(sorted(options)), "--network, --numerics or neither",
-            "measure the network and compare kernels in two commands; see doctor --help",
-        )  # fmt: skip
-    config = configured([word for word in arguments if word not in options]).config
+            "the command line", " ".join(sorted(options)), "--network, --numerics or neither", todo
+        )
+    overrides = [word for word in arguments if word not in options]
+    config = configured(overrides).config
     world = World.from_environment(os.environ)
+    if world is None:
+        refuse_nodes(config, overrides)
     if "--network" in options:  # it needs no layout
         work = partial(measure_network, config)
     else:

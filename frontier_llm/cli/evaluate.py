@@ -16,11 +16,11 @@ lm-evaluation-harness, which must be installed, for example `--harness hellaswag
 """
 
 import argparse
-import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,6 +43,7 @@ from frontier_llm.cli.options import (
     run_folder,
     saved,
     tool_parser,
+    write_json,
 )  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
@@ -55,10 +56,18 @@ from frontier_llm.parallel.groups import Groups
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
+from frontier_llm.trainer.single_process_model import (
+    no_model,
+    single_process_config,
+    single_process_model,
+)
 
 HARNESS_PACKAGES = ("lm_eval", "accelerate")
 """Packages that lm-evaluation-harness needs for a model of transformers."""
+
+NEEDS = {"--stride": "--text", "--harness-tasks": "--harness"}
+EXCLUDES = {"--samples": ("--text", "--harness"), "--text": ("--harness",)}
+"""Options that have no effect without, or with, others."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="tokens between two windows of a text (default: the length of a window)",
     )
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
-    options = parser.parse_args(arguments)
+    options = parser.refuse_useless(parser.parse_args(arguments), NEEDS, EXCLUDES)
     config = single_process_config(options.run)
     device = Accelerator.of_rank(0).device
     if options.harness:
         found = run_harness(options, device, config.data.micro_batch)
         if options.json:
-            options.json.write_text(json.dumps(found, indent=1, default=str))
+            write_json(options.json, found, "--json")
         return 0
     weights = options.checkpoint or options.run
     corpora = None if options.text else _open_corpora(config, weights)
@@ -106,15 +115,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if corpora is None:
             stride, tokenizer = options.stride, open_tokenizer_of(config)
             texts = evaluate_texts(config, tokenizer, *built, options.text, stride)
+            _check_losses(weights, {text.file: text.nats for text in texts})
             evaluate_text.show(texts)
             rows = [evaluate_text.to_dict(text) for text in texts]
         else:
             mean, scores = evaluate(config, corpora, *built, options.samples)
+            _check_losses(weights, {score.corpus: score.loss for score in scores})
             show(mean, scores)
             rows = [asdict(score) for score in scores]
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        write_json(options.json, rows, "--json")
     return 0
+
+
+def _check_losses(weights: Path, losses: Mapping[str, float]) -> None:
+    for name, loss in losses.items():
+        if not math.isfinite(loss):
+            raise no_model(weights, f"the loss on {name} is {loss:.4g}")
 
 
 def _open_corpora(config: RunConfig, weights: Path) -> Corpora:

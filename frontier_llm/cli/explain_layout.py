@@ -19,7 +19,7 @@ from rich.text import Text
 
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import new_file, tool_parser
+from frontier_llm.cli.options import new_file, tool_parser, write_text
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     layout = StateLayout.of(configured(options.overrides).config)
     if options.svg:
-        options.svg.write_text(draw(layout))
+        write_text(options.svg, draw(layout), "--svg")
         print(options.svg)
         return 0
     console = wide_console()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontier_llm.cli.group_files import key_of, placed
-from frontier_llm.cli.options import path, tool_parser
+from frontier_llm.cli.options import check_writable, path, tool_parser, write_text
 from frontier_llm.cli.sweep import first_configuration, is_axis
 from frontier_llm.cli.sweep_trials import TRIAL_FILE, Trial, markdown_table, read
 from frontier_llm.cli.sweep_trials import axes as axes_of
@@ -50,12 +50,13 @@ class Stage:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages and print the report; return the exit code."""
     options = _parse(arguments)
+    check_writable("--folder", options.folder)
     stages = [
         Stage(tuple(map(placed, overrides.split())), int(trials), options.folder / str(number))
         for number, (overrides, trials) in enumerate(options.stage, start=1)
     ]
     text = report(stages, run(stages, list(map(placed, options.overrides))))
-    (options.folder / REPORT).write_text(text)
+    write_text(options.folder / REPORT, text, "--folder")
     print(text)
     return 0
 

@@ -17,9 +17,14 @@ from pathlib import Path
 from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_folder, tool_parser
+from frontier_llm.cli.options import at_least, not_negative, run_folder, tool_parser
 from frontier_llm.config import RunConfig
-from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
+from frontier_llm.errors import TrainingError
+from frontier_llm.trainer.single_process_model import (
+    no_model,
+    single_process_config,
+    single_process_model,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,11 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=not_negative,
         default=0.8,
         help="0 always takes the most probable token (default 0.8)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random choice (default 1)")
+    parser.add_argument(
+        "--seed", type=at_least(0), default=1, help="seed of the random choice (default 1)"
+    )
     options = parser.parse_intermixed_args(arguments)
     texts = generate(single_process_config(options.run), options)
     console = wide_console(highlight=False)
@@ -63,6 +70,9 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     device = Accelerator.of_rank(0).device
     with single_process_model(config, Path(config.run.dir), device) as (model, groups):
         sampler = Sampler(model, groups, config, tokenizer)
-        return sampler.continue_texts(
-            options.prompts, options.tokens, options.temperature, options.seed
-        )
+        try:
+            return sampler.continue_texts(
+                options.prompts, options.tokens, options.temperature, options.seed
+            )
+        except TrainingError as error:
+            raise no_model(Path(config.run.dir), str(error)) from None

@@ -31,6 +31,7 @@ from frontier_llm.cli.options import (
     positive,
     tool_parser,
     write_json,
+    written,
 )
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
@@ -166,7 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = [_outcome_json(outcome) for outcome in outcomes]
         write_json(options.json, {"assumptions": named, "results": results})
     if options.chart:
-        draw(outcomes, values["step"], options.seed).savefig(options.chart, dpi=150)
+        figure = draw(outcomes, values["step"], options.seed)
+        with written(options.chart, "--chart"):
+            figure.savefig(options.chart, dpi=150)
     return 0
 
 

@@ -34,7 +34,7 @@ from frontier_llm.checkpoint.range_reader import ReadAhead, Unreadable, chunk_ra
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import table_of_numbers, wide_console
-from frontier_llm.cli.options import check_writable, path, saved, tool_parser
+from frontier_llm.cli.options import new_file, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -43,6 +43,9 @@ from frontier_llm.saving.run_directory import to_yaml
 from frontier_llm.units import counted, format_bytes, format_count
 
 _LAYER = re.compile(r"\blayers\.\d+\.")
+
+NEEDS = {"--each": "--statistics", "--dtype": "--export"}
+"""Options that have no effect without another."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +92,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="OTHER",
         help="compare the values with another checkpoint",
     )
-    action.add_argument("--export", type=path, metavar="FILE", help="write the weights to one file")
+    action.add_argument(
+        "--export", type=new_file, metavar="FILE", help="write the weights to one file"
+    )
     parser.add_argument(
         "--each",
         action="store_true",
@@ -98,7 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="fp32", help="--export: format (default %(default)s)"
     )
-    return parser.parse_args(arguments)
+    return parser.refuse_useless(parser.parse_args(arguments), NEEDS, {})
 
 
 def show(checkpoint: Checkpoint, console: Console) -> None:
@@ -177,7 +182,6 @@ def show_statistics(checkpoint: Checkpoint, console: Console, *, each: bool) -> 
 
 def write_weights(checkpoint: Checkpoint, console: Console, path: Path, dtype: str) -> int:
     """Write all weights to one new file; return the exit code."""
-    check_writable("--export", path.parent)
     if path.exists():
         raise ConfigError("--export", path, "a new file", "choose another one, or remove it")
     with Progress(console=console, transient=True) as progress:

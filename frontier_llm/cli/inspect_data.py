@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help="compare the digests of all files")
     parser.add_argument("--validation", action="store_true", help="show the validation split")
     options = parser.parse_intermixed_args(arguments)
+    parser.refuse_useless(options, {"--validation": "INDEX"}, {})
     console = wide_console()
     config = read_config(options.run)
     corpora = open_data(config.data)

@@ -206,6 +206,7 @@ def _checked_job(
     composed = configured(overrides)
     _check_cluster(composed.config.cluster.name, overrides)
     job = Job.of(composed.config, chain, options, overrides)
+    _check_ranks(job, composed.config, overrides)
     if job.is_pbs:
         check_qsub_options(options, job.command[1:3])
     else:
@@ -256,6 +257,17 @@ def _check_cluster(name: str, overrides: Sequence[str]) -> None:
             "cluster", f"{name}, because this machine has no GPU", "the cluster of the job",
             f"add cluster=NAME: {', '.join(names)}",
         )  # fmt: skip
+
+
+def _check_ranks(job: Job, config: RunConfig, overrides: Sequence[str]) -> None:
+    """Refuse a number of ranks that the job would not have: it has whole nodes."""
+    ranks = config.launch.ranks
+    if "launch.ranks" in map(key_of, overrides) and ranks != job.ranks:
+        wants = f"the ranks of whole nodes, {job.ranks_per_node} each"
+        if config.launch.nodes is not None:
+            wants = f"{job.ranks}, the ranks of launch.nodes={job.nodes}"
+        todo = f"set launch.nodes={-(-ranks // job.ranks_per_node)} instead of launch.ranks"
+        raise ConfigError("launch.ranks", ranks, wants, todo)
 
 
 def _script(cluster: str, kind: str) -> str:

@@ -8,13 +8,14 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from frontier_llm.cli.group_files import file_values
+from frontier_llm.cli.group_files import file_values, key_of
 from frontier_llm.cli.package_files import conf_folders
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
@@ -107,6 +108,19 @@ def check_devices(config: RunConfig) -> None:
             "add cluster=auto to train on this machine, plan=dry_run to build the model without "
             "memory, or plan=off to train on other devices than planned",
         )
+
+
+def refuse_nodes(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Refuse a number of nodes where no launcher has started ranks: they run on this machine."""
+    for key, nodes in (
+        ("launch.nodes", config.launch.nodes),
+        ("planner.nodes", config.planner.nodes),
+    ):
+        if nodes and key in map(key_of, overrides):
+            raise ConfigError(
+                key, nodes, "no nodes: without srun all ranks run on this machine (launch.ranks)",
+                f"leave out {key}, or start the ranks with srun; frontier-llm launch makes a job",
+            )  # fmt: skip
 
 
 def _world() -> World | None:

@@ -2,13 +2,16 @@
 
 import argparse
 import difflib
+import errno
 import json
 import math
 import os
+import re
 import select
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +38,7 @@ def at_least(least: int) -> Callable[[str], int]:
     """Return a parser for the value of an option: an integer that is `least` or more."""
 
     def parse(text: str) -> int:
-        if not text.lstrip("-").isdecimal() or int(text) < least:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or int(text) < least:
             raise ConfigError(
                 THE_LINE, text, f"a whole number from {least} on", f"write {max(least, 1)} or more"
             )
@@ -46,12 +49,19 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def positive(text: str) -> float:
     """Parse the value of an option: a finite number above zero."""
+    if (value := not_negative(text)) == 0:
+        raise ConfigError(THE_LINE, text, "a number above 0", "write a number such as 0.5")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """Parse the value of an option: a finite number from zero on."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(THE_LINE, text, "a number above 0", "write a number such as 0.5")
+    if not 0 <= value < math.inf:
+        raise ConfigError(THE_LINE, text, "a number from 0 on", "write a number such as 0.5")
     return value
 
 
@@ -64,12 +74,22 @@ def path(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Parse the value of an option: a file that can be written."""
+    """Parse the value of an option: a file that can be written.
+
+    It is tried, because permissions do not tell about /proc, quotas and names that are too long.
+    """
     file = path(text)
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise ConfigError(
-            THE_LINE, text, "a file that can be written", "choose another name or folder"
-        )
+    try:
+        if not file.exists():
+            with file.open("xb"):
+                file.unlink()
+        elif file.is_file():
+            file.open("ab").close()
+        elif file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        wants = f"a file that can be written ({error.strerror})"
+        raise ConfigError(THE_LINE, text, wants, "choose another name or folder") from None
     return file
 
 
@@ -78,9 +98,9 @@ def json_file(text: str) -> str:
     return text if text == "-" else str(new_file(text))
 
 
-def write_json(target: str, values: Any, option: str = "FILE") -> None:
+def write_json(target: str | Path, values: Any, option: str = "FILE") -> None:
     """Write values to the file of an option, or to standard output for `-`."""
-    text = json.dumps(values, indent=1) + "\n"
+    text = json.dumps(values, indent=1, default=str) + "\n"
     if target == "-":
         sys.stdout.write(text)
     else:
@@ -89,8 +109,15 @@ def write_json(target: str, values: Any, option: str = "FILE") -> None:
 
 def write_text(path: Path, text: str, option: str = "FILE") -> None:
     """Write the file of an option; refuse one that cannot be written."""
-    try:
+    with written(path, option):
         path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def written(path: Path, option: str = "FILE") -> Iterator[None]:
+    """Turn a failure to write the file of an option into a user error."""
+    try:
+        yield
     except OSError as error:
         wants = f"a file that can be written ({error.strerror})"
         raise ConfigError(option, path, wants, "name another file") from None
@@ -177,12 +204,43 @@ class Parser(argparse.ArgumentParser):
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         self._refuse(ConfigError(THE_LINE, message, usage, f"see {self.prog} --help"))
 
+    def refuse_useless(
+        self,
+        options: argparse.Namespace,
+        needs: Mapping[str, str],
+        excludes: Mapping[str, Sequence[str]],
+    ) -> argparse.Namespace:
+        """Refuse options without effect, because the command would do less than it was asked to.
+
+        `needs` names for each option the one without which it has no effect, and `excludes` those
+        with which it has none. An option is given if its value is not the default.
+        """
+        given: set[str] = set()
+        for action in self._actions:
+            if getattr(options, action.dest, action.default) not in (action.default, []):
+                given.update([*action.option_strings, str(action.metavar)])
+        for name, other in needs.items():
+            if name in given and other not in given:
+                wants = f"{other}, without which {name} has no effect"
+                todo = f"add {other}, or leave out {name}"
+                self._refuse(ConfigError(name, f"{name} without {other}", wants, todo))
+        for name, others in excludes.items():
+            for other in given.intersection(others) if name in given else ():
+                wants = f"one of the two: {name} has no effect with {other}"
+                todo = f"leave out {name} or {other}"
+                self._refuse(ConfigError(name, f"{name} with {other}", wants, todo))
+        return options
+
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # a parser of values does not know its option
+        name = str(next(iter(action.option_strings), action.metavar or action.dest))
         try:
             return super()._get_value(action, arg_string)
-        except ConfigError as error:  # of a parser of values, which does not know its option
-            name = next(iter(action.option_strings), action.metavar or action.dest)
-            self._refuse(ConfigError(str(name), error.got, error.wants, error.todo))
+        except ConfigError as error:
+            self._refuse(ConfigError(name, error.got, error.wants, error.todo))
+        except OSError as error:  # the path is too long, or permission is denied
+            wants = f"a path that can be read ({error.strerror})"
+            self._refuse(ConfigError(name, arg_string, wants, "correct the path"))
 
     def _refuse(self, error: ConfigError) -> NoReturn:
         self.exit(error.exit_code, f"{error}\n")

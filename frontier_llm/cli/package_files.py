@@ -58,8 +58,16 @@ def new_conf_file(group: str, name: str, option: str, mark: str, wants: str) -> 
         wants = "a configuration directory of yours: this program is installed, not a checkout"
         todo = f"write frontier-llm {CONF_DIR_OPTION} DIR ..., where DIR is an existing directory"
         raise ConfigError(option, f"{name}, without {CONF_DIR_OPTION}", wants, todo)
-    (folder / group).mkdir(exist_ok=True)
     path = folder / group / f"{name}.yaml"
-    if path.exists() and mark not in path.read_text():
-        raise ConfigError(option, name, wants, "choose another name")
+    try:
+        if path.exists() and mark not in path.read_text():
+            raise ConfigError(option, name, wants, "choose another name")
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():  # tried before the work, of which it has the result
+            path.touch()
+            path.unlink()
+    except OSError as error:
+        wants = f"a file that can be written: {path} is none ({error.strerror})"
+        todo = f"choose another name, or {CONF_DIR_OPTION}"
+        raise ConfigError(option, name, wants, todo) from None
     return path

@@ -21,7 +21,12 @@ from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.cli.plan_measured import compare
-from frontier_llm.cli.planned_experiment import experiment_file, experiment_text
+from frontier_llm.cli.planned_experiment import (
+    experiment_file,
+    experiment_text,
+    factors_of,
+    keys_without_effect,
+)
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
@@ -40,6 +45,10 @@ NEAR = 0.03
 """Layouts whose step times differ less are not certain to be in the order of the table."""
 EXAMPLE_WIDTH = 72
 """Characters per line of the column with examples of refused layouts."""
+
+NEEDS = dict.fromkeys(("--fit", "--out"), "--table")
+EXCLUDES = dict.fromkeys(("--this", "--json", "--html", "--save"), ("--table",))
+"""Options that have no effect without, or with, others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,9 +114,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
-    if not options.table and (options.fit or options.out):
-        parser.error("--fit and --out need --table")
-    return options
+    return parser.refuse_useless(options, NEEDS, EXCLUDES)
 
 
 def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Console) -> int:
@@ -249,14 +256,20 @@ def layouts_table(found: Found) -> Table:
 
 
 def overrides(layout: Estimate) -> str:
-    """Return the overrides that give a layout, apart from its sharding factors."""
+    """Return the overrides that give a layout, without keys that have no effect in it."""
     config = layout.candidate.config
     names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence")
     chosen = config.parallel.model_dump(mode="json", include=set(names))
-    words = [f"parallel.{name}={str(chosen[name]).lower()}" for name in names]
-    return " ".join(
-        [*words, f"data.micro_batch={config.data.micro_batch}", f"recompute={config.recompute}"]
-    )
+    values = {
+        **{f"parallel.{name}": str(chosen[name]).lower() for name in names},
+        "data.micro_batch": config.data.micro_batch,
+        "recompute": config.recompute,
+        **{f"sharding.{name}": factor for name, factor in factors_of(layout.candidate).items()},
+    }
+    if config.planner.collectives is not None:
+        values = {"collectives": config.collectives.name, **values}
+    idle = keys_without_effect(layout.candidate)
+    return " ".join(f"{key}={value}" for key, value in values.items() if key not in idle)
 
 
 def details(layout: Estimate) -> Iterator[Table]:

@@ -14,6 +14,7 @@ from frontier_llm.cli.package_files import (
     conf_folders,
     new_conf_file,
 )
+from frontier_llm.config.needed import unused
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate
@@ -35,19 +36,21 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
     composed = candidate.config.model_dump(mode="json")
     choices, values = _choices_and_values(overrides, composed)
     choices["collectives"] = candidate.config.collectives.name
-    factors, data = candidate.factors, candidate.config.data
+    data, launch = candidate.config.data, candidate.config.launch
+    ranks = {"ranks": candidate.grid.size}
+    if launch.ranks_per_node:
+        ranks["ranks_per_node"] = launch.ranks_per_node
     planned = {
         "parallel": composed["parallel"],
-        "sharding": {
-            "name": "planned",
-            "params": factors.params,
-            "grads": factors.grads,
-            "optimizer": factors.optimizer,
-        },
+        "sharding": {"name": "planned", **factors_of(candidate)},
         "data": {"global_batch": data.global_batch, "micro_batch": data.micro_batch},
+        "launch": ranks,
     }
     for section, keys in planned.items():
         values.setdefault(section, {}).update(keys)
+    for key in keys_without_effect(candidate):
+        section, _, name = key.rpartition(".")
+        values.get(section, {}).pop(name, None)
     body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}
     recompute = {"recompute": candidate.config.recompute}
     return "\n".join(
@@ -60,6 +63,21 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
             yaml.safe_dump({**body, **values, **recompute}, sort_keys=False),
         ]
     )
+
+
+def factors_of(candidate: Candidate) -> dict[str, int]:
+    """Return the sharding factors by the names of their keys."""
+    factors = candidate.factors
+    return {"params": factors.params, "grads": factors.grads, "optimizer": factors.optimizer}
+
+
+def keys_without_effect(candidate: Candidate) -> set[str]:
+    """Return the keys that a layout ignores, such as those of a pipeline if there is none.
+
+    A run that sets one of them would be refused.
+    """
+    sharding = candidate.config.sharding.model_copy(update=factors_of(candidate))
+    return {key for key, _ in unused(candidate.config.model_copy(update={"sharding": sharding}))}
 
 
 def conf_dir_option() -> str:

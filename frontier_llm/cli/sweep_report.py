@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from frontier_llm.cli.options import folder, tool_parser
+from frontier_llm.cli.options import check_writable, folder, tool_parser, write_text
 from frontier_llm.cli.sweep_trials import (
     TRIAL_FILE,
     Trial,
@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{each} contains no {TRIAL_FILE}: give the folder of a sweep that has run"
             )
     points = [History.read(folder / RUN).points("loss") for folder, _ in found]
+    check_writable("FOLDER", path)
     losses = {
         name: of_run for name, of_run in zip(_settings(trials), points, strict=True) if of_run
     }
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draw_losses(losses, path / LOSSES)
     text = write(trials, _convergence(path, options.beside, trials[0]), has_losses=bool(losses))
     draw_pareto(trials, path / "pareto.svg")
-    (path / REPORT).write_text(text)
+    write_text(path / REPORT, text, "FOLDER")
     print(text)
     return 0
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
-from frontier_llm.cli.machine_defaults import check_devices
+from frontier_llm.cli.machine_defaults import check_devices, refuse_nodes
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, replacing, train_as_agent
 from frontier_llm.cli.run_preparation import (
@@ -173,6 +173,8 @@ def configure(
     """
     composed = configured(overrides)
     config = composed.config
+    if world_size is None and config.plan != "dry_run":
+        refuse_nodes(config, overrides)
     if config.plan == "check":
         check_devices(config)
     if config.plan == "dry_run":

@@ -159,7 +159,8 @@ def _advice(key: str, field: FieldInfo, got: object = None, *limits: Any) -> str
         return f"did you mean {key}={meant}?"
     type_: Any = Annotated[(field.annotation, key, *field.metadata)]
     adapter = TypeAdapter(type_, config=ConfigDict(strict=True))
-    first = (*limits, 100 if "steps" in key else 2)
+    in_list = [[got]] if isinstance(got, str | int | float) else []
+    first = (*in_list, *limits, 100 if "steps" in key else 2)
     for example in (*first, *_EXAMPLES, *words, *([word] for word in words)):
         with suppress(ValidationError):
             text = json.dumps(example)

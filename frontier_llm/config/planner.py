@@ -10,7 +10,7 @@ from frontier_llm.config.section import Section
 
 Recompute = Literal["none", "selective", "full"]
 Size = Annotated[int, Field(ge=1)]
-Sizes = tuple[Size, ...]
+Sizes = Annotated[tuple[Size, ...], Field(min_length=1)]
 
 
 class PlannerConfig(Section):
@@ -25,12 +25,12 @@ class PlannerConfig(Section):
     """Values of parallel.pipeline to try."""
     chunks: Sizes | None = Field(strict=False)
     """Values of parallel.chunks to try; null = 1, 2, 4 and 8."""
-    schedule: tuple[ScheduleName, ...] | None = Field(strict=False, default=None)
+    schedule: tuple[ScheduleName, ...] | None = Field(strict=False, min_length=1, default=None)
     """Values of parallel.schedule to try, each with several values of parallel.waiting_weights;
     null = those that `auto` stands for."""
     micro_batch: Sizes | None = Field(strict=False)
     """Values of data.micro_batch to try; null = powers of two."""
-    recompute: tuple[Recompute, ...] | None = Field(strict=False)
+    recompute: tuple[Recompute, ...] | None = Field(strict=False, min_length=1)
     """Values of recompute to try."""
     params: Sizes | None = Field(strict=False)
     """Values of sharding.params to try; null = divisors of the number of data-parallel ranks."""
@@ -38,7 +38,7 @@ class PlannerConfig(Section):
     """Values of sharding.grads to try."""
     optimizer: Sizes | None = Field(strict=False)
     """Values of sharding.optimizer to try."""
-    collectives: tuple[str, ...] | None = Field(strict=False)
+    collectives: tuple[str, ...] | None = Field(strict=False, min_length=1)
     """Choices of `collectives` (message formats) to try, such as [plain,zeropp]; null = only the
     configured choice, because other formats may round the values that are sent."""
     survives: Literal["nothing", "rank", "node"] = "nothing"

@@ -10,7 +10,7 @@ class TrainerConfig(Section):
 
     steps: int = Field(ge=1)
     """Optimizer steps of the run."""
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, lt=2**62)
     """Seed of the initial weights, of dropout and of the order of samples."""
     deterministic: bool = False
     """Whether a run on a GPU uses only operations that add numbers in a fixed order, so that it can

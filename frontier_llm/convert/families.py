@@ -51,8 +51,16 @@ def family_for(model: ModelConfig, name: str | None) -> Family:
     for family in chosen:
         if not mismatches[family.name]:
             return family
+    if name is not None:
+        fitting = [family.name for family in FAMILIES if not family.mismatches(model)]
+        todo = f"write --family {' or '.join(fitting)}" if fitting else "leave out --family"
+        reasons = "; ".join(mismatches[name])
+        raise DataError(f"{model.name} is no model of the family {name}: {reasons}\n  do: {todo}")
     lines = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in mismatches.items())
-    raise DataError(f"no family has models like {model.name}:\n{lines}")
+    raise DataError(
+        f"no family has models like {model.name}:\n{lines}\n"
+        "  do: only a model whose settings are those of one of these families can be exported"
+    )
 
 
 def family_of(theirs: Values) -> Family:

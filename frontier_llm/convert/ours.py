@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from safetensors.torch import save_file
 from torch import Tensor
 
 from frontier_llm.checkpoint import manifest as stored
@@ -18,6 +17,7 @@ from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, rank_file_name, step_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.convert.table import Shape
+from frontier_llm.convert.theirs import save_tensors
 from frontier_llm.errors import CheckpointError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES
 
@@ -63,7 +63,7 @@ def write_weights(
         name = rank_file_name(number)
         # safetensors does not save tensors that share memory, so each is cloned
         states = {f"{key}.{STATE}": value.float().contiguous().clone() for key, value in shard}
-        save_file(states, folder / name)
+        save_tensors(states, folder / name)
         files[name] = _file_entry(folder / name)
         tensors |= dict(_tensor_entries(folder / name, shard))
     content = stored.Manifest(

@@ -75,27 +75,45 @@ class TheirWeights:
                 path = self.folder / name
                 if Path(name).name != name or not path.is_file():
                     raise ValueError(f"{name} is not a file in this folder")
-                with safe_open(path, framework="pt") as file:
-                    for key in file.keys():
-                        found[key] = name
-                        dims = file.get_slice(key).get_shape()
-                        self.largest_dim = max([self.largest_dim, *dims])
+                found |= dict.fromkeys(self._read_header(path), name)
             if missing := sorted(named.keys() - found.keys() - {""}):
                 raise ValueError(f"{named[missing[0]]} lacks {missing[0]}")
-        except Exception as error:  # safetensors raises no narrower class
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(
                 f"{self.folder} contains no model in safetensors files: {error}\n"
                 "  do: save the model in safetensors files, as save_pretrained does"
             ) from None
         return found
 
+    def _read_header(self, path: Path) -> list[str]:
+        """Return the names of the tensors in a file, and note the size of the largest dim."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                for name in names:
+                    dims = file.get_slice(name).get_shape()
+                    self.largest_dim = max([self.largest_dim, *dims])
+        except Exception as error:  # safetensors raises no narrower class
+            raise DataError(
+                f"{path} is damaged or not complete: {error}\n  do: copy or download the file again"
+            ) from None
+        return names
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise DataError(
+            f"{folder} is not a folder of a Hugging Face model: it has no {CONFIG}\n"
+            "  do: name a folder that save_pretrained has written"
+        )
     try:
-        return _read_object(folder / CONFIG)
+        return _read_object(path)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{folder} is not a folder of a Hugging Face model: {error}") from None
+        raise DataError(
+            f"{path} cannot be read: {error}\n  do: restore the file from where the model is from"
+        ) from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -106,6 +124,19 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     return content
+
+
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write a new safetensors file, readable for others as far as the umask allows.
+
+    Safetensors itself writes it for its owner alone.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata)
+    path.chmod(mode)
 
 
 def write_model(
@@ -124,7 +155,7 @@ def write_model(
     for number, shard in enumerate(shards, 1):
         name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
         tensors = {key: tensor.contiguous() for key, tensor in shard}
-        save_file(tensors, folder / name, metadata={"format": "pt"})
+        save_tensors(tensors, folder / name, {"format": "pt"})
         files |= dict.fromkeys(tensors, name)
         size += sum(tensor.nbytes for tensor in tensors.values())
     if count > 1:

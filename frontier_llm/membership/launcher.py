@@ -88,7 +88,7 @@ def _coordinate(
 ) -> Ended:
     while (ended := coordinator.poll()) is None:
         if signals.second_interrupt:
-            print_error("killed by the second Ctrl-C; the last steps are not saved")
+            print_error("killed by the second Ctrl-C; steps after the newest checkpoint are lost")
             return Ended(INTERRUPTED)
         if signals.take_stop():
             print_error("stopping after the current step (Ctrl-C once more kills at once)")

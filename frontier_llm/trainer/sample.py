@@ -11,6 +11,7 @@ from frontier_llm.data.corpora import Corpora
 from frontier_llm.data.spans import START
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import tokens_before_text
+from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.model.build import Model
 from frontier_llm.model.loss import mask_padding
@@ -19,6 +20,8 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
+_NO_TOKEN = -1
+"""Sent to all ranks instead of a token if the logits are not finite."""
 _PROMPTS, _PROMPT_TOKENS = 3, 6
 """Number of prompts from validation documents, and of their tokens."""
 
@@ -49,7 +52,7 @@ class Sampler:
         """Sample a continuation of each prompt; an empty one starts a new document.
 
         Collective over all ranks; every rank returns the same texts. The temperature divides the
-        logits; 0 takes the most likely token.
+        logits; 0 takes the most likely token. Raises a TrainingError if logits are not finite.
         """
         generator = torch.Generator().manual_seed(seed)
         encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
@@ -73,7 +76,9 @@ class Sampler:
         chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
         if logits is not None:
             all_logits = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
-            if temperature > 0:
+            if not all_logits.isfinite().all():
+                token = torch.tensor([_NO_TOKEN])
+            elif temperature > 0:
                 probabilities = torch.softmax(all_logits / temperature, dim=-1)
                 token = torch.multinomial(probabilities, 1, generator=generator)
             else:
@@ -81,6 +86,8 @@ class Sampler:
             chosen.copy_(token)
         head = Coordinates(tensor=0, data=0, pipeline=self._groups.head_stage)
         dist.broadcast(chosen, src=self._groups.grid.rank(head))
+        if int(chosen.item()) == _NO_TOKEN:
+            raise TrainingError("the model computes numbers that are not finite: it has no text")
         return int(chosen.item())
 
     def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import DataError
+from frontier_llm.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     import torch
@@ -94,3 +94,14 @@ def single_process_model(
             yield model, groups
         finally:
             destroy_groups()
+
+
+def no_model(weights: Path, found: str) -> CheckpointError:
+    """Return the error for a checkpoint of a run that has diverged; `found` says what shows it."""
+    from frontier_llm.checkpoint.discovery import find
+
+    return CheckpointError(
+        f"{find(weights).folder}: {found}, so the run had diverged when it was saved\n"
+        "  do: frontier-llm evaluate RUN_DIR --checkpoint PATH shows whether an earlier checkpoint "
+        "can be used; otherwise train again with a lower optimizer.learning_rate"
+    )

@@ -285,8 +285,9 @@ def test_export_that_fails_leaves_no_file(
     assert file.read_text() == "an older one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "weights.safetensors"]
     nowhere = Path("/proc/nowhere/weights.safetensors")
-    assert main([str(tmp_path / "run"), "--export", str(nowhere)]) == 2
-    assert "wants:  a folder that can be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "run"), "--export", str(nowhere)])
+    assert "wants:  a file that can be written" in capsys.readouterr().err
 
 
 def test_run_as_a_file_on_nothing(tmp_path: Path) -> None:

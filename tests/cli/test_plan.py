@@ -5,13 +5,16 @@ import re
 import shutil
 
 import pytest
+from rich.console import Console
 
-from frontier_llm.cli import plan
-from frontier_llm.cli.compose import compose
+from frontier_llm.cli import launch, plan
+from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF, CONF_DIR_VARIABLE
+from frontier_llm.cli.planned_experiment import experiment_text
 from frontier_llm.config import decode
-from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.candidate import Candidate, ranks_to_plan
+from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import estimate
 
 pytestmark = pytest.mark.slow
@@ -184,6 +187,40 @@ def test_a_saved_plan_says_how_to_run_it_and_replaces_nothing(capsys, conf):
     code, _, err = _run(capsys, *SMALL, "--save", "frontier_22b")
     assert code == 2
     assert "--save" in err
+
+
+SEARCHES = {
+    "one stage": ("planner.pipeline=[1]", "launch.ranks=4"),
+    "chunks": ("model.layers=8", "planner.pipeline=[2,4]", "launch.ranks=4"),
+    "two ranks per node": ("launch.ranks_per_node=2", "launch.ranks=4"),
+    "formats": ("collectives=zeropp", "launch.ranks=4", "planner.pipeline=[1]"),
+    "searched formats": ("planner.collectives=[plain,zeropp]", "planner.pipeline=[1,2]"),
+    "a base": ("experiment=laptop_3d", "planner.tensor=[1]"),
+    "nodes": (*SMALL[:-1], "planner.tensor=[1,4]"),
+}
+
+
+@pytest.mark.parametrize("words", SEARCHES.values(), ids=SEARCHES)
+def test_every_layout_of_a_search_can_be_saved_and_typed(conf, words):
+    config = decode(configured([*words, "planner.rows=100"], plan.SEARCHED))
+    found = plan._search(plan._configs(config, words), Console(quiet=True)).best
+    for layout in found[:: max(1, len(found) // 3)]:
+        text = experiment_text("drawn", words, layout)
+        (conf / "experiment" / "drawn.yaml").write_text(text)
+        for command in (["experiment=drawn"], [*words, *plan.overrides(layout).split()]):
+            typed = decode(configured(command))
+            ranks = ranks_to_plan(typed)
+            same = Candidate.of(choose(typed, *ranks), *ranks)
+            assert same.description == layout.candidate.description, command
+            assert same.grid == layout.candidate.grid
+            assert same.config.collectives == layout.candidate.config.collectives
+
+
+def test_a_saved_plan_of_several_nodes_becomes_a_job_of_them(capsys, conf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert _run(capsys, *SMALL, "--save", "my_plan")[0] == 0
+    assert run_command(lambda: launch.main(["experiment=my_plan"])) == 0
+    assert "8 nodes, 64 ranks" in capsys.readouterr().out
 
 
 SAME_TWICE = {

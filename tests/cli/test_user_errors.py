@@ -37,7 +37,12 @@ OTHERS = [
     ["plan", "--table", "nosuch.csv"],
     ["plan", "--json=nosuch/file.json", "--html=nosuch/file.html"],
     ["plan", "--json=nosuch/file.json"],
+    ["plan", "--save=" + 300 * "x"],
+    ["goodput", "--chart=/proc/file.svg"],
+    ["explain-layout", "--svg=/proc/file.svg"],
     ["report", "/proc"],
+    ["evaluate", "runs/a", "--json=" + 300 * "x"],
+    ["evaluate", "runs/a", "--text", 300 * "x"],
     ["evaluate", "runs/a", "--samples=0"],
     ["evaluate", "runs/a", "--text", "nosuch"],
     ["generate", "runs/a", "--tokens", "x"],
@@ -49,6 +54,36 @@ OTHERS = [
     ["funnel"],
     ["--conf-dir", "nosuch", "plan"],
 ]
+NAMED = [
+    ["--json", "plan", "--json=/proc/file.json"],
+    ["--json", "evaluate", "runs/a", "--json=/proc/file.json"],
+    ["--folder", "funnel", "--folder=/proc/x", "--stage", "trainer.steps=1", "1"],
+    ["--samples", "evaluate", "runs/a", "--samples=2", "--text", "file"],
+    ["--text", "evaluate", "runs/a", "--harness=x", "--text", "file"],
+    ["--stride", "evaluate", "runs/a", "--stride=2"],
+    ["--harness-tasks", "evaluate", "runs/a", "--harness-tasks=runs"],
+    ["--temperature", "generate", "runs/a", "--temperature=-1"],
+    ["--temperature", "generate", "runs/a", "--temperature=nan"],
+    ["--seed", "generate", "runs/a", "--seed=999999999999999999999999999"],
+    ["--dtype", "convert", "runs", "out", "--from=hf", "--dtype=bf16"],
+    ["--family", "convert", "runs", "out", "--from=hf", "--family=t5"],
+    ["--each", "inspect", "checkpoints", "--each"],
+    ["--dtype", "inspect", "checkpoints", "--dtype=bf16"],
+    ["--validation", "inspect-data", "runs/a", "--validation"],
+    ["--export", "inspect", "checkpoints", "--export", "nosuch/file"],
+    ["--fit", "plan", "--fit"],
+    ["--json", "plan", "--table=file", "--json=x"],
+    ["--this", "plan", "--table=file", "--this"],
+    ["launch.nodes", "train", "launch.nodes=2"],
+    ["planner.nodes", "train", "planner.nodes=2"],
+    ["launch.nodes", "doctor", "launch.nodes=2"],
+    ["launch.ranks", "launch", "experiment=frontier_22b", "launch.ranks=24"],
+    ["launch.ranks", "launch", "cluster=frontier_mi250x", "launch.ranks=3"],
+    ["trainer.seed", "train", "trainer.seed=18446744073709551616"],
+    ["planner.nodes", "plan", "planner.nodes=[]"],
+    ["run.allow_changes", "train", "run.allow_changes=trainer.steps"],
+]
+"""Mistakes, each after the key or the option that the message names."""
 CASES = [
     *([command, key, part] for command in OF_KEYS for key, part in BAD_KEYS.items()),
     *([command, path, part] for command in OF_RUNS for path, part in BAD_RUNS.items()),
@@ -60,6 +95,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a file and a folder of two runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("text")
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
     for name in ("a", "b"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.yaml").write_text("run: {dir: x}\n")
@@ -94,6 +130,15 @@ def test_another_mistake(
     arguments: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _check(arguments, folder, capfd)
+
+
+@pytest.mark.parametrize(("key", "arguments"), [(key, rest) for key, *rest in NAMED], ids=str)
+def test_an_option_that_cannot_be_obeyed(
+    key: str, arguments: list[str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = _check(arguments, folder, capfd)
+    assert said.startswith(f"configuration error at {key}\n")
+    assert "[]" not in said.splitlines()[-1]
 
 
 def test_every_command_is_tried() -> None:

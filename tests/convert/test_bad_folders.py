@@ -16,7 +16,7 @@ from frontier_llm.cli.convert import from_theirs
 from frontier_llm.convert.families import check_surplus, family_of
 from frontier_llm.convert.ours import OurWeights
 from frontier_llm.convert.table import select
-from frontier_llm.convert.theirs import TheirWeights
+from frontier_llm.convert.theirs import TheirWeights, save_tensors
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from tests.hostile import cpu_seconds
@@ -122,6 +122,25 @@ def test_no_config_ends_in_a_traceback(tmp_path: Path) -> None:
         count += 1
     assert count > 100
     assert refused > 0.8 * count
+
+
+def test_a_broken_config_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "theirs" / "config.json"
+    for text in ("{", "[]"):
+        write(path.parent, None, llama_tensors(), text)
+        assert f"{path} cannot be read" in converts(path.parent, tmp_path / "out")
+    path.unlink()
+    assert "it has no config.json\n  do: " in converts(path.parent, tmp_path / "out")
+
+
+def test_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        save_tensors({"a": torch.ones(2)}, tmp_path / "file")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    assert load_file(tmp_path / "file")["a"].tolist() == [1, 1]
 
 
 def test_the_folder_is_good(tmp_path: Path) -> None:
@@ -265,7 +284,9 @@ def test_truncated_and_flipped_files_are_refused_or_give_their_weights(tmp_path:
     content = path.read_bytes()
     for size in (0, 4, 8, 100, len(content) - 1):
         path.write_bytes(content[:size])
-        assert converts(tmp_path / "theirs", tmp_path / "out")
+        refusal = converts(tmp_path / "theirs", tmp_path / "out")
+        assert f"{path} is damaged or not complete" in refusal
+        assert "do: copy or download the file again" in refusal
     path.write_bytes(b"\xff" * 8 + content[8:])
     assert converts(tmp_path / "theirs", tmp_path / "out")
 

@@ -392,6 +392,12 @@ def test_a_model_that_no_family_has_is_refused_with_reasons(tmp_path: Path, caps
     assert "wants:  a new folder" in capsys.readouterr().err
 
 
+def test_a_wrong_family_is_refused_with_the_right_one():
+    model = decode(tiny_values(*VARIANTS["llama"])).model
+    with pytest.raises(DataError, match=r"family t5: (?s:.*)do: write --family llama"):
+        family_for(model, "t5")
+
+
 def test_numbers_that_are_none_pass_nothing():
     good = torch.ones(1, 2, 3)
     assert compare_logits.Comparison.of(good, good).passes

@@ -117,9 +117,10 @@ def test_a_full_run_directory_at_the_end_is_named(tiny: tuple[str, ...], tmp_pat
 def test_a_run_that_resumes_after_its_last_step_ends_at_once(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
-    for _ in range(2):
-        ended = train(*tiny, *nodes(tmp_path), "trainer.steps=3")
+    for steps in (3, 2):
+        ended = train(*tiny, *nodes(tmp_path), f"trainer.steps={steps}")
         assert ended.code == 0, ended.text
+        assert ("set trainer.steps above 3" in ended.text) == (steps < 3)
         assert "the disks of the nodes" not in ended.text
         shutil.rmtree(tmp_path / "local", ignore_errors=True)  # only the run directory has the step
     assert events(tmp_path / "run", "resume")[-1]["step"] == 3

@@ -200,6 +200,30 @@ def test_loss_that_is_not_finite_ends_the_run_with_a_report(
     assert (folder / "nan" / "report.html").exists()
 
 
+def test_a_model_without_a_loss_ends_the_run_and_other_commands(
+    folder: Path, corpus: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = str(folder / "no_loss")
+    ended = forked_train.train(
+        *SMALL, *corpus, f"run.dir={run_dir}", "optimizer.learning_rate=1e30", "trainer.steps=3",
+        "optimizer.warmup_steps=1", "launch.ranks=2", "telemetry.wandb=off",
+    )  # fmt: skip
+    assert ended.code == 1
+    assert "the loss has not been finite since step 2: the model cannot be used" in ended.text
+    summary = json.loads((folder / "no_loss" / "summary.json").read_text())
+    assert "validation loss is nan" in summary["exit_reason"]
+    said = ended.text
+    (folder / "short.txt").write_text("a short text")
+    options = ["--samples=2"], ["--text", f"{folder}/short.txt"]
+    for command in (["generate", "a"], *(["evaluate", *words] for words in options)):
+        assert main([command[0], run_dir, *command[1:]]) == 1
+        refusal = capfd.readouterr().err
+        assert f"{run_dir}/checkpoints/step_00000003: " in refusal
+        assert "  do: " in refusal
+        said += refusal
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("victim", ["parent", "group"])
 def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: str) -> None:
     run_dir = folder / f"stopped_{victim}"

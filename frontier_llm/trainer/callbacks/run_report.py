@@ -247,7 +247,14 @@ class Announcements(Callback):
             bits_per_byte = summary.validation_bits_per_byte
             bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
             _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
-        _log_line("done", f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}")
+        done = f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}"
+        step, total = self.context.progress.step, self.context.config.trainer.steps
+        if step > total:
+            done = (
+                f"no step: the run is at step {step} and trainer.steps={total}; to train on, set "
+                f"trainer.steps above {step}"
+            )
+        _log_line("done", done)
         _log_line("report", str(self._report.path))
 
     def _lines_at_start(self) -> dict[str, str]:
@@ -311,6 +318,14 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
             f"optimizer.learning_rate={rate:g} is for models of a few million parameters, "
             f"{config.model.name} has {format_count(count)}: set optimizer=adamw, or a rate of at "
             "most 6e-4"
+        )
+    warmup, steps = config.optimizer.warmup_steps, config.trainer.steps
+    if warmup > steps:
+        highest = LearningRate.of(config)(steps)
+        yield (
+            f"the warm-up does not end: optimizer.warmup_steps={warmup} and trainer.steps={steps}, "
+            f"so that the learning rate reaches {highest:.3g}, not {rate:g}: set "
+            f"optimizer.warmup_steps to at most {steps}"
         )
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:

@@ -55,3 +55,13 @@ def test_unused_rows_are_said_with_what_helps(overrides: list[str], todo: str) -
     context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
     (warning,) = _warnings(context)
     assert warning.endswith(todo)
+
+
+def test_a_warm_up_that_does_not_end_is_said() -> None:
+    config = decode(compose(["trainer.steps=5", "optimizer.warmup_steps=20"]))
+    rows = config.model.vocabulary
+    corpus = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=rows))
+    context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
+    (warning,) = _warnings(context)
+    assert warning.endswith("set optimizer.warmup_steps to at most 5")
+    assert f"{config.optimizer.learning_rate / 4:.3g}" in warning
