@@ -48,7 +48,15 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
     paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
     if is_new:
         paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
+    run = Path(config.run.dir).resolve()
     for key, path, wants in paths:
+        if wants == TEXTS and path is not None and Path(path).resolve() == run:
+            raise ConfigError(
+                "run.dir",
+                config.run.dir,
+                f"another folder than {key}: a run writes files there, which are no text",
+                "choose a new folder for run.dir, for example one in the folder of the text",
+            )
         if path is not None and not Path(path).exists():
             got = f"{path}, which does not exist"
             raise ConfigError(

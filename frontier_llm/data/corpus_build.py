@@ -35,7 +35,7 @@ from frontier_llm.data.corpus_parts import (
     plan_parts,
 )
 from frontier_llm.data.source import Source
-from frontier_llm.data.source_choice import check_left_out, files_without_text
+from frontier_llm.data.source_choice import CONTENT_DECIDES, check_left_out, files_without_text
 from frontier_llm.data.source_format import Scan
 from frontier_llm.data.tokenizer import Encoder, Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer
@@ -182,7 +182,7 @@ class CorpusBuild:
 
     def check_files(self) -> None:
         """Refuse a source of which a large part is in another format, unless it is skipped."""
-        if self.config.broken == "refuse" and self.config.format == "auto":
+        if self.config.broken == "refuse" and self.config.format in CONTENT_DECIDES:
             left_out, read = self._files_left_out()
             check_left_out(self.source.root, left_out, read.bytes)
 

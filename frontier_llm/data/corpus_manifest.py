@@ -44,6 +44,7 @@ DISAGREES = "whose name and content disagree"
 BESIDE = "documentation and other files beside the data"
 OTHER_FORMAT = "of another format"
 EMPTY = "empty"
+OWN = "runs, checkpoints and prepared corpora, each folder counted as one"
 FORMAT = 3
 MANIFEST_FILE = "manifest.json"
 FILES_FILE = "files.jsonl"

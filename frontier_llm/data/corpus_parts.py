@@ -36,8 +36,8 @@ import xxhash
 from pydantic import BaseModel, Field
 
 from frontier_llm.data.corpus_manifest import Split, TextCounts, idx_header
-from frontier_llm.data.source import Document, Source
-from frontier_llm.data.source_format import Cut, Entry, Scan
+from frontier_llm.data.source import Document, Source, first_lines
+from frontier_llm.data.source_format import Cut, Scan
 from frontier_llm.data.tokenizer import Encoder
 from frontier_llm.errors import DataError
 from frontier_llm.units import MIB
@@ -158,26 +158,35 @@ class PartReader:
     out. Otherwise they raise an error."""
 
     def documents(self, part: Part, skipped: SkippedTexts) -> Iterator[tuple[int, int, Document]]:
-        """Yield the documents of a part in order."""
+        """Yield the documents of a part in order.
+
+        Raises:
+            DataError: some are not text; it names the first of them and counts those of the part.
+        """
+        problems: list[str] = []
         for file, cut in part.cuts:
             for entry in self.source.entries(file, cut):
                 name = self.source.name(file, entry.place)
                 if entry.problem is not None:
-                    self._skip(name, entry, skipped)
+                    skipped.add_broken(f"{name}: {entry.problem}")
+                    if not self.skip_broken:
+                        problems.append(f"{self.source.folder / name}: {entry.problem}")
                 elif not entry.text:
                     skipped.empty += 1
-                else:
+                elif not problems:
                     skipped.text.replaced += entry.replaced
                     yield file, entry.place, Document(name, entry.text)
-
-    def _skip(self, name: str, entry: Entry, skipped: SkippedTexts) -> None:
-        if not self.skip_broken:
+        if problems:
+            found = problems[0]
+            if len(problems) > 1:
+                found = (
+                    f"{len(problems):,} or more entries in {self.source.root} are no text:\n"
+                    f"{first_lines(problems)}"
+                )
             raise DataError(
-                f"{self.source.folder / name}: {entry.problem}\n"
-                "  do: repair it, set data.text_key to the field that holds the text, or skip and "
-                "count such entries with data.broken=skip"
+                f"{found}\n  do: repair what is wrong, set data.text_key to the field that holds "
+                "the text, or skip and count such entries with data.broken=skip"
             )
-        skipped.add_broken(f"{name}: {entry.problem}")
 
 
 class PartWriter:

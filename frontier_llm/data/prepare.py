@@ -140,6 +140,7 @@ class _Preparation:
         source = find_source(self._corpus, self._config)
         name, note = self._corpus.name, self.note(source)
         if folder := _read_note(note):
+            source.refuse_broken()
             return folder
         if self._tokenizer is not None:  # what cannot be used is refused before a file is read
             open_tokenizer(self._tokenizer, self._config.end_of_document)
