@@ -286,6 +286,31 @@ def test_the_problems_of_a_folder_are_refused_together(tmp_path: Path):
         documents(config(tmp_path / "c", tmp_path))
 
 
+def test_damage_in_the_middle_of_files_is_counted_or_refused_together(tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl", 30)
+    lines = (random.Random(n).randbytes(5000).hex() for n in range(300))  # more than is sniffed
+    packed = gzip.compress("".join(f'{{"text": "{line}"}}\n' for line in lines).encode())
+    (tmp_path / "b.jsonl.gz").write_bytes(packed[:-99])
+    (tmp_path / "c.json").write_text('[{"text": "one"}, {"text": "two"}, {"te')
+    (tmp_path / "d.csv").write_text("id,body\n1,one\n")
+    with pytest.raises(DataError, match=r"(?s)3 or more .*b\.jsonl.*c\.json.*d\.csv"):
+        documents(config(tmp_path / "c", tmp_path, format="mixed"))
+    account = account_of(tmp_path, tmp_path, broken="skip")
+    assert account.broken_documents == 3
+    assert "d.csv: no column 'text'" in " ".join(account.examples)
+    (tmp_path / "b.jsonl.gz").unlink()
+    (tmp_path / "c.json").unlink()
+    with pytest.raises(DataError, match=r"d\.csv.*\n  do: set data\.text_key to the column"):
+        documents(config(tmp_path / "c", tmp_path))
+
+
+def test_a_name_that_is_not_utf_8_is_printable(tmp_path: Path):
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_bytes(
+        write_jsonl(tmp_path / "a\nb.jsonl", 30).read_bytes()
+    )
+    assert account_of(tmp_path, tmp_path).read.examples == ["a\\nb.jsonl", "\\udcff.jsonl"]
+
+
 def test_a_key_of_records_is_refused_for_plain_text(tmp_path: Path):
     (tmp_path / "a.txt").write_text("text " * 30)
     with pytest.raises(ConfigError, match="is plain text") as caught:
