@@ -62,7 +62,7 @@ class DataConfig(Section):
     """Percentage of the files or documents that are kept for validation."""
     broken: Literal["refuse", "skip"]
     """What happens if a file or a document cannot be read (a link without a target, invalid UTF-8,
-    invalid JSON, no `text_key`), or if too much is left out, as of plain text beside records.
+    invalid JSON, no `text_key`), or if too much is left out, as text beside records.
     `refuse`: the program stops and names it; `skip`: it is left out and counted, and the first are
     named."""
     unique: bool

@@ -126,7 +126,7 @@ class CorpusBuild:
             all_skipped.add(skipped)
             counts = [sum(pair) for pair in zip(counts, part_counts, strict=True)]
             progress.add(self.parts[number].size)
-        self.check_splits(*counts, all_skipped)
+        self.check_splits(counts[0], counts[1], all_skipped)
         return [text for number in self._part_numbers for text in texts[number]]
 
     def tokenise(self, tokenizer: Tokenizer, files: PartFiles) -> None:
