@@ -187,6 +187,11 @@ def _documents(file: Path, key: str) -> Iterator[str]:
         if detected.problem or detected.format is None:
             problem = detected.problem or f"its content is {detected.title}"
             raise DataError(f"{file}: {problem}\n  do: {detected.advice}")
+        if detected.has_no_text:
+            raise DataError(
+                f"{file}: it is {detected.title}\n  do: put the text under the key, or rename the "
+                "file to *.txt to evaluate the raw JSON"
+            )
         reader = reader_of(file, file.stat().st_size, detected, key, divided=False)
         scan = reader.scan()
         if not scan.cuts:

@@ -116,11 +116,13 @@ def test_mistakes_are_refused_with_a_reason(
 ) -> None:
     (tmp_path / "binary.txt").write_bytes(b"a\0b")
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "no.json").write_text('[{"body": "b"}]')
     (tmp_path / "no.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     text = str(run.parent / "text.py")
     for arguments, message, exit_code in [
         ([str(tmp_path / "binary.txt")], "null byte", ConfigError.exit_code),
         ([str(tmp_path / "empty.txt")], "empty.txt: it is empty", ConfigError.exit_code),
+        ([str(tmp_path / "no.json")], "JSON without the key 'text'", ConfigError.exit_code),
         ([str(tmp_path / "no.jsonl")], "no.jsonl, place 2: no text", ConfigError.exit_code),
         ([text, "--stride", str(WINDOW + 1)], f"1 to {WINDOW}", ConfigError.exit_code),
     ]:
