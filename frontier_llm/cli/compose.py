@@ -335,7 +335,7 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
         ]
         for name in names:
             rest = [word for name_of, word in given.items() if name_of != name]
-            if _differs(rest, key, values):
+            if differs(rest, key, values):
                 todo = f"add {need.setting}, or leave {key} out"
                 raise _without_effect(key, _value(values, key), need, todo)
     if experiment := given.get("experiment", "").partition("=")[2]:
@@ -351,12 +351,12 @@ def _check_idle_keys(name: str, idle: Collection[str]) -> None:
     values = compose([f"experiment={name}"])
     choices = [f"{group}={file}" for group, file in file_choices("experiment", name).items()]
     for key, need in unused(decode(values)):
-        if key in own and _differs(choices, key, values):
+        if key in own and differs(choices, key, values):
             todo = f"choose {need.setting} in experiment {name}, or take {key} out of it"
             raise _without_effect(key, _value(values, key), need, todo)
 
 
-def _differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:
+def differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:
     """Return whether a key has another value without the override that sets it."""
     try:
         return bool(_value(compose(overrides), key) != _value(values, key))

@@ -29,6 +29,7 @@ from frontier_llm.trainer.pipeline import Pipeline
 
 PADDED_TO = 16
 """A text that is shorter than a window is padded to a multiple of this number of tokens."""
+_OTHER_FILE = "repair it, or name another file with --text"
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _score(
         for window in windows_of(tokens, config.data.sequence_length, stride)
     ]
     if not windows:
-        raise DataError(f"{file} holds no text to predict")
+        raise DataError(f"{file} holds no text to predict\n  do: {_OTHER_FILE}")
     shown = tracked(windows, "evaluate", file.name)
     sums = _sums(pipeline, device, shown, config.data.micro_batch, tokenizer.eod)
     size = sum(len(text.encode()) for text in texts)
@@ -186,17 +187,27 @@ def _documents(file: Path, key: str) -> Iterator[str]:
         if detected.problem or detected.format is None:
             problem = detected.problem or f"its content is {detected.title}"
             raise DataError(f"{file}: {problem}\n  do: {detected.advice}")
+        if detected.has_no_text:
+            raise DataError(
+                f"{file}: it is {detected.title}\n  do: put the text under the key, or rename the "
+                "file to *.txt to evaluate the raw JSON"
+            )
         reader = reader_of(file, file.stat().st_size, detected, key, divided=False)
         scan = reader.scan()
         if not scan.cuts:
-            raise DataError(f"{file}: {scan.problem}")
+            raise DataError(f"{file}: {scan.problem}\n  do: {_OTHER_FILE}")
         for cut in scan.cuts:
             for entry in reader.entries(cut):
                 if entry.problem is not None:
-                    raise DataError(f"{file}, place {entry.place}: {entry.problem}")
+                    raise DataError(
+                        f"{file}, place {entry.place}: {entry.problem}\n  do: repair it, or take "
+                        f"it out; the key of the text is data.text_key of the run, '{key}'"
+                    )
                 yield entry.text
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise DataError(
+            f"{file} cannot be read: {error.strerror or error}\n  do: {_OTHER_FILE}"
+        ) from error
 
 
 def _sums(

@@ -154,6 +154,8 @@ def folder(text: str) -> Path:
 
 def file(text: str) -> Path:
     """Parse the value of an option: a file that exists."""
+    if path(text).is_dir():
+        raise ConfigError(THE_LINE, f"{text}, a folder", "a file", f"name files, such as {text}/*")
     if not path(text).is_file():
         raise ConfigError(THE_LINE, text, "a file that exists", "correct the path")
     return path(text)

@@ -10,8 +10,9 @@ depend on the number of worker processes.
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -24,8 +25,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from frontier_llm.cli.compose import configured
+from frontier_llm.cli.compose import configured, differs
 from frontier_llm.cli.console import plain_table, wide_console
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
@@ -35,6 +37,9 @@ from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, account_r
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.prepared_corpus import streams
 from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
+
+_READ = ("data", "experiment")
+"""Sections and groups whose overrides change corpora."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="data.KEY=VALUE", help="as for train")
     options = parser.parse_intermixed_args(arguments)
     console = wide_console()
-    config = configured(options.overrides).config
+    composed = configured(options.overrides)
+    warn_of_unused(composed.values, options.overrides)
+    config = composed.config
     check_files(config)
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
@@ -62,6 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
     print(throughput(manifests, seconds) if is_new else "already prepared")
     return 0
+
+
+def warn_of_unused(values: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Print which overrides of other sections than `data` do not change the corpora."""
+    others = [word for word in overrides if key_of(word).partition(".")[0] not in _READ]
+    read = [word for word in overrides if word not in others]
+    if others and not differs(read, "data", values):
+        print(
+            f"{', '.join(others)}: without effect, because preprocess reads only data.*",
+            file=sys.stderr,
+        )
 
 
 class Stages:

@@ -33,9 +33,10 @@ class DataConfig(Section):
     path: PathName | None
     """For kind `text`: a file or a directory of text, JSON lines, JSON, Parquet, CSV or TSV, also
     compressed by gzip, zstandard, bzip2 or xz. Links are followed."""
-    format: Literal["auto", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
-    """Format of the files in `path`. `auto`: the content decides, and must agree with the name;
-    otherwise it is read as named here, and files of other formats in a directory are left out."""
+    format: Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
+    """Format of the files in `path`. `auto`: the content decides, and must agree with the name; of
+    a directory, either records or plain text is read. `mixed`: the same, but both are read.
+    Otherwise files are read as named here, and others in a directory are left out."""
     corpora: tuple[CorpusConfig, ...] = Field(strict=False)
     """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]. The keys `kind` and
     `weight` are optional."""
@@ -55,14 +56,15 @@ class DataConfig(Section):
     names: the end-of-sentence token of a sentencepiece model, or the `eos_token` beside a
     tokenizer.json."""
     vocabulary: int = Field(ge=2)
-    """Tokens of the tokenizer that is trained on the corpus, at most model.vocabulary. Without
-    effect if `data.tokenizer` is given."""
+    """Tokens of the tokenizer that is trained on the corpus, at most model.vocabulary. A given
+    `data.tokenizer` has its own."""
     validation_percent: float = Field(gt=0, lt=50)
     """Percentage of the files or documents that are kept for validation."""
     broken: Literal["refuse", "skip"]
     """What happens if a file or a document cannot be read (a link without a target, invalid UTF-8,
-    invalid JSON, no `text_key`), or if too much is left out. `refuse`: the program stops and names
-    it; `skip`: it is left out and counted, and the first are named."""
+    invalid JSON, no `text_key`), or if too much is left out, as text beside records.
+    `refuse`: the program stops and names it; `skip`: it is left out and counted, and the first are
+    named."""
     unique: bool
     """Whether only the first of several equal documents is kept."""
     objective: Literal["causal", "spans"]

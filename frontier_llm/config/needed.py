@@ -103,6 +103,8 @@ NEEDS: tuple[Need, ...] = (
     Need("data", "text_key format", "data=text", "the standard library is text", _has_text),
     Need("data", "corpora blend_alpha", "data=blend", "one corpus has no shares",
          lambda c: c.data.kind == "blend"),
+    Need("data", "vocabulary", "data.tokenizer=null", "a given tokenizer has its own tokens",
+         lambda c: c.data.tokenizer is None),
     Need("data", "end_of_document", "data.tokenizer=FILE", "a tokenizer that is trained on the "
          "corpus has its own token", lambda c: c.data.tokenizer is not None),
     Need("data", "workers", "data.prefetch=1", "without it the training loop reads the samples",

@@ -20,7 +20,7 @@ def check_data(config: RunConfig) -> None:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Refuse corpora without a source, and corpora with equal names."""
+    """Refuse corpora without a source, and corpora with equal or impossible names."""
     names = [corpus.name for corpus in data.sources]
     if not names or len(set(names)) < len(names):
         raise ConfigError(
@@ -30,6 +30,13 @@ def check_sources(data: DataConfig) -> None:
             "set 'data.corpora=[{name: NAME, path: PATH}, ...]'",
         )
     for corpus in data.sources:
+        if not corpus.name or corpus.name.startswith(".") or "/" in corpus.name:
+            raise ConfigError(
+                "data.corpora" if data.kind == "blend" else "data.name",
+                repr(corpus.name),
+                "a name for folders: not empty, without slashes, and not hidden by a dot",
+                "choose a name such as text",
+            )
         if corpus.kind == "text" and not corpus.path:
             key = f"data.corpora ({corpus.name})" if data.kind == "blend" else "data.path"
             raise ConfigError(
@@ -48,7 +55,15 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
     paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
     if is_new:
         paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
+    run = Path(config.run.dir).resolve()
     for key, path, wants in paths:
+        if wants == TEXTS and path is not None and Path(path).resolve() == run:
+            raise ConfigError(
+                "run.dir",
+                config.run.dir,
+                f"another folder than {key}: a run writes files there, which are no text",
+                "choose a new folder for run.dir, for example one in the folder of the text",
+            )
         if path is not None and not Path(path).exists():
             got = f"{path}, which does not exist"
             raise ConfigError(

@@ -99,9 +99,10 @@ def model_overrides(
     if tokenizer is not None:
         settings["data.tokenizer"] = tokenizer
     spans = family.wants["kind"] == "t5"
-    # the sentinels of span corruption need ids after the tokenizer's vocabulary
-    available_ids = values["vocabulary"] - (SENTINELS if spans else 0)
-    settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
+    if tokenizer is None:
+        # the sentinels of span corruption need ids after the tokenizer's vocabulary
+        available_ids = values["vocabulary"] - (SENTINELS if spans else 0)
+        settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
     data = "stdlib_spans" if spans else "stdlib"
     bases = [f"model={_BASES.get(family.name, 'llama_7b')}", f"data={data}"]
     return bases + [f"{key}={_override_value(value)}" for key, value in settings.items()]

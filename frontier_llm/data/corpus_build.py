@@ -7,6 +7,7 @@ source, and merge the parts. data/prepare.py calls them in this order.
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from frontier_llm.data.corpus_manifest import (
     Manifest,
     Tally,
     TextCounts,
+    printable,
     write_digests,
 )
 from frontier_llm.data.corpus_parts import (
@@ -35,8 +37,8 @@ from frontier_llm.data.corpus_parts import (
     plan_parts,
 )
 from frontier_llm.data.source import Source
-from frontier_llm.data.source_choice import check_left_out, files_without_text
-from frontier_llm.data.source_format import Scan
+from frontier_llm.data.source_choice import CONTENT_DECIDES, check_left_out, files_without_text
+from frontier_llm.data.source_format import Scan, sha256_of
 from frontier_llm.data.tokenizer import Encoder, Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.data.worker_pool import run_jobs
@@ -50,13 +52,35 @@ Progress = Callable[[str, float], None]
 """A function that is called with the name of a stage and its finished fraction, from 0 to 1."""
 
 
-def scan_files(source: Source, workers: int, report: Progress) -> list[Scan]:
-    """Read all files once; return the digest of each and the cuts, where it can be divided."""
+def scan_files(source: Source, config: DataConfig, workers: int, report: Progress) -> list[Scan]:
+    """Read all files once; return the digest of each and the cuts, where it can be divided.
+
+    Raises:
+        DataError: files are damaged, and data.broken does not skip them.
+    """
+
+    def scan_one(index: int) -> Scan | str:
+        try:
+            return source.scan(index)
+        except DataError as error:
+            return str(error)
+
     progress = _StageProgress("reading the sources", source.size, report)
     scans: dict[int, Scan] = {}
-    for index, scan in run_jobs(source.scan, range(len(source.files)), workers):
+    problems: dict[int, str] = {}
+    for index, scan in run_jobs(scan_one, range(len(source.files)), workers):
+        if isinstance(scan, str):
+            problems[index] = scan
+            digest = ""
+            with suppress(OSError):
+                digest = sha256_of(source.files[index].path)
+            scan = Scan(digest, (), scan.partition("\n")[0])
         scans[index] = scan
         progress.add(source.files[index].size)
+    if problems and (source.single or config.broken == "refuse"):
+        if len(problems) == 1:
+            raise DataError(*problems.values())
+        source.refuse([problems[index] for index in sorted(problems)], "repair them")
     return [scans[index] for index in range(len(source.files))]
 
 
@@ -83,24 +107,26 @@ class CorpusBuild:
         percent = 100 * text_bytes / self.source.size
         validation_percent = self.config.validation_percent
 
-        def choose(number: int) -> tuple[list[str], list[int]]:
-            """Return the chosen texts of a part, and its documents per split."""
-            texts, counts = [], [0, 0]
-            for _, _, document in self.reader.documents(self.parts[number], SkippedTexts()):
+        def choose(number: int) -> tuple[list[str], list[int], SkippedTexts]:
+            """Return the chosen texts of a part, its documents per split, and what it skips."""
+            texts, counts, skipped = [], [0, 0], SkippedTexts()
+            for _, _, document in self.reader.documents(self.parts[number], skipped):
                 validation = document.is_validation(validation_percent)
                 counts[validation] += 1
                 if not validation and document.falls_in(percent, salt="tokenizer"):
                     texts.append(document.text)
-            return texts, counts
+            return texts, counts, skipped
 
         progress = self._progress("choosing text for the tokenizer")
         texts: dict[int, list[str]] = {}
-        counts = [0, 0]
-        for number, (chosen, part_counts) in run_jobs(choose, self._part_numbers, self.workers):
+        counts, all_skipped = [0, 0], SkippedTexts()
+        found = run_jobs(choose, self._part_numbers, self.workers)
+        for number, (chosen, part_counts, skipped) in found:
             texts[number] = chosen
+            all_skipped.add(skipped)
             counts = [sum(pair) for pair in zip(counts, part_counts, strict=True)]
             progress.add(self.parts[number].size)
-        self.check_splits(*counts)
+        self.check_splits(counts[0], counts[1], all_skipped)
         return [text for number in self._part_numbers for text in texts[number]]
 
     def tokenise(self, tokenizer: Tokenizer, files: PartFiles) -> None:
@@ -126,7 +152,7 @@ class CorpusBuild:
         dtype = _token_type(tokenizer)
         merger = Merger(files, len(self.parts), dtype, repeated, lambda: progress.add(1))
         train, validation = (merger.write_split(split, folder) for split in range(len(SPLITS)))
-        self.check_splits(train.documents, validation.documents)
+        self.check_splits(train.documents, validation.documents, self._skipped(files))
         self._write_file_list(merger, folder / FILES_FILE)
         copies = sum(int(mask.sum()) for mask in repeated or ())
         account = self._account(files, train.documents + validation.documents, copies)
@@ -134,7 +160,7 @@ class CorpusBuild:
             format=FORMAT,
             name=self.corpus.name,
             kind=self.corpus.kind,
-            source=str(self.source.root),
+            source=printable(str(self.source.root)),
             source_sha256=self.source.digest(self.scans),
             account=account,
             pieces=tokenizer.vocabulary,
@@ -147,9 +173,15 @@ class CorpusBuild:
         write_digests(folder)
         (folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n")
 
-    def check_splits(self, train: int, validation: int) -> None:
+    def check_splits(self, train: int, validation: int, skipped: SkippedTexts) -> None:
         """Raise a DataError if there are no documents for training or none for validation."""
         percent = self.config.validation_percent
+        if not (train or validation) and skipped.broken:
+            raise DataError(
+                f"there is no text in {self.source.root}: all {skipped.broken:,} entries are left "
+                f"out, such as {skipped.examples[0]}\n"
+                "  do: repair them, or set data.text_key to the field that holds the text"
+            )
         if not (train and validation):
             other = self._dividing_percent()
             raise DataError(
@@ -182,7 +214,7 @@ class CorpusBuild:
 
     def check_files(self) -> None:
         """Refuse a source of which a large part is in another format, unless it is skipped."""
-        if self.config.broken == "refuse" and self.config.format == "auto":
+        if self.config.broken == "refuse" and self.config.format in CONTENT_DECIDES:
             left_out, read = self._files_left_out()
             check_left_out(self.source.root, left_out, read.bytes)
 
@@ -199,11 +231,15 @@ class CorpusBuild:
                 read.add(file.name, file.size)
         return left_out, read
 
-    def _account(self, files: PartFiles, kept: int, repeated: int) -> Account:
-        """Return the account of the source, after a check of the characters."""
+    def _skipped(self, files: PartFiles) -> SkippedTexts:
         skipped = SkippedTexts()
         for number in self._part_numbers:
             skipped.add(files.skipped(number))
+        return skipped
+
+    def _account(self, files: PartFiles, kept: int, repeated: int) -> Account:
+        """Return the account of the source, after a check of the characters."""
+        skipped = self._skipped(files)
         if self.config.broken == "refuse":
             _check_characters(skipped.text, self.source.root, self.config.tokenizer)
         left_out, read = self._files_left_out()

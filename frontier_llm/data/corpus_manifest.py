@@ -44,6 +44,7 @@ DISAGREES = "whose name and content disagree"
 BESIDE = "documentation and other files beside the data"
 OTHER_FORMAT = "of another format"
 EMPTY = "empty"
+OWN = "runs, checkpoints and prepared corpora, each folder counted as one"
 FORMAT = 3
 MANIFEST_FILE = "manifest.json"
 FILES_FILE = "files.jsonl"
@@ -67,6 +68,14 @@ OnRead = Callable[[int], None]
 """A function that is called with the number of bytes after each read."""
 
 
+def printable(name: str) -> str:
+    """Return the name of a file with escapes for what is no text, such as bytes that no UTF-8 has.
+
+    Linux permits all bytes but NUL and slashes in names.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
 class Tally(BaseModel):
     """Number and size of some files, with the names of the first."""
 
@@ -81,7 +90,7 @@ class Tally(BaseModel):
         self.files += 1
         self.bytes += size
         if len(self.examples) < MAX_EXAMPLES:
-            self.examples.append(name)
+            self.examples.append(printable(name))
 
     def add_all(self, other: "Tally") -> None:
         """Count all files of another tally."""

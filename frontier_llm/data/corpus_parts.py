@@ -35,8 +35,8 @@ import numpy.typing as npt
 import xxhash
 from pydantic import BaseModel, Field
 
-from frontier_llm.data.corpus_manifest import Split, TextCounts, idx_header
-from frontier_llm.data.source import Document, Source
+from frontier_llm.data.corpus_manifest import Split, TextCounts, idx_header, printable
+from frontier_llm.data.source import Document, Source, first_lines
 from frontier_llm.data.source_format import Cut, Entry, Scan
 from frontier_llm.data.tokenizer import Encoder
 from frontier_llm.errors import DataError
@@ -59,6 +59,10 @@ COPY_BYTES = 4 * MIB
 ROUND_DOCUMENTS = 1 << 22
 """Approximate number of documents whose hashes are compared at once. This limits the memory."""
 _COLUMN = {name: index for index, name in enumerate(COLUMNS)}
+_REPAIR = (
+    "repair what is wrong, set data.text_key to the field that holds the text, or skip and count "
+    "such entries with data.broken=skip"
+)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -95,7 +99,7 @@ class SkippedTexts(BaseModel):
 
     def add_broken(self, example: str) -> None:
         """Count one line, row or section that is not text."""
-        self.add(SkippedTexts(broken=1, examples=[example]))
+        self.add(SkippedTexts(broken=1, examples=[printable(example)]))
 
 
 @dataclass(frozen=True)
@@ -158,26 +162,48 @@ class PartReader:
     out. Otherwise they raise an error."""
 
     def documents(self, part: Part, skipped: SkippedTexts) -> Iterator[tuple[int, int, Document]]:
-        """Yield the documents of a part in order."""
+        """Yield the documents of a part in order.
+
+        Raises:
+            DataError: some are not text; it names the first of them and counts those of the part.
+        """
+        problems: list[str] = []
+        advice = ""
         for file, cut in part.cuts:
-            for entry in self.source.entries(file, cut):
-                name = self.source.name(file, entry.place)
+            for name, entry, todo in self._entries(file, cut):
                 if entry.problem is not None:
-                    self._skip(name, entry, skipped)
+                    skipped.add_broken(f"{name}: {entry.problem}")
+                    if not self.skip_broken:
+                        problems.append(f"{self.source.folder / name}: {entry.problem}")
+                        advice = todo if len(problems) == 1 else _REPAIR
                 elif not entry.text:
                     skipped.empty += 1
-                else:
+                elif not problems:
                     skipped.text.replaced += entry.replaced
                     yield file, entry.place, Document(name, entry.text)
+        if problems:
+            found = problems[0]
+            if len(problems) > 1:
+                found = (
+                    f"{len(problems):,} or more entries in {self.source.root} are no text:\n"
+                    f"{first_lines(problems)}"
+                )
+            raise DataError(f"{found}\n  do: {advice}")
 
-    def _skip(self, name: str, entry: Entry, skipped: SkippedTexts) -> None:
-        if not self.skip_broken:
-            raise DataError(
-                f"{self.source.folder / name}: {entry.problem}\n"
-                "  do: repair it, set data.text_key to the field that holds the text, or skip and "
-                "count such entries with data.broken=skip"
-            )
-        skipped.add_broken(f"{name}: {entry.problem}")
+    def _entries(self, file: int, cut: Cut) -> Iterator[tuple[str, Entry, str]]:
+        """Yield (name, entry, what to do if it is no text) of a cut.
+
+        Damage of the file, which ends the cut, is the last entry.
+        """
+        place, source = cut.number, self.source.files[file]
+        try:
+            for entry in self.source.entries(file, cut):
+                place = entry.place
+                yield self.source.name(file, entry.place), entry, _REPAIR
+        except DataError as error:
+            problem, _, advice = str(error).partition("\n  do: ")
+            problem = problem.replace(f"{source.path}: ", "").replace(f"{source.path} is", "it is")
+            yield source.name, Entry(place, "", problem), advice
 
 
 class PartWriter:

@@ -41,7 +41,7 @@ from frontier_llm.data.tokenizer_source import (
     open_tokenizer,
 )
 from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
-from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.errors import DataError
 from frontier_llm.units import MIB
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def prepare(
     core). The corpus must be given if the configuration has several.
 
     Raises:
-        ConfigError: the corpus's name cannot be the name of a folder, or the configured tokenizer
-            cannot be used.
+        ConfigError: the configured tokenizer cannot be used.
         DataError: the source is unusable, or the folder cannot be written.
     """
     if corpus is None:
@@ -84,8 +83,7 @@ def unprepared(config: DataConfig) -> tuple[Source, ...]:
     A corpus whose files have new times counts as not prepared, because `prepare` has to read it.
 
     Raises:
-        ConfigError: a corpus's name cannot be the name of a folder, or the configured tokenizer
-            cannot be read.
+        ConfigError: the configured tokenizer cannot be read.
         DataError: a source is unusable, or a prepared corpus is damaged.
     """
     sources = tuple(find_source(corpus, config) for corpus in config.sources)
@@ -127,10 +125,6 @@ class _Preparation:
         report: "Progress" = lambda stage, fraction: None,
         workers: int = 1,
     ) -> None:
-        if Path(corpus.name).name != corpus.name:
-            raise ConfigError(
-                "data.name", corpus.name, "a name without slashes", "set data.name=text"
-            )
         self._corpus, self._config = corpus, config
         self._report, self._workers = report, workers
         self._directory = Path(config.directory)
@@ -140,6 +134,7 @@ class _Preparation:
         source = find_source(self._corpus, self._config)
         name, note = self._corpus.name, self.note(source)
         if folder := _read_note(note):
+            source.refuse_broken()
             return folder
         if self._tokenizer is not None:  # what cannot be used is refused before a file is read
             open_tokenizer(self._tokenizer, self._config.end_of_document)
@@ -183,7 +178,7 @@ class _Preparation:
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
 
         source = choose_files(source, self._corpus, self._config, self._workers)
-        scans = scan_files(source, self._workers, self._report)
+        scans = scan_files(source, self._config, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
         if folder.is_dir():

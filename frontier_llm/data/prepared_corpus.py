@@ -21,6 +21,7 @@ from frontier_llm.data.corpus_manifest import (
     Manifest,
     Split,
     find_damage,
+    printable,
 )
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
@@ -281,7 +282,8 @@ def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin
     for document in range(first, last + 1):
         while document >= end:
             file, end = next(files)
-        yield Origin(document, stream.document_start(document), file, int(places[document]))
+        start_of = stream.document_start(document)
+        yield Origin(document, start_of, printable(file), int(places[document]))
 
 
 def _files_with_documents(path: Path, split: str) -> Iterator[tuple[str, int]]:

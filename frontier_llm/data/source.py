@@ -4,26 +4,46 @@ Links are followed once. A folder or a file to which several paths lead is liste
 told apart by their real paths, because file systems of clusters may give equal inode numbers to
 different files.
 
+Folders that this program has written (runs, sweeps, checkpoints, exported models and prepared
+corpora) are not entered, so a run may write into the folder that it reads. Their own files tell
+what they are.
+
 Documents have a fixed order and fixed names. A document's name alone decides whether the document
 is used for training or for validation, so adding documents does not move any other document.
 """
 
 import hashlib
 import os
+import re
 import stat
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_manifest import BROKEN, HIDDEN, REPEATED, Tally
+from frontier_llm.data.corpus_manifest import BROKEN, HIDDEN, OWN, REPEATED, Tally
 from frontier_llm.data.file_formats import Detected, claim_of, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
 from frontier_llm.errors import DataError
 
 STDLIB_EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _SHOWN_PROBLEMS = 5
+_OWN_FILES = (
+    ("a run directory", {"config.yaml", "config.yaml.sha256"}),
+    ("a run directory", {".lock", "failures"}),
+    ("a folder of trials", {"multirun.yaml"}),
+    ("a trial", {"trial.json", "run"}),
+    ("a prepared corpus", {"manifest.json", "train.bin", "train.idx"}),
+    ("a model", {"config.json", "model.safetensors"}),
+    ("a model", {"config.json", "model.safetensors.index.json"}),
+)
+"""Names that together tell that this program has written a folder. A run that has failed before it
+began may have no config.yaml."""
+_RANK_FILE = re.compile(r"ranks?_(from_)?\d{5}\.safetensors")
+"""Name of a file of a checkpoint."""
+_SHARED_TOKENIZER = re.compile(r".+-[0-9a-f]{12}\.model")
+"""Name of the tokenizer of a blend (prepare.py), which lies beside its prepared corpora."""
 _FIRST_FORMATS = {
     ".jsonl": ("jsonl", ""),
     ".jsonl.gz": ("jsonl", "gzip"),
@@ -56,8 +76,19 @@ class Listing:
         self.broken.append(f"{self.root / name}: {problem}")
 
 
+def own_folder(names: Collection[str]) -> str | None:
+    """Return what a folder with these files is if this program has written it, otherwise None."""
+    if any(map(_RANK_FILE.fullmatch, names)):
+        return "a checkpoint"
+    return next((what for what, own in _OWN_FILES if own.issubset(names)), None)
+
+
 def list_folder(root: Path) -> Listing:
-    """List all files in a folder and in the folders that it links to."""
+    """List all files in a folder and in the folders that it links to.
+
+    Raises:
+        DataError: this program has written the folder itself.
+    """
     listing = _Lister(root)
     listing.run()
     return listing.listing
@@ -117,6 +148,9 @@ class _Lister:
             except OSError as error:
                 self.listing.leave_out_broken(self._name(folder), error.strerror or str(error))
                 continue
+            if not is_hidden and (own := own_folder([entry.name for entry in entries])):
+                self._leave_out_own(folder, own)
+                continue
             for entry in entries:
                 path, hides = folder / entry.name, is_hidden or _hides(entry.name)
                 if entry.is_dir(follow_symlinks=False):
@@ -124,6 +158,17 @@ class _Lister:
                 else:
                     target = path if entry.is_symlink() else Path(real, entry.name)
                     self._sort(path, target, hides)
+
+    def _leave_out_own(self, folder: Path, own: str) -> None:
+        """Count a folder of this program, whose files change while a run lasts; refuse the root."""
+        if folder != self._root:
+            self.listing.leave_out(OWN, f"{self._name(folder)} ({own})", 0)
+            return
+        text = "the text that it was made from: its manifest.json names it"
+        raise DataError(
+            f"{folder} is {own}, which is no text to train on\n  do: set data.path to "
+            + (text if own == "a prepared corpus" else "a file or folder of text")
+        )
 
     def _sort(self, path: Path, target: Path, hidden: bool) -> None:
         """Put a path that is no folder into one of the lists."""
@@ -140,6 +185,8 @@ class _Lister:
             self.listing.leave_out(HIDDEN, self._name(path), size)
         elif stat.S_ISDIR(status.st_mode):
             self._links.append(path)
+        elif _SHARED_TOKENIZER.fullmatch(path.name):
+            self.listing.leave_out(OWN, self._name(path), status.st_size)
         elif stat.S_ISREG(status.st_mode):
             real = os.path.realpath(target) if target == path else str(target)
             self._files.setdefault(real, []).append((path, status.st_size))
@@ -222,6 +269,8 @@ class Source:
     single: bool
     """Whether the source is a single file, which must be text."""
     left_out: Mapping[str, Tally] = field(default_factory=dict)
+    broken: tuple[str, ...] = ()
+    """Paths that cannot be read and must not be left out, with the reasons."""
     divided: bool = False
     """Whether small files of text are divided into several documents, too, so that there are some
     for training and some for validation (source_choice.py)."""
@@ -253,11 +302,15 @@ class Source:
     def refuse(self, problems: Sequence[str], advice: str) -> None:
         """Raise a DataError that names the first of the paths with problems, if there are any."""
         if problems:
-            names = "\n".join(f"  {line}" for line in problems[:_SHOWN_PROBLEMS])
             raise DataError(
-                f"{len(problems):,} of the files in {self.root} cannot be used:\n{names}\n"
+                f"{len(problems):,} of the files in {self.root} cannot be used:\n"
+                f"{first_lines(problems)}\n"
                 f"  do: {advice}, or leave such files out and count them with data.broken=skip"
             )
+
+    def refuse_broken(self) -> None:
+        """Raise a DataError if some paths cannot be read and must not be left out."""
+        self.refuse(self.broken, "restore or remove them")
 
     def scan(self, index: int) -> Scan:
         """Read file number `index`; return its digest and the cuts, where it can be divided."""
@@ -295,7 +348,7 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     """List the files of a corpus without reading them.
 
     Raises:
-        DataError: the path does not exist or holds no text, or a file in it cannot be read.
+        DataError: the path does not exist, holds no text, or is a folder of this program.
     """
     root = _root(corpus)
     single = root.is_file()
@@ -312,12 +365,23 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
             listing.leave_out_broken(name, error.strerror or str(error))
         else:
             files.append(SourceFile(path, name, status.st_size, status.st_mtime_ns))
-    source = Source(root, tuple(files), config.text_key, single, listing.left_out)
-    if config.broken == "refuse":
-        source.refuse(listing.broken, "restore or remove them")
+    broken = tuple(listing.broken if config.broken == "refuse" else ())
+    source = Source(root, tuple(files), config.text_key, single, listing.left_out, broken)
     if not source.size:
-        raise DataError(f"there is no text in {root}\n  do: set data.path to one with text")
+        source.refuse_broken()
+        names = [name for tally in listing.left_out.values() for name in tally.examples]
+        all_left_out = f": all is left out, such as {', '.join(names)}" if names else ""
+        raise DataError(
+            f"there is no text in {root}{all_left_out}\n  do: set data.path to one with text"
+        )
     return source
+
+
+def first_lines(problems: Sequence[str]) -> str:
+    """Return the first of some problems, one a line, and how many there are more."""
+    shown = list(problems[:_SHOWN_PROBLEMS])
+    more = len(problems) - len(shown)
+    return "\n".join(f"  {line}" for line in (*shown, *([f"and {more:,} more"] if more else [])))
 
 
 def _marks(file: SourceFile) -> str:

@@ -12,12 +12,14 @@ from frontier_llm.data.file_readers import LONG_FILE_BYTES
 from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
 from frontier_llm.data.worker_pool import run_jobs
-from frontier_llm.errors import DataError
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import KIB, format_bytes
 
 OTHER_SHARE = 0.1
 """Largest share of the bytes that may be left out because they are in another format. A clone of a
 data set has less beside its data, apart from documentation, which does not count."""
+CONTENT_DECIDES = ("auto", "mixed")
+"""Values of data.format with which the content of each file tells its format."""
 _BESIDE_NAMES = re.compile(
     r"readme|licen[cs]e|copying|notice|citation|change|contributing|authors|datasheet|security"
     r"|code_of_conduct|dataset_info|dataset_dict|croissant|meta(data)?\.|state\.|stats\.|index\."
@@ -30,6 +32,7 @@ _BESIDE_SUFFIXES = frozenset(
 )
 _SMALL_BYTES = 64 * KIB
 """Documentation of at most this size is left out however small the data are."""
+_USUAL_KEY = "text"
 _OTHER_KEY = (
     "set data.text_key to the key that holds the text, or data.format=text to train on the raw JSON"
 )
@@ -64,26 +67,39 @@ class _Chooser:
         self._source, self._config = source, config
         self.files: list[SourceFile] = []
         self._left_out = {r: tally.model_copy(deep=True) for r, tally in source.left_out.items()}
-        self._problems: list[str] = []
-        self._advice = "repair or remove them"
+        self._skips = {"refuse": False, "skip": True}[config.broken]
+        self._problems = list(source.broken)
+        self._advice = "repair, restore or remove them"
 
     def run(self) -> Source:
-        if self._config.format != "auto":
+        if self._config.format not in CONTENT_DECIDES:
             self._choose_wanted(self._config.format)
         elif self._source.single:
             for file in self.files:
                 self._check_single(file)
         else:
             self._choose_by_content()
-        if self._config.broken == "refuse" or self._source.single:
+        if not self._skips or self._source.single:
             self._source.refuse(self._problems, self._advice)
         if not sum(file.size for file in self.files):
             raise DataError(
                 f"there is no text in {self._source.root}: all of its files are left out "
                 f"({', '.join(self._left_out)})\n  do: set data.path to another file or folder"
             )
+        self._check_use_of_key()
         chosen = replace(self._source, files=tuple(self.files), left_out=self._left_out)
         return replace(chosen, divided=chosen.single or self._is_in_one_split(chosen))
+
+    def _check_use_of_key(self) -> None:
+        """Refuse data.text_key for plain text. The corpora of a blend share the key."""
+        key, has_records = self._config.text_key, any(f.detected.is_structured for f in self.files)
+        if key != _USUAL_KEY and not has_records and self._config.kind == "text":
+            raise ConfigError(
+                "data.text_key",
+                key,
+                f"JSON, Parquet, CSV or TSV: what is read of {self._source.root} is plain text",
+                "leave data.text_key out, or set data.format to the format of the records",
+            )
 
     def _is_in_one_split(self, source: Source) -> bool:
         """Return whether a source is few short texts that all are for training, or validation."""
@@ -153,36 +169,41 @@ class _Chooser:
                 self.files.append(file)
         records = [file for file in self.files if file.detected.is_structured]
         texts = [file for file in self.files if file.detected.format == "text"]
-        if records:
+        if records and self._config.format == "auto":
             self._separate(records, texts)
         else:
             self._check_keys(texts)
 
     def _separate(self, records: Sequence[SourceFile], texts: Sequence[SourceFile]) -> None:
-        """Keep either the records or the texts, of which one must be much larger."""
-        total = _size(records) + _size(texts)
-        if _size(texts) <= OTHER_SHARE * total:
+        """Keep the larger of the records and the texts; refuse a mixture unless it is skipped."""
+        limit = (0.5 if self._skips else OTHER_SHARE) * (_size(records) + _size(texts))
+        if _size(texts) <= limit:
             self._keep(records, OTHER_FORMAT)
-        elif _size(records) <= OTHER_SHARE * total:
+        elif _size(records) <= limit:
             self._keep([f for f in self.files if not f.detected.is_structured], OTHER_FORMAT)
         else:
             names = sorted({str(file.detected.format) for file in records})
             titles = " and ".join(FORMATS[name].title for name in names)
             choices = " or ".join(f"data.format={name}" for name in (*names, "text"))
+            larger = "records" if _size(records) > _size(texts) else "text"
             raise DataError(
                 f"{self._source.root} mixes {titles} ({_describe(records)}) with plain text "
                 f"({_describe(texts)})\n"
-                f"  do: read one of them with {choices}, set data.path to a folder with one kind, "
-                "or read both with data=blend, as two corpora"
+                f"  do: read all with data.format=mixed, or one kind with {choices}; "
+                f"data.broken=skip reads the {larger}. What is not read is counted"
             )
 
     def _check_keys(self, texts: Sequence[SourceFile]) -> None:
-        """Refuse JSON without the key of the text, unless there is only a little beside text."""
+        """Refuse or skip JSON without the key of the text, unless it is only a little."""
         without = [file for file in texts if file.detected.has_no_text]
-        if _size(without) > OTHER_SHARE * _size(texts):
+        if _size(without) <= OTHER_SHARE * _size(texts):
+            return
+        if self._skips:
+            self._keep([f for f in self.files if not f.detected.has_no_text], OTHER_FORMAT)
+        else:
             raise DataError(
                 f"{self._source.root} has JSON without the key '{self._source.text_key}': "
-                f"{_describe(without)}\n  do: {_OTHER_KEY}"
+                f"{_describe(without)}\n  do: {_OTHER_KEY}, or data.broken=skip to leave it out"
             )
 
 

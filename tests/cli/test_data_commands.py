@@ -77,6 +77,16 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
     assert "tokens/s" not in said
 
 
+def test_preprocess_names_what_it_does_not_read(tmp_path: Path, capsys):
+    text = write_jsonl(tmp_path / "text.jsonl", 90)
+    words = ["data=text", f"data.path={text}", f"data.directory={tmp_path}/c", "trainer.steps=3"]
+    more = ["model.vocabulary=300", "data.vocabulary=${model.vocabulary}"]
+    assert preprocess.main([*words, *more, "data.validation_percent=10.0"]) == 0
+    assert "without effect" not in capsys.readouterr().err
+    assert preprocess.main([*words, "data.vocabulary=300", "data.validation_percent=10.0"]) == 0
+    assert "trainer.steps=3: without effect" in capsys.readouterr().err
+
+
 def test_every_bar_of_preprocess_is_full_at_the_end(tmp_path: Path):
     """Some stages, such as training a tokenizer, only report that they begin."""
     text, file = write_jsonl(tmp_path / "text.jsonl", 90), io.StringIO()

@@ -115,17 +115,28 @@ def test_mistakes_are_refused_with_a_reason(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "binary.txt").write_bytes(b"a\0b")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "no.json").write_text('[{"body": "b"}]')
+    (tmp_path / "no.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     text = str(run.parent / "text.py")
     for arguments, message, exit_code in [
         ([str(tmp_path / "binary.txt")], "null byte", ConfigError.exit_code),
+        ([str(tmp_path / "empty.txt")], "empty.txt: it is empty", ConfigError.exit_code),
+        ([str(tmp_path / "no.json")], "JSON without the key 'text'", ConfigError.exit_code),
+        ([str(tmp_path / "no.jsonl")], "no.jsonl, place 2: no text", ConfigError.exit_code),
         ([text, "--stride", str(WINDOW + 1)], f"1 to {WINDOW}", ConfigError.exit_code),
     ]:
         command = partial(evaluate.main, [str(run), "--text", *arguments])
         assert run_command(command) == exit_code
-        assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main([str(run), "--text", str(tmp_path / "absent.txt")])
-    assert "at --text" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert message in said
+        assert "  do: " in said
+    for name, message in (("absent.txt", "a file that exists"), ("", "a folder")):
+        with pytest.raises(SystemExit, match="2"):
+            evaluate.main([str(run), "--text", str(tmp_path / name)])
+        said = capsys.readouterr().err
+        assert "at --text" in said
+        assert message in said
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is not None, reason="lm-evaluation-harness is installed")

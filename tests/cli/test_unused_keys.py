@@ -19,6 +19,7 @@ from tests.config.test_every_key import others
 
 # settings that take the need away, where it is met by default
 WITHOUT = {
+    "data.tokenizer=null": ["data.tokenizer=/x"],
     "data.prefetch=1": ["data.prefetch=0"],
     "kernels=auto": ["kernels=compiled"],
     "cluster=cpu_laptop": ["cluster=a100_80g"],

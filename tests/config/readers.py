@@ -29,7 +29,7 @@ READERS = {
     "data/source_choice.py": "data.format",
     "data/corpora.py": "data.corpora data.blend_alpha",
     "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique"
-    " data.directory",
+    " data.directory data.end_of_document",
     "data/corpus_build.py": "data.broken",
     "data/run_loader.py": "data.documents data.packing data.workers data.prefetch trainer.seed"
     " trainer.evaluate_batches",

@@ -21,7 +21,7 @@ FORMATS = {"bf16", "fp32", "int4", "int8"}
 # one before the colon, handles before.
 CHOOSERS = {
     "data.loss_mean": "data/batch.py",
-    "data.format": "data/file_formats.py data/source_choice.py:auto",
+    "data.format": "data/file_formats.py data/source_choice.py:auto data/source_choice.py:mixed",
     "model.kind": "model/build.py",
     "model.positions": "model/gpt.py",
     "model.rotary_scaling": "model/rotary.py none",

@@ -60,6 +60,7 @@ CHOICES: dict[str, list[tuple[str, ...]]] = {
     "data": [
         (),
         ("data=text", "data.path=/x"),
+        ("data.tokenizer=/x",),
         ("data=blend", "data.corpora=[{name: a, path: /x}]"),
         T5,
     ],

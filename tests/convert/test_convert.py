@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import convert as convert_checkpoint
 from frontier_llm.cli import evaluate
-from frontier_llm.cli.compose import compose
+from frontier_llm.cli.compose import configured
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.convert import compare_logits
@@ -345,7 +345,7 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     assert f"run.init_from={imported} " in said
     assert f"data.tokenizer={imported / 'tokenizer.model'}" in said
     words = shlex.split(said.partition("frontier-llm train ")[2])
-    printed = decode(compose([*words, f"run.dir={tmp_path}/run"]))
+    printed = decode(configured([*words, f"run.dir={tmp_path}/run"]))
     assert printed.model == config.model  # the command makes the same model
     check_initial_tokenizer(printed, Path(str(printed.data.tokenizer)))
     train_tokenizer(["the old man and the sea, " * 20], 300, tmp_path / "other.model")

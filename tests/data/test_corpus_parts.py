@@ -217,7 +217,7 @@ def test_skipped_texts_are_counted_and_named(tmp_path: Path):
         "a.jsonl:64: this line is not UTF-8", "a.jsonl:66: this line is not JSON",
     ):  # fmt: skip
         assert what in examples
-    with pytest.raises(DataError, match=r"a\.jsonl:62: no text under.*\n  do: .*broken=skip"):
+    with pytest.raises(DataError, match=r"(?s)a\.jsonl:62: no text under.*\n  do: .*broken=skip"):
         prepare(config(tmp_path / "c", root))
 
 

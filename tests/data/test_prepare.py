@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from frontier_llm.config.reading import check_sources
 from frontier_llm.data import corpus_build
 from frontier_llm.data import prepare as module
 from frontier_llm.data.prepare import prepare
@@ -236,9 +237,13 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, text: Path)
         prepare(config(tmp_path / "corpora", text))
 
 
-def test_a_name_that_is_a_path_is_refused(tmp_path: Path, text: Path):
+@pytest.mark.parametrize("name", ["../other", "", "..", ".hidden"])
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path, text: Path, name: str):
     with pytest.raises(ConfigError, match=r"data\.name"):
-        prepare(config(tmp_path, text, name="../other"))
+        check_sources(config(tmp_path, text, name=name))
+    corpora = [{"name": "a", "path": str(text)}, {"name": name, "path": str(text)}]
+    with pytest.raises(ConfigError, match=r"data\.corpora"):
+        check_sources(config(tmp_path, None, kind="blend", corpora=corpora))
 
 
 @pytest.fixture

@@ -10,9 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.cli.sweep_trials import Trial
+from frontier_llm.config import decode
+from frontier_llm.config.reading import check_files
+from frontier_llm.convert import theirs
+from frontier_llm.convert.ours import write_weights
 from frontier_llm.data import file_formats
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.corpus_manifest import (
@@ -22,14 +28,17 @@ from frontier_llm.data.corpus_manifest import (
     HIDDEN,
     MANIFEST_FILE,
     OTHER_FORMAT,
+    OWN,
     REPEATED,
     Account,
     Manifest,
 )
 from frontier_llm.data.prepare import prepare
-from frontier_llm.errors import DataError
+from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.trainer import run_directory
 from tests.data.conftest import config, documents, write_jsonl
 from tests.properties import examples
+from tests.values import tiny_values
 
 
 def account_of(tmp_path: Path, root: Path, **changes: object) -> Account:
@@ -156,6 +165,78 @@ def clone(root: Path) -> Path:
     return root
 
 
+def write_run(run: Path) -> None:
+    """Write what a run has in its directory, as it trains."""
+    run.mkdir(parents=True)
+    (run / ".lock").touch()
+    run_directory.write_config(run, "data: {path: .}\n")
+    for name in ("run.log", "report.html", "metrics.jsonl"):
+        (run / name).write_text("step 1\n" * 3000)
+    write_weights(run, [[("a", torch.zeros(3))]], {})
+
+
+def write_others(root: Path) -> None:
+    """Write what a sweep, a failed start, an export and an archive leave in a folder."""
+    write_run(root / "sweep" / "0" / "run")
+    (root / "sweep" / "multirun.yaml").write_text("hydra: {}\n")
+    trial = Trial([], "done", "", 1.0, 1.0, None, 1.0, 1.0)
+    (root / "later" / "run").mkdir(parents=True)
+    trial.write(root / "later")
+    (root / "failed" / "failures").mkdir(parents=True)
+    (root / "failed" / ".lock").touch()
+    (root / "failed" / "failures" / "rank_0.json").write_text('{"kind": "user"}')
+    write_run(root / "moved")
+    (root / "moved" / "checkpoints" / "step_00000000").rename(root / "archived")
+    (root / "exported").mkdir()
+    theirs.write_model(root / "exported", {"model_type": "gpt2"}, [[("a", torch.zeros(3))]], 1)
+
+
+@pytest.mark.parametrize("kind", ["text", "blend"])
+def test_a_run_may_write_into_the_folder_that_it_reads(tmp_path: Path, kind: str):
+    (tmp_path / "texts").mkdir()
+    text = write_jsonl(tmp_path / "texts" / "a.jsonl", 120)
+    corpora = [{"name": "a", "path": str(tmp_path)}, {"name": "b", "path": str(text)}]
+    settings = config(
+        tmp_path / "corpora", tmp_path if kind == "text" else None, kind=kind,
+        corpora=corpora if kind == "blend" else (), vocabulary=262, validation_percent=40.0,
+    )  # fmt: skip
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    (tmp_path / "runs" / "new" / ".lock").touch()  # the corpora are prepared before config.yaml
+    first = prepare_all(settings, workers=1)
+    write_run(tmp_path / "runs" / "first")
+    assert prepare_all(settings, workers=1) == first
+    write_others(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    (tmp_path / "texts" / "b.jsonl").write_text('{"text": "one more"}\n')
+    account = Manifest.load(prepare_all(settings, workers=1)[0] / MANIFEST_FILE).account
+    assert account is not None
+    assert account.documents == 121
+    assert account.left_out[OWN].files == 7 + (1 if kind == "text" else 4)
+    assert account.left_out.keys() == {OWN, HIDDEN, REPEATED}
+
+
+@pytest.mark.parametrize("what", ["sweep", "archived", "later", "exported", "corpus"])
+def test_a_folder_of_this_program_is_refused_as_text(tmp_path: Path, what: str):
+    write_others(tmp_path)
+    text = write_jsonl(tmp_path / "a.jsonl")
+    root = prepare(config(tmp_path, text)) if what == "corpus" else tmp_path / what
+    with pytest.raises(DataError, match=r"no text to train on\n  do: set data\.path to "):
+        prepare(config(tmp_path / "c", root))
+    with pytest.raises(DataError, match=r"all is left out, such as run \(a run directory\)"):
+        prepare(config(tmp_path / "c", tmp_path / "sweep" / "0"))
+
+
+def test_the_run_directory_is_not_the_folder_of_the_text(tmp_path: Path):
+    values = tiny_values(
+        "data=text", f"data.path={tmp_path}", f"run.dir={tmp_path}/../{tmp_path.name}"
+    )
+    with pytest.raises(ConfigError, match=r"another folder than data\.path") as caught:
+        check_files(decode(values))
+    assert caught.value.key == "run.dir"
+    values["run"]["dir"] = str(tmp_path / "run")
+    check_files(decode(values))
+
+
 def test_files_beside_a_data_set_are_left_out_and_counted(tmp_path: Path):
     root = clone(tmp_path / "set")
     assert len(documents(config(tmp_path, root))) == 62
@@ -168,9 +249,11 @@ def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
     root = clone(tmp_path / "set")
     (root / "book.txt").write_text("A paragraph.\n\n" * 500)
     with pytest.raises(
-        DataError, match=r"(?s)mixes JSON lines .* with plain text.*data\.format=jso.*data=blend"
+        DataError, match=r"(?s)mixes JSON lines .* with plain text.*data\.format=mixed.*=jsonl"
     ):
         documents(config(tmp_path, root))
+    assert len(documents(config(tmp_path, root, format="mixed"))) == 63
+    assert len(documents(config(tmp_path, root, broken="skip"))) == 62
     assert len(documents(config(tmp_path, root, format="jsonl"))) == 62
     names = {d.name for d in documents(config(tmp_path, root, format="text"))}
     assert {"book.txt", "README.md"} <= names
@@ -178,6 +261,61 @@ def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
     (root / "book.txt").write_text("A note.\n")
     account = account_of(tmp_path, root)
     assert account.left_out[OTHER_FORMAT].examples == ["book.txt"]
+
+
+def test_json_without_the_key_of_the_text_is_refused_or_left_out(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("text " * 30)
+    (tmp_path / "b.json").write_text(json.dumps({"body": "text " * 30}, indent=1))
+    with pytest.raises(DataError, match=r"JSON without the key 'text'.*\n.*data\.broken=skip"):
+        documents(config(tmp_path / "c", tmp_path))
+    assert len(documents(config(tmp_path / "c", tmp_path, broken="skip"))) == 1
+
+
+def test_the_problems_of_a_folder_are_refused_together(tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl", 30)
+    dangling(tmp_path / "gone.txt")
+    (tmp_path / "page.jsonl").write_text("<!DOCTYPE html><html></html>")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(DataError, match=r"(?s)3 of the files.*gone\.txt.*empty\.csv.*page\.jsonl"):
+        documents(config(tmp_path / "c", tmp_path))
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_text('{"body": 1}\n{"text": "x"}\n[]\n')
+    for name in ("gone.txt", "page.jsonl", "empty.csv"):
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=r"(?s)8 or more entries.*0\.jsonl:1.*0\.jsonl:3.*3 more"):
+        documents(config(tmp_path / "c", tmp_path))
+
+
+def test_damage_in_the_middle_of_files_is_counted_or_refused_together(tmp_path: Path):
+    write_jsonl(tmp_path / "a.jsonl", 30)
+    lines = (random.Random(n).randbytes(5000).hex() for n in range(300))  # more than is sniffed
+    packed = gzip.compress("".join(f'{{"text": "{line}"}}\n' for line in lines).encode())
+    (tmp_path / "b.jsonl.gz").write_bytes(packed[:-99])
+    (tmp_path / "c.json").write_text('[{"text": "one"}, {"text": "two"}, {"te')
+    (tmp_path / "d.csv").write_text("id,body\n1,one\n")
+    with pytest.raises(DataError, match=r"(?s)3 or more .*b\.jsonl.*c\.json.*d\.csv"):
+        documents(config(tmp_path / "c", tmp_path, format="mixed"))
+    account = account_of(tmp_path, tmp_path, broken="skip")
+    assert account.broken_documents == 3
+    assert "d.csv: no column 'text'" in " ".join(account.examples)
+    (tmp_path / "b.jsonl.gz").unlink()
+    (tmp_path / "c.json").unlink()
+    with pytest.raises(DataError, match=r"d\.csv.*\n  do: set data\.text_key to the column"):
+        documents(config(tmp_path / "c", tmp_path))
+
+
+def test_a_name_that_is_not_utf_8_is_printable(tmp_path: Path):
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_bytes(
+        write_jsonl(tmp_path / "a\nb.jsonl", 30).read_bytes()
+    )
+    assert account_of(tmp_path, tmp_path).read.examples == ["a\\nb.jsonl", "\\udcff.jsonl"]
+
+
+def test_a_key_of_records_is_refused_for_plain_text(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("text " * 30)
+    with pytest.raises(ConfigError, match="is plain text") as caught:
+        documents(config(tmp_path / "c", tmp_path, text_key="body"))
+    assert caught.value.key == "data.text_key"
 
 
 def test_a_folder_of_which_a_large_part_is_no_text_is_refused(tmp_path: Path):
@@ -231,6 +369,7 @@ WRITERS: dict[str, Callable[[Path, random.Random, list[Path], list[Path]], objec
     "readme": lambda path, *_: path.with_name("README.md").write_text("words"),
     "image": lambda path, *_: path.with_name("plot.png").write_bytes(b"\x89PNG" + bytes(50)),
     "text": lambda path, *_: path.with_suffix(".txt").write_text("a note"),
+    "run": lambda path, *_: write_run(path.with_suffix("")),
 }
 
 
@@ -252,6 +391,9 @@ def walk(folder: Path, *, hidden: bool = False) -> tuple[int, int]:
     files = size = 0
     for path in folder.iterdir():
         hides = hidden or path.name[0] == "."
+        if (path / "config.yaml").exists() and not hides:
+            files += 1  # a run counts as one
+            continue
         if path.is_dir() and not path.is_symlink():
             more = walk(path, hidden=hides)
             files, size = files + more[0], size + more[1]

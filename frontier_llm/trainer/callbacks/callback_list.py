@@ -24,7 +24,12 @@ from frontier_llm.trainer.callbacks.measurements import (
     Tracer,
 )
 from frontier_llm.trainer.callbacks.records import ConsoleAndTrackers, Ledger, MetricsFile
-from frontier_llm.trainer.callbacks.run_checks import CorpusIntegrity, Divergence, Stragglers
+from frontier_llm.trainer.callbacks.run_checks import (
+    CorpusIntegrity,
+    Divergence,
+    FiniteModel,
+    Stragglers,
+)
 from frontier_llm.trainer.callbacks.run_report import Announcements, RunReport
 from frontier_llm.trainer.context import TrainerContext
 
@@ -113,6 +118,7 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
     - `PipelineTimeline` logs a line after those of `PlanCheck`, before the console shows the step.
     - The console removes its live line before `Announcements` prints the last lines.
     - `Tracer` ends its trace before `RunReport` samples text, so that the trace has only training.
+    - `FiniteModel` ends the run before `RunReport` samples text from a model that has none.
     - `Announcements` prints the summary that `RunReport` has written.
     - `CorpusIntegrity` and `Divergence` may end the run, so they come after the callbacks that
       record the step.
@@ -129,6 +135,7 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
         KernelTrial(context),
         Stragglers(context),
         Tracer(context),
+        FiniteModel(context),
         report,
         *([Announcements(context, report)] if is_first else []),
         CorpusIntegrity(context),

@@ -36,31 +36,6 @@ class Divergence(Callback):
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
         self._config, self._progress = context.config.trainer, context.progress
-        self._validation_loss = 0.0  # of the model as it is, if all steps are done
-
-    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
-        """Note the loss of the model."""
-        self._validation_loss = validation_loss
-
-    def on_evaluation(self, step: int, validation_loss: float) -> None:
-        """Note the loss of the model."""
-        self._validation_loss = validation_loss
-
-    def on_stop(self, *, is_early: bool) -> None:
-        """Raise a TrainingError if the model computes no loss: no text can be sampled from it."""
-        loss, progress = self._validation_loss, self._progress
-        if is_early or math.isfinite(loss):
-            return
-        since = ""
-        if progress.bad_steps:
-            first = progress.step - progress.bad_steps + 1
-            since = f", and the loss has not been finite since step {first}"
-        raise TrainingError(
-            f"step {progress.step}: the validation loss is {loss:.4g}{since}: the model cannot be "
-            "used, and no text is sampled from it\n"
-            "  do: lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
-            "precision=bf16 or fp32, and start again in another run.dir"
-        )
 
     def on_step_end(self, end: StepEnd) -> None:
         """Count bad steps, and ask for a rewind after a spike; too many raise a TrainingError."""
@@ -125,6 +100,38 @@ _BYTES_PER_SECOND = 200 * MIB
 """Largest rate of reading, a small share of what a file system delivers."""
 _SEARCHED_SAMPLES = 1 << 18
 """Number of samples among which the first reader of damaged bytes is searched."""
+
+
+class FiniteModel(Callback):
+    """Lets a run fail at its end if its model computes no loss: no text can be sampled from it."""
+
+    def __init__(self, context: TrainerContext) -> None:
+        super().__init__(context)
+        self._validation_loss = 0.0  # of the model as it is, if all steps are done
+
+    def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
+        """Note the loss of the model."""
+        self._validation_loss = validation_loss
+
+    def on_evaluation(self, step: int, validation_loss: float) -> None:
+        """Note the loss of the model."""
+        self._validation_loss = validation_loss
+
+    def on_stop(self, *, is_early: bool) -> None:
+        """Raise a TrainingError if the loss of the last model is not finite."""
+        loss, progress = self._validation_loss, self.context.progress
+        if is_early or math.isfinite(loss):
+            return
+        since = ""
+        if progress.bad_steps:
+            first = progress.step - progress.bad_steps + 1
+            since = f", and the loss has not been finite since step {first}"
+        raise TrainingError(
+            f"step {progress.step}: the validation loss is {loss:.4g}{since}: the model cannot be "
+            "used, and no text is sampled from it\n"
+            "  do: lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
+            "precision=bf16 or fp32, and start again in another run.dir"
+        )
 
 
 class _StoppedError(Exception):
