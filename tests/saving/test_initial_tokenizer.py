@@ -29,10 +29,11 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     said = ended.text[ended.text.index("configuration error at data.tokenizer") :].splitlines()
     assert [line[:10].strip() for line in said[1:4]] == ["got:", "wants:", "do:"]
     assert not (tmp_path / "run-planner").exists()
-    advised = re.search(r"set (data\.tokenizer=[^;]+);.*(run\.allow_changes=\S+)", said[3])
+    advised = re.search(r"set (data\.tokenizer=\S+) .*(run\.allow_changes=\S+)", said[3])
     assert advised is not None, said
     for number, advice in enumerate(advised.groups()):
-        ended = train(*other, advice, f"run.dir={tmp_path}/{number}")
+        words = [w for w in other if number or not w.startswith("data.vocabulary=")]
+        ended = train(*words, advice, f"run.dir={tmp_path}/{number}")
         assert ended.code == 0, ended.text
     # a run that has begun resumes, with its own weights
     ended = train(*other, advised[2], f"run.dir={tmp_path}/1", "trainer.steps=2")
