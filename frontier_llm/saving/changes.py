@@ -272,8 +272,8 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
         f"{data.tokenizer or 'null, which trained one on the text'} (digest {found[:_SHOWN]})",
         f"the tokenizer of run.init_from={run.init_from} (digest {str(wanted)[:_SHOWN]}): to the "
         "weights, the tokens of another one are other texts",
-        f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for another tokenizer: "
-        f"run.allow_changes=[{allowed}]",
+        f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
+        f"another tokenizer: run.allow_changes=[{allowed}]",
     )
 
 
