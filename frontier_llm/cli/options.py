@@ -49,20 +49,25 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def positive(text: str) -> float:
     """Parse the value of an option: a finite number above zero."""
-    if (value := not_negative(text)) == 0:
+    value = _number(text)
+    if not 0 < value < math.inf:
         raise ConfigError(THE_LINE, text, "a number above 0", "write a number such as 0.5")
     return value
 
 
 def not_negative(text: str) -> float:
     """Parse the value of an option: a finite number from zero on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 <= value < math.inf:
         raise ConfigError(THE_LINE, text, "a number from 0 on", "write a number such as 0.5")
     return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def path(text: str) -> Path:

@@ -49,8 +49,8 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
     for section, keys in planned.items():
         values.setdefault(section, {}).update(keys)
     for key in keys_without_effect(candidate):
-        section, _, name = key.rpartition(".")
-        values.get(section, {}).pop(name, None)
+        section, _, last = key.rpartition(".")
+        values.get(section, {}).pop(last, None)
     body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}
     recompute = {"recompute": candidate.config.recompute}
     return "\n".join(
