@@ -16,8 +16,9 @@ if the domain has several ranks of the group.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from frontier_llm.config.cluster import ClusterConfig, Collective, CollectiveSpeed, LinkConfig
@@ -99,30 +100,30 @@ class Network:
             size = None if link.ranks is None else min(link.ranks, ranks_per_node)
             if size is None or size > 1:
                 self._levels.append((link, size))
+        # ranks that are so far apart have the same borders of domains around them
+        self._period = math.lcm(*(size for _, size in self._levels if size))
         self._start_seconds = cluster.device.calibration.collective_us * 1e-6
 
-    def span(self, width: int, stride: int) -> Span:
-        """Return the speed of a group of `width` ranks, every `stride`-th rank of the machine."""
-        extent = (width - 1) * stride + 1  # from the first to the last rank of the group
+    def span(self, width: int, stride: int, first: int = 0) -> Span:
+        """Return the speed of a group of `width` ranks: every `stride`-th rank from `first` on."""
         crossed: list[tuple[LinkConfig, float]] = []  # links with the bandwidth of the ring
-        tree_seconds, lower_domains, lower_size = 0.0, width, 1
+        tree_seconds, lower_domains, members = 0.0, width, 1
         exchange_seconds = 0.0  # per byte that a rank sends in an exchange
         for link, domain_size in self._levels:
-            if extent > lower_size:
-                # ranks of the group in one domain of the level below, whose links add up
-                members = max(1, min(width, lower_size // stride))
-                domains = min(lower_domains, -(-extent // domain_size)) if domain_size else 1
+            domains = _domains(width, stride, first, domain_size)
+            if domains < lower_domains:  # some ranks of the group meet at this level
                 connected = lower_domains / domains
                 shared = 1 + link.contention * math.log2(connected)
                 bandwidth = link.gb_per_second * 1e9 * link.efficiency / shared
+                # the links of the group's ranks in one domain of the level below add up
                 crossed.append((link, bandwidth * members))
                 crossing = (width - members) / (width - 1)  # share of a rank's bytes
                 exchange_seconds = max(exchange_seconds, crossing / bandwidth)
                 inside = domain_size is not None
                 depth = connected - 1 if inside else math.ceil(math.log2(connected))
                 tree_seconds += 2 * depth * link.latency_us * 1e-6
-                lower_domains = domains
-            lower_size = domain_size or lower_size
+            lower_domains = domains
+            members = _fewest_members(width, stride, first, domain_size)
         if not crossed:
             return Span(width, math.inf, math.inf, 0.0, 0.0, 0.0, self._levels[0][0].name)
         slowest, bandwidth = min(crossed, key=lambda pair: pair[1])
@@ -137,12 +138,58 @@ class Network:
             measured=slowest.collectives if len(crossed) == 1 else {},
         )
 
-    def send(self, distance: int, sent_bytes: float) -> Cost:
-        """Return the cost of a send to the rank at `distance` while all other ranks send too."""
-        # the nearest link whose domains are larger than the distance
-        link = next(link for link, size in self._levels if size is None or distance < size)
-        bandwidth = link.gb_per_second * 1e9 * link.efficiency
-        return Cost(link.latency_us * 1e-6 + sent_bytes / bandwidth, link.name)
+    def slowest(self, width: int, stride: int, firsts: Iterable[int]) -> Span:
+        """Return the slowest speed of groups that work at the same time, given by first ranks."""
+        distinct = {first % self._period for first in firsts}
+        spans = [self.span(width, stride, first) for first in distinct]
+        slowest = min(spans, key=lambda span: span.bandwidth)
+        return replace(
+            slowest,
+            exchange_bandwidth=min(span.exchange_bandwidth for span in spans),
+            step_seconds=max(span.step_seconds for span in spans),
+            tree_seconds=max(span.tree_seconds for span in spans),
+            measured=slowest.measured if all(span.measured for span in spans) else {},
+        )
+
+    def send(self, distance: int, senders: int, sent_bytes: float) -> Cost:
+        """Return the cost of sends over a `distance` from each of the first ranks of the machine.
+
+        The ranks send at the same time, and all wait for the slowest.
+        """
+        links = {self._between(rank, rank + distance) for rank in range(min(senders, self._period))}
+        return max(
+            Cost(link.latency_us * 1e-6 + sent_bytes / bandwidth, link.name)
+            for link, _ in map(self._levels.__getitem__, links)
+            for bandwidth in [link.gb_per_second * 1e9 * link.efficiency]
+        )
+
+    def _between(self, rank: int, other: int) -> int:
+        """Return the number of the level whose links connect two ranks."""
+        return next(
+            number
+            for number, (_, size) in enumerate(self._levels)
+            if size is None or rank // size == other // size
+        )
+
+
+def _domains(width: int, stride: int, first: int, size: int | None) -> int:
+    """Return in how many domains of a level a group lies."""
+    if size is None:
+        return 1
+    if stride >= size:
+        return width
+    return (first + (width - 1) * stride) // size - first // size + 1
+
+
+def _fewest_members(width: int, stride: int, first: int, size: int | None) -> int:
+    """Return how many ranks of a group lie in a domain of a level at least."""
+    if size is None:
+        return width
+    if stride >= size:
+        return 1
+    start = first % size
+    counts = Counter((start + place * stride) // size for place in range(width))
+    return min(counts.values())
 
 
 class GridGroups:
@@ -151,14 +198,24 @@ class GridGroups:
     def __init__(self, network: Network, grid: Grid) -> None:
         self._network, self._grid = network, grid
         self._spans: dict[tuple[int, int], Span] = {}
-        self.tensor = network.span(grid.tensor, 1)
+        replicas = range(grid.data * grid.pipeline)
+        self.tensor = network.slowest(grid.tensor, 1, (grid.tensor * each for each in replicas))
 
     def data(self, width: int, stride: int) -> Span:
-        """Return the speed of a group of `width` data ranks, every `stride`-th data rank."""
+        """Return the speed of groups of `width` data ranks, every `stride`-th data rank."""
         key = (width, stride)
         if key not in self._spans:
-            self._spans[key] = self._network.span(width, stride * self._grid.tensor)
+            apart = stride * self._grid.tensor
+            self._spans[key] = self._network.slowest(width, apart, self._firsts(width, stride))
         return self._spans[key]
+
+    def _firsts(self, width: int, stride: int) -> Iterator[int]:
+        """Yield the first rank of each group of data ranks."""
+        tensor, data = self._grid.tensor, self._grid.data
+        for stage in range(self._grid.pipeline):
+            for block in range(0, data, width * stride):
+                start = (stage * data + block) * tensor
+                yield from range(start, start + stride * tensor)
 
     def level(self, width: int, stride: int) -> Level:
         """Return the farthest level of links that a group of data ranks crosses."""
@@ -168,5 +225,10 @@ class GridGroups:
         return "node" if extent > self._grid.ranks_per_package else "package"
 
     def send(self, sent_bytes: float, stages: int = 1) -> Cost:
-        """Return the cost of sending `sent_bytes` to the stage that is `stages` further on."""
-        return self._network.send(self._grid.tensor * self._grid.data * stages, sent_bytes)
+        """Return the cost of sending `sent_bytes` from all ranks to the stage `stages` further on.
+
+        The stages wait for each other, so that the slowest pair of ranks counts.
+        """
+        of_stage = self._grid.tensor * self._grid.data
+        senders = of_stage * max(1, self._grid.pipeline - stages)
+        return self._network.send(of_stage * stages, senders, sent_bytes)

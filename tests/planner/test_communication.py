@@ -1,11 +1,16 @@
 """Collectives take the time of the links that their groups cross."""
 
+from itertools import combinations
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.cluster import CollectiveSpeed
-from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.planner.communication import GridGroups, Network
+from tests.properties import examples
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +96,73 @@ def test_one_rank_talks_to_nobody(frontier):
     assert Network(frontier, 8).span(1, 1).gather(0.0, 5).seconds == 0
 
 
-def test_stages_talk_over_the_link_between_them(frontier):
+def test_stages_talk_over_the_slowest_link_between_them(frontier):
     network = Network(frontier, 8)
-    assert GridGroups(network, Grid(4, 1, 16, 8)).send(1e6).link == "node"
+    assert GridGroups(network, Grid(4, 1, 2, 8)).send(1e6).link == "node"
+    assert GridGroups(network, Grid(4, 1, 16, 8)).send(1e6).link == "network"
     assert GridGroups(network, Grid(4, 2, 16, 8)).send(1e6).link == "network"
 
 
 def test_the_ends_of_a_pipeline_may_lie_further_apart_than_its_stages(frontier):
-    groups = GridGroups(Network(frontier, 8), Grid(1, 2, 8, 8))
+    groups = GridGroups(Network(frontier, 8), Grid(1, 2, 4, 8))
     assert groups.send(1e6).link == "node"
-    assert groups.send(1e6, stages=7).link == "network"
+    assert groups.send(1e6, stages=3).link == "node"
+    groups = GridGroups(Network(frontier, 2), Grid(1, 1, 3, 2))
+    assert groups.send(1e6, stages=2).link == "network"
+
+
+def _levels(pairs):
+    """Return the indices of the links of Frontier over which pairs of ranks communicate."""
+    sizes = (2, 8)  # of a package and of a node
+    return {sum(one // size != other // size for size in sizes) for one, other in pairs}
+
+
+def _costs(cluster, grid, width, stride, stages):
+    groups = GridGroups(Network(cluster, 8), grid)
+    sent, data = 1e3, groups.data(width, stride)
+    return {
+        "tensor": groups.tensor.all_reduce(sent).seconds,
+        "gather": data.gather(sent).seconds,
+        "exchange": data.exchange(sent).seconds,
+        "send": groups.send(sent, stages).seconds,
+    }
+
+
+@examples(150)
+@given(st.data())
+def test_a_cost_grows_with_each_link_that_is_used_and_with_no_other(frontier, draw):
+    tensor, data, pipeline = (draw.draw(st.integers(1, most)) for most in (9, 12, 6))
+    width = draw.draw(st.sampled_from([n for n in range(1, data + 1) if data % n == 0]))
+    stride = draw.draw(st.sampled_from([n for n in range(1, data + 1) if data // width % n == 0]))
+    stages = draw.draw(st.integers(1, max(1, pipeline - 1)))
+    grid = Grid(tensor, data, pipeline, 8, 2)
+    whole = range(grid.size)
+    blocks = [[*range(start, start + width * stride, stride)] for start in range(data)
+              if start % (width * stride) < stride]  # fmt: skip
+    of_data = [
+        [grid.rank(Coordinates(t, d, p)) for d in block]
+        for block in blocks for t in range(tensor) for p in range(pipeline)
+    ]  # fmt: skip
+    apart = tensor * data * stages
+    pairs = {
+        "tensor": [pair for rank in whole for pair in combinations(grid.tensor_group(rank), 2)],
+        "gather": [pair for group in of_data for pair in combinations(group, 2)],
+        "send": [(rank, rank + apart) for rank in whole if rank + apart < grid.size],
+    }
+    pairs["exchange"] = pairs["gather"]
+    before = _costs(frontier, grid, width, stride, stages)
+    for index, link in enumerate(frontier.links):
+        slow = {"latency_us": 1e6 * link.latency_us, "gb_per_second": 1e-6 * link.gb_per_second}
+        links = list(frontier.links)
+        links[index] = link.model_copy(update=slow)
+        changed = frontier.model_copy(update={"links": tuple(links)})
+        for name, seconds in _costs(changed, grid, width, stride, stages).items():
+            if name == "send" and pipeline == 1:
+                continue  # nothing is sent
+            if index in _levels(pairs[name]):
+                assert seconds > before[name], (name, link.name)
+            else:
+                assert seconds == before[name], (name, link.name)
 
 
 def test_smaller_nodes_than_the_clusters_end_where_they_say(frontier):
