@@ -84,7 +84,8 @@ def predicted(cluster: ClusterConfig, world: World) -> Outcome:
         for kind in kinds
     }
     amount = 1e12  # so many bytes that the latency does not count
-    send = amount / network.send(world.size // 2, amount).seconds
+    half = world.size // 2
+    send = amount / network.send(half, max(1, half), amount).seconds
     speeds |= {"all_to_all": span.exchange_bandwidth, "send": send}
     name = f"conf/cluster/{cluster.name}.yaml"
     return Outcome(name, {kind: speed / 1e9 for kind, speed in speeds.items()})

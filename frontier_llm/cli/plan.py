@@ -26,7 +26,16 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate, run_cost
+from frontier_llm.planner.estimate import (
+    FREE_COST,
+    FREE_SHARE,
+    FULL_COST,
+    Estimate,
+    budget_bytes,
+    estimate,
+    nearly_equal,
+    run_cost,
+)
 from frontier_llm.planner.memory import StageMemory
 from frontier_llm.planner.plan_page import make_page
 from frontier_llm.planner.search import Found, Goal, Point, fewest_nodes, scaling_curves, search_all
@@ -214,6 +223,8 @@ def layouts_table(found: Found) -> Table:
     caption names, seconds that are 0 for all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
+    for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
+        row["step s"] = seconds
     best = found.best[0]
     zero = [
         name for name in rows[0] if name.endswith(" s") and not any(float(r[name]) for r in rows)
@@ -229,8 +240,11 @@ def layouts_table(found: Found) -> Table:
         "time"
     )
     table = plain_table(title, ["", *columns])
+    by_memory = best.candidate.config.planner.objective == "memory"
+    equal_rows = 0 if by_memory else nearly_equal(found.best)
     for number, row in enumerate(rows, start=1):
-        table.add_row(str(number), *(row[name] for name in columns))
+        mark = "~" if number <= equal_rows > 1 else ""
+        table.add_row(f"{number}{mark}", *(row[name] for name in columns))
     table.caption = (
         "PPxC: stages x chunks per stage; schedule: parallel.schedule+"
         "parallel.waiting_weights; P/G/OS: data ranks over which parameters, gradients and "
@@ -240,12 +254,25 @@ def layouts_table(found: Found) -> Table:
     if same:
         shared = ", ".join(f"{name} {rows[0][name]}" for name in same)
         table.caption += f"; all layouts: {shared}"
-    near = sum(layout.time.seconds <= best.time.seconds * (1 + NEAR) for layout in found.best)
-    if near > 1 and best.candidate.config.planner.objective != "memory":
-        table.caption += (
-            f"; the first {near} differ by less than {NEAR:.0%}, so their order is not certain"
-        )
+    if not by_memory:
+        table.caption += "".join(f"; {note}" for note in _ranking_notes(found.best))
     return table
+
+
+def _ranking_notes(layouts: Sequence[Estimate]) -> Iterator[str]:
+    """Yield what a reader must know about the order of layouts that are ranked by their speed."""
+    equal_rows = nearly_equal(layouts)
+    if equal_rows > 1:
+        yield f"~: at most {FREE_COST:.0%} slower than the fastest, so the roomiest comes first"
+    if any(layout.judged_seconds > layout.time.seconds for layout in layouts):
+        yield (
+            f"layouts in the last {FREE_SHARE:.0%} of the memory rank as if they were up to "
+            f"{FULL_COST:.0%} slower"
+        )
+    limit = min(layout.judged_seconds for layout in layouts) * (1 + NEAR)
+    near = sum(layout.judged_seconds <= limit for layout in layouts)
+    if near > max(1, equal_rows):
+        yield f"the first {near} differ by less than {NEAR:.0%}, so their order is not certain"
 
 
 def overrides(layout: Estimate) -> str:
@@ -268,12 +295,13 @@ def details(layout: Estimate) -> Iterator[Table]:
         table.add_row(name.replace("_", " "), f"{seconds:.3g}", share)
     yield table
     stages = _shown_stages(layout)
-    columns = ["stage", *(str(memory.stage) for memory in stages)]
+    fullest = layout.peak.stage
+    columns = ["stage", *(f"{m.stage}{' (fullest)' * (m.stage == fullest)}" for m in stages)]
     device = layout.candidate.config.cluster.device.memory_gib
     usable = budget_bytes(layout.candidate) / GIB
-    title = f"Layout 1: peak memory per rank, GiB of {device:.3g}"
+    title = f"Layout 1: peak memory per rank, GiB of {device:.4g}"
     if usable < device:
-        title += f", of which {usable:.3g} may be used"
+        title += f", of which {usable:.4g} may be used"
     table = plain_table(title, columns)
     for name in layout.memory[0].by_category:
         if any(memory.by_category[name] for memory in stages):
@@ -384,11 +412,20 @@ def _row(layout: Estimate) -> dict[str, str]:
         "tokens/s": format_count(layout.tokens_per_second, 3),
         "MFU": _percent(layout.mfu),
         "HFU": _percent(layout.hfu),
-        f"peak of {device:.3g} GiB": format_figure(layout.peak.total / GIB, 3),
+        f"peak of {device:.4g} GiB": format_figure(layout.peak.total / GIB, 4),
         "bubble": f"{time.bubble_fraction:.1%}",
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),
     }
+
+
+def _told_apart(values: Sequence[float]) -> list[str]:
+    """Write numbers with as many digits, at least 3, as tell different ones apart."""
+    for digits in range(3, 6):
+        texts = [format_figure(value, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
 
 
 def _percent(share: float | None) -> str:

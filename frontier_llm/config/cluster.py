@@ -25,7 +25,7 @@ class DeviceConfig(Section):
     """Regular expression that the device name of the driver must match, for `cluster=auto` and for
     the peak speed, which otherwise counts as unknown."""
     memory_gib: float = Field(gt=0)
-    """Memory of the device, GiB."""
+    """Memory that the driver gives to programs, GiB: a little less than on the data sheet."""
     memory_gb_per_second: float = Field(gt=0)
     """Memory bandwidth, GB/s."""
     processors: int | None = Field(ge=1, default=None)

@@ -9,18 +9,13 @@ from frontier_llm.geometry.grid import data_ranks_per_node
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
-from frontier_llm.planner.estimate import budget_bytes
+from frontier_llm.planner.estimate import FREE_COST, FREE_SHARE, budget_bytes
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, fullest, fullest_of, kinds_activations
 from frontier_llm.planner.space import Order, legal_factors, orders
 from frontier_llm.planner.step_time import StepTime, step_time
 from frontier_llm.units import format_bytes, format_seconds
 
-FREE_SHARE = 0.05
-"""Share of the memory that should stay free, because allocators slow a run down in nearly full
-memory."""
-FREE_COST = 0.01
-"""Share of a step that may be lost to leave that memory free."""
 LEAST_GAIN = 0.01
 """Share of the step that a schedule with split backward passes must save to be preferred to the
 fastest one with whole backward passes."""

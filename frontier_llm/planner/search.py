@@ -10,7 +10,9 @@ With the objective `memory`, every cut that fits is examined. With the others, c
 ascending order of the bound on the time, and a cut is skipped if its bounds show that it is neither
 one of the fastest layouts nor on the Pareto front of time and memory. The long list of actions of a
 schedule with split backward passes is made, and then simulated, only if the bounds do not exclude
-the cut. The search is deterministic.
+the cut. Layouts in nearly full memory are judged slower than predicted, and of layouts that are
+nearly as fast as the fastest, the roomiest comes first (`estimate.ranked`). The search is
+deterministic.
 """
 
 import gc
@@ -32,7 +34,13 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.planner.block import Activations, least_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
-from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
+from frontier_llm.planner.estimate import (
+    Estimate,
+    budget_bytes,
+    estimate,
+    judged_seconds,
+    ranked,
+)
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations
 from frontier_llm.planner.space import Cut, cuts, legal_factors
@@ -42,6 +50,8 @@ from frontier_llm.units import GIB, counted, format_bytes
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
 Item = TypeVar("Item")
+LEAST_KEPT = 10
+"""Number of layouts that are kept at least, among which the roomiest of the fastest are found."""
 
 
 @dataclass
@@ -147,13 +157,14 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     bounded_cuts = list(_bounded_cuts(config, goal, found, progress))
     by_memory = {"throughput": False, "memory": True, "nodes": False}[config.planner.objective]
     bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
+    kept = max(LEAST_KEPT, config.planner.rows)
     # A heap of the best layouts, the worst of them first. The first three numbers are negative:
-    # seconds and bytes (or bytes and seconds), and the order in which layouts were found.
+    # judged seconds and bytes (or bytes and seconds), and the order in which layouts were found.
     best: list[tuple[float, float, int, Candidate, _BoundedCut]] = []
     front: ParetoFront[tuple[Candidate, _BoundedCut]] = ParetoFront()
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
-        slowest = -best[0][0] if len(best) == config.planner.rows and not by_memory else math.inf
+        slowest = -best[0][0] if len(best) == kept and not by_memory else math.inf
         exact = _refined(cut, found, slowest, front)
         if exact is None:
             continue
@@ -162,15 +173,17 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
             seconds = step_time(candidate, cut.time).seconds
             found.timed += 1
             front.add(peak, seconds, (candidate, exact))
-            first, second = (peak, seconds) if by_memory else (seconds, peak)
+            judged = judged_seconds(candidate, seconds, peak)
+            first, second = (peak, seconds) if by_memory else (judged, peak)
             entries.append((-first, -second, -found.timed, candidate, exact))
         # of a cut only the best factors count; the order of finding decides between equal ones
         best += [max(entries, key=lambda entry: entry[:3])] if entries else []
         heapq.heapify(best)
-        if len(best) > config.planner.rows:
+        if len(best) > kept:
             heapq.heappop(best)
-    ranked = sorted(best, key=lambda entry: entry[:3], reverse=True)
-    found.best = [estimate(layout, cut.time, cut.of_stages) for *_, layout, cut in ranked]
+    best.sort(key=lambda entry: entry[:3], reverse=True)
+    layouts = [estimate(layout, cut.time, cut.of_stages) for *_, layout, cut in best]
+    found.best = ranked(layouts, config.planner.objective)[: config.planner.rows]
     found.front = [estimate(layout, cut.time, cut.of_stages) for layout, cut in front]
     return found
 
@@ -195,11 +208,7 @@ def search_all(
         merged.timed += found.timed
     merged.front = list(front)
     planner = configs[0].planner
-    if planner.objective == "memory":
-        merged.best.sort(key=lambda layout: (layout.peak.total, layout.time.seconds))
-    else:
-        merged.best.sort(key=lambda layout: (layout.time.seconds, layout.peak.total))
-    del merged.best[planner.rows :]
+    merged.best = ranked(merged.best, planner.objective)[: planner.rows]
     return merged
 
 

@@ -130,7 +130,7 @@ def _costs(cluster, grid, width, stride, stages):
 
 @examples(150)
 @given(st.data())
-def test_a_cost_grows_with_each_link_that_is_used_and_with_no_other(frontier, draw):
+def test_a_cost_grows_with_each_used_link_and_no_other(frontier, draw):
     tensor, data, pipeline = (draw.draw(st.integers(1, most)) for most in (9, 12, 6))
     width = draw.draw(st.sampled_from([n for n in range(1, data + 1) if data % n == 0]))
     stride = draw.draw(st.sampled_from([n for n in range(1, data + 1) if data // width % n == 0]))

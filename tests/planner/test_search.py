@@ -12,6 +12,7 @@ from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.search import Goal, fewest_nodes, scaling_curves, search
 from frontier_llm.planner.space import cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
+from frontier_llm.units import GIB
 from tests.values import tiny_values
 
 TINY = ["cluster=a100_80g", "precision=bf16", "data.global_batch=16", "planner.chunks=[1,2]"]
@@ -19,6 +20,16 @@ TINY = ["cluster=a100_80g", "precision=bf16", "data.global_batch=16", "planner.c
 
 def _tiny(*overrides):
     return decode(tiny_values(*TINY, *overrides))
+
+
+def _best_of_cuts(config, ranks):
+    """Return the judged seconds and the memory of each cut with its best factors, best first."""
+    best = {}
+    for seconds, memory, cut in _everything(config, ranks):
+        filled = memory / (config.cluster.device.memory_gib * GIB)
+        judged = seconds * (1 + 0.1 * max(0.0, filled - 0.95) / 0.05)
+        best[cut] = min(best.get(cut, (judged, memory)), (judged, memory))
+    return sorted(best.values())
 
 
 def _everything(config, ranks):
@@ -37,14 +48,30 @@ def _everything(config, ranks):
     return sorted(estimated)
 
 
-def test_the_best_are_those_that_trying_everything_finds():
-    config = _tiny("planner.rows=5", "planner.micro_batch=[1,2]")
+@pytest.mark.parametrize("gib", [80, 2.74])
+def test_the_best_are_those_that_trying_everything_finds(gib):
+    """Also if many layouts nearly fill the device, so that they count as slower."""
+    memory = f"cluster.device.memory_gib={gib}"
+    config = _tiny("planner.rows=12", "planner.micro_batch=[1,2]", memory)
     found = search(config, Goal(8, 8))
-    everything = _everything(config, 8)
-    of_cuts = {cut: seconds for seconds, _, cut in reversed(everything)}
-    times = [estimated.time.seconds for estimated in found.best]
-    assert times == pytest.approx(sorted(of_cuts.values())[:5])
-    assert found.timed < len(everything)
+    expected = _best_of_cuts(config, 8)[:12]
+    assert sorted(found_row.judged_seconds for found_row in found.best) == pytest.approx(
+        [judged for judged, _ in expected]
+    )
+    assert found.timed < len(_everything(config, 8))
+
+
+def test_of_nearly_equal_layouts_the_roomiest_comes_first():
+    narrow = ["planner.tensor=[2]", "planner.pipeline=[2,4]", "planner.micro_batch=[1,2]"]
+    config = composed("experiment=frontier_22b", "planner.recompute=[none]", *narrow)
+    found = search(config, Goal(16, 8)).best
+    judged, peaks = zip(*((one.judged_seconds, one.peak.total) for one in found), strict=True)
+    near = sum(seconds <= 1.01 * min(judged) for seconds in judged)
+    assert near > 2
+    assert list(peaks[:near]) == sorted(peaks[:near])
+    assert list(judged[near:]) == sorted(judged[near:])
+    assert max(judged[:near]) < judged[near]
+    assert min(one.time.seconds for one in found) < max(one.time.seconds for one in found[:near])
 
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
