@@ -148,7 +148,7 @@ class Schedule:
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def make_schedule(
     name: ScheduleName,
     stages: int,

@@ -265,7 +265,7 @@ def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
 def stages_activations(candidate: Candidate) -> list[Activations]:
     """Return the activations of every stage, which differ in a kind of stages only in `kept`."""
     kinds = candidate.stages
-    of_kinds = [stage_activations(candidate, kind.first, kind) for kind in kinds.kinds]
+    of_kinds = [_without_kept(candidate, kind.first, kind) for kind in kinds.kinds]
     return [
         replace(of_kind, stage=stage, kept=_peak(candidate.layout, stage, of_kind))
         for stage, of_kind in enumerate(kinds.of_stages(of_kinds))
@@ -279,6 +279,12 @@ def stage_activations(
 
     With `is_least` the result is a lower bound, in which no weight gradients wait.
     """
+    found = _without_kept(candidate, stage, kind)
+    return replace(found, kept=_peak(candidate.layout, stage, found, is_least=is_least))
+
+
+def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activations:
+    """Count everything but the bytes that a stage keeps of all micro-batches in flight."""
     layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
     compute_bytes, of_chunks = layout.compute_bytes, stage_blocks(layout, kind.chunks)
     loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
@@ -301,7 +307,7 @@ def stage_activations(
         factors.append(int(split * compute_bytes) if layout.splits_backward else 0)
         per_layer.append(int(min(kept, default=0) * compute_bytes))
         matrix.append(max(sizes, default=0) * compute_bytes)
-    found = Activations(
+    return Activations(
         stage=stage,
         kept=0,
         logits=logits * compute_bytes + min(4 * logits, loss_chunk),
@@ -312,7 +318,6 @@ def stage_activations(
         per_layer=tuple(per_layer),
         matrix=tuple(matrix),
     )
-    return replace(found, kept=_peak(layout, stage, found, is_least=is_least))
 
 
 def _peak(layout: ResolvedLayout, stage: int, sizes: Activations, *, is_least: bool = False) -> int:

@@ -101,7 +101,7 @@ class Network:
             if size is None or size > 1:
                 self._levels.append((link, size))
         # ranks that are so far apart have the same borders of domains around them
-        self._period = math.lcm(*(size for _, size in self._levels if size))
+        self.period = math.lcm(*(size for _, size in self._levels if size))
         self._start_seconds = cluster.device.calibration.collective_us * 1e-6
 
     def span(self, width: int, stride: int, first: int = 0) -> Span:
@@ -140,7 +140,7 @@ class Network:
 
     def slowest(self, width: int, stride: int, firsts: Iterable[int]) -> Span:
         """Return the slowest speed of groups that work at the same time, given by first ranks."""
-        distinct = {first % self._period for first in firsts}
+        distinct = {first % self.period for first in firsts}
         spans = [self.span(width, stride, first) for first in distinct]
         slowest = min(spans, key=lambda span: span.bandwidth)
         return replace(
@@ -156,7 +156,7 @@ class Network:
 
         The ranks send at the same time, and all wait for the slowest.
         """
-        links = {self._between(rank, rank + distance) for rank in range(min(senders, self._period))}
+        links = {self._between(rank, rank + distance) for rank in range(min(senders, self.period))}
         return max(
             Cost(link.latency_us * 1e-6 + sent_bytes / bandwidth, link.name)
             for link, _ in map(self._levels.__getitem__, links)
@@ -198,7 +198,7 @@ class GridGroups:
     def __init__(self, network: Network, grid: Grid) -> None:
         self._network, self._grid = network, grid
         self._spans: dict[tuple[int, int], Span] = {}
-        replicas = range(grid.data * grid.pipeline)
+        replicas = range(self._distinct(grid.data * grid.pipeline))
         self.tensor = network.slowest(grid.tensor, 1, (grid.tensor * each for each in replicas))
 
     def data(self, width: int, stride: int) -> Span:
@@ -210,12 +210,16 @@ class GridGroups:
         return self._spans[key]
 
     def _firsts(self, width: int, stride: int) -> Iterator[int]:
-        """Yield the first rank of each group of data ranks."""
+        """Yield first ranks of groups of data ranks, as many as lie at distinct places of nodes."""
         tensor, data = self._grid.tensor, self._grid.data
-        for stage in range(self._grid.pipeline):
-            for block in range(0, data, width * stride):
-                start = (stage * data + block) * tensor
-                yield from range(start, start + stride * tensor)
+        for stage in range(self._distinct(self._grid.pipeline)):
+            for block in range(self._distinct(-(-data // (width * stride)))):
+                start = (stage * data + block * width * stride) * tensor
+                yield from range(start, start + self._distinct(stride * tensor))
+
+    def _distinct(self, count: int) -> int:
+        """Return how many of `count` groups at equal distances may differ in their borders."""
+        return min(count, self._network.period)
 
     def level(self, width: int, stride: int) -> Level:
         """Return the farthest level of links that a group of data ranks crosses."""

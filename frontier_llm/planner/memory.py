@@ -8,6 +8,7 @@ that the allocator holds unused, is a share of all temporary memory.
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
@@ -58,7 +59,7 @@ def stage_memory(
     """Predict the peak memory of a stage's ranks; its activations may be known already."""
     layout, kind = candidate.layout, candidate.stages.by_stage[stage]
     activations = activations or stage_activations(candidate, stage, kind)
-    states = candidate.stages.state_bytes(layout.factors, kind, lambda: _states(layout, kind))
+    states = _known_states(candidate, kind)
     by_category = dict(states)
     if layout.splits_backward:
         freed, logits, working = 0, activations.logits, activations.working
@@ -131,6 +132,21 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
         (stage_memory(candidate, kept.stage, kept) for kept in activations),
         key=lambda memory: memory.total,
     )
+
+
+def least_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:
+    """Return a lower bound on the total of `fullest_of`: model states and kept activations."""
+    by_stage = candidate.stages.by_stage
+    return max(
+        sum(_known_states(candidate, by_stage[kept.stage]).values()) + kept.kept
+        for kept in activations
+    )
+
+
+def _known_states(candidate: Candidate, kind: StageKind) -> dict[str, int]:
+    """Return the bytes of model states by category; a search counts them once."""
+    layout = candidate.layout
+    return candidate.stages.state_bytes(layout.factors, kind, lambda: _states(layout, kind))
 
 
 def kinds_activations(
@@ -296,12 +312,12 @@ class BackwardPeak:
         layout = self._layout
         if layout.factors.grads == 1 or layout.micro_batches * layout.virtual_stages == 1:
             return deque()
-        last = [
-            [self._buffers(run.elements)[1] for run in runs for _ in range(run.count)]
-            for runs in self._kind.chunk_units
-        ]
         limit = min(self._hops(), layout.units_in_flight)
-        return deque(max((sent[:limit] for sent in last), key=sum))
+        last = (
+            islice((run.elements for run in runs for _ in range(run.count)), limit)
+            for runs in self._kind.chunk_units
+        )
+        return deque(max(([self._buffers(unit)[1] for unit in units] for units in last), key=sum))
 
     def _hops(self) -> int:
         """Return the largest number of collectives in which the gradients of a unit are reduced."""

@@ -42,7 +42,7 @@ from frontier_llm.planner.estimate import (
     ranked,
 )
 from frontier_llm.planner.layout_time import LayoutTime
-from frontier_llm.planner.memory import fullest_of, kinds_activations
+from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
 from frontier_llm.planner.space import Cut, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import GIB, counted, format_bytes
@@ -50,6 +50,7 @@ from frontier_llm.units import GIB, counted, format_bytes
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
 Item = TypeVar("Item")
+PROGRESS_STEP = 0.01
 LEAST_KEPT = 10
 """Number of layouts that are kept at least, among which the roomiest of the fastest are found."""
 
@@ -153,7 +154,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
 
     `config.planner` has the objective and the values to which the search is restricted.
     """
-    found = Found()
+    found, progress = Found(), _in_steps(progress)
     bounded_cuts = list(_bounded_cuts(config, goal, found, progress))
     by_memory = {"throughput": False, "memory": True, "nodes": False}[config.planner.objective]
     bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
@@ -169,7 +170,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
         if exact is None:
             continue
         entries = []
-        for candidate, peak in _fitting(exact):
+        for candidate, peak in _fitting(exact, slowest, front):
             seconds = step_time(candidate, cut.time).seconds
             found.timed += 1
             front.add(peak, seconds, (candidate, exact))
@@ -186,6 +187,19 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     found.best = ranked(layouts, config.planner.objective)[: config.planner.rows]
     found.front = [estimate(layout, cut.time, cut.of_stages) for layout, cut in front]
     return found
+
+
+def _in_steps(progress: Progress) -> Progress:
+    """Return a function that reports a phase at most every PROGRESS_STEP, as drawing takes time."""
+    last: tuple[str, float] = ("", 0.0)
+
+    def report(phase: str, share: float) -> None:
+        nonlocal last
+        if phase != last[0] or share >= last[1] + PROGRESS_STEP:
+            last = phase, share
+            progress(phase, share)
+
+    return report
 
 
 def search_all(
@@ -288,11 +302,29 @@ def _refined(
 
 def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
     """Whether lower bounds exclude the cut with each set of factors."""
-    for candidate, peak in _fitting(cut):
+    for candidate, peak in _fitting(cut, slowest, front):
         seconds = step_time(candidate, cut.time, is_least=True).seconds
         if seconds < slowest or not front.beats(peak, seconds):
             return False
     return True
+
+
+def _fitting(
+    cut: _BoundedCut, slowest: float, front: ParetoFront[Item]
+) -> Iterator[tuple[Candidate, int]]:
+    """Yield the cut with each set of factors with which it fits, and the peak bytes.
+
+    Factors are left out if bounds on their memory and on the time of the cut exclude them.
+    """
+    base, is_slow = cut.candidate, cut.min_seconds >= slowest
+    budget = budget_bytes(base)
+    for factors in legal_factors(base.config, base.grid, base.factors):
+        candidate = base.with_factors(factors)
+        if is_slow and front.beats(least_bytes(candidate, cut.activations), cut.min_seconds):
+            continue
+        peak = fullest_of(candidate, cut.activations).total
+        if peak <= budget and not (is_slow and front.beats(peak, cut.min_seconds)):
+            yield candidate, peak
 
 
 def _least_peak(
@@ -309,17 +341,6 @@ def _least_peak(
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
     return peak.total
-
-
-def _fitting(cut: _BoundedCut) -> Iterator[tuple[Candidate, int]]:
-    """Yield the cut with each set of factors with which it fits, and the peak bytes."""
-    base = cut.candidate
-    budget = budget_bytes(base)
-    for factors in legal_factors(base.config, base.grid, base.factors):
-        candidate = base.with_factors(factors)
-        peak = fullest_of(candidate, cut.activations).total
-        if peak <= budget:
-            yield candidate, peak
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:
