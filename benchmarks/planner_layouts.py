@@ -55,15 +55,15 @@ from benchmarks.testbed.bare_steps import (
     random_batches,
 )
 from benchmarks.testbed.calibrated import calibrated_conf
-from benchmarks.testbed.foreign_load import (
+from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.held_bytes import HeldBytes
+from benchmarks.testbed.shape import Shape
+from frontier_llm.calibration.foreign_load import (
     busy_seconds,
     is_disturbed,
     own_seconds,
     wait_until_quiet,
 )
-from benchmarks.testbed.forked import on_ranks
-from benchmarks.testbed.held_bytes import HeldBytes
-from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode

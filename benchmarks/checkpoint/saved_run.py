@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.checkpoint.savers import PEERS, Ours, Place, Saver
-from benchmarks.testbed.foreign_load import busy_seconds, own_seconds
 from benchmarks.testbed.forked_run import ForkedRun, train
+from frontier_llm.calibration.foreign_load import busy_seconds, own_seconds
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manager_options import Outcome
 from frontier_llm.errors import TrainingError

@@ -5,18 +5,28 @@ and element-wise kernels in each number format, the memory bandwidth, the time t
 messages and collectives between the ranks, and steps of small models, which show the work of the
 CPU. Fits the constants of config/calibration.py to the measurements and prints them. `--write NAME`
 copies the file of `cluster` to cluster/NAME.yaml in --conf-dir or conf/, and replaces the values
-that were measured.
+that were measured. Nothing is written if other programs computed meanwhile, unless `--any-load` is
+given.
 """
 
 import argparse
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 from rich.table import Table
 
 from frontier_llm.calibration.device import device
+from frontier_llm.calibration.foreign_load import (
+    QUIET_CORES,
+    busy_seconds,
+    is_disturbed,
+    own_seconds,
+)
 from frontier_llm.calibration.host_times import CASES, SIZES, SmallCase
 from frontier_llm.calibration.ranks import Figures, measure, measured
 from frontier_llm.cli.compose import compose
@@ -24,6 +34,7 @@ from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.cli.package_files import new_conf_file
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.errors import ConfigError
 
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
 """Number formats that are measured, by type of device. Not fp16 on a CPU, which is a thousand times
@@ -41,15 +52,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         precision: {case: small_config(precision, case, options.ranks) for case in CASES}
         for precision in formats
     }
-    figures = measure(options.ranks, formats, small)
+    figures, foreign_cores = _measured_alone(partial(measure, options.ranks, formats, small))
     values = measured(cluster.model_dump(mode="json"), figures, small)
     for table in (_products(figures), _others(figures, values)):
         console.print(table)
+    if foreign_cores:
+        _refuse_load(foreign_cores, console, may_write=options.any_load or not path)
     if path:
         text = f"# Measured by frontier-llm calibrate, based on cluster={values['name']}.\n"
         path.write_text(text + yaml.safe_dump({**values, "name": path.stem}, sort_keys=False))
         console.print(f"written: {path}; use it with cluster={path.stem}")
     return 0
+
+
+def _measured_alone(measurement: Callable[[], Figures]) -> tuple[Figures, float]:
+    """Return what was measured, and how many cores other programs used meanwhile; 0 = too few."""
+    busy, own, start = busy_seconds(), own_seconds(), time.monotonic()
+    figures = measurement()
+    seconds = time.monotonic() - start
+    busy, own = busy_seconds() - busy, own_seconds() - own
+    return figures, (busy - own) / seconds if is_disturbed(busy, own, seconds) else 0.0
+
+
+def _refuse_load(foreign_cores: float, console: Console, *, may_write: bool) -> None:
+    """Say that other programs disturbed the measurement, as an error if it may not be written."""
+    got = f"other programs used {foreign_cores:.1f} cores while this one measured"
+    if may_write:
+        console.print(f"warning: {got}, so these figures are not those of the machine")
+        return
+    wants = f"at most {QUIET_CORES:g} cores in use by others: speeds would be too low"
+    todo = "end the other programs and calibrate again, or add --any-load to write these figures"
+    raise ConfigError("--write", got, wants, todo)
 
 
 def cluster_file(name: str) -> Path:
@@ -67,6 +100,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="processes that communicate; 1 measures no collectives (default 2)",
     )
     parser.add_argument("--write", metavar="NAME", help="write the results to cluster/NAME.yaml")
+    parser.add_argument(
+        "--any-load", action="store_true", help="with --write: write also if others computed"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -16,9 +16,9 @@ from benchmarks.planner_layouts import (
     make_row,
     run_layout,
 )
-from benchmarks.testbed.foreign_load import is_disturbed
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.shape import Shape
+from frontier_llm.calibration.foreign_load import is_disturbed
 from frontier_llm.geometry.resolved import ResolvedLayout
 from tests.covering import covering
 

@@ -1,6 +1,7 @@
 """What is measured goes into the cluster's figures, and says so."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,33 @@ def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeyp
     with pytest.raises(ConfigError, match="--write"):
         main(["--write", name])
     assert cluster_file("my-own_1").name == "my-own_1.yaml"
+
+
+@pytest.mark.parametrize(
+    ("foreign", "options", "writes"),
+    [(3.0, [], False), (3.0, ["--any-load"], True), (0.05, [], True)],
+)
+def test_a_disturbed_measurement_is_not_written(
+    monkeypatch, tmp_path, capsys, foreign, options, writes
+):
+    """Of ten seconds in which the ranks of the calibration use two cores."""
+    seconds, name = iter([0.0, 10.0]), "frontier_llm.cli.calibrate"
+    busy, own = iter([0.0, 10 * (2 + foreign)]), iter([0.0, 20.0])
+    monkeypatch.setattr(f"{name}.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(f"{name}.busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(f"{name}.own_seconds", lambda: next(own))
+    monkeypatch.setattr(f"{name}.measure", lambda *_: figures())
+    monkeypatch.setattr(f"{name}.FORMATS", {"cpu": ("fp32",)})
+    path = tmp_path / "mine.yaml"
+    monkeypatch.setattr(f"{name}.cluster_file", lambda _: path)
+    arguments = ["--write", "mine", "cluster=cpu_laptop", *options]
+    if writes:
+        assert main(arguments) == 0
+    else:
+        with pytest.raises(ConfigError, match=r"other programs used 3\.0 cores"):
+            main(arguments)
+    assert path.exists() == writes
+    assert ("warning: other programs" in capsys.readouterr().out) == (writes and foreign > 1)
 
 
 def test_measured_figures_replace_the_files():

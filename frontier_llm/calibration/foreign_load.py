@@ -1,4 +1,4 @@
-"""Notice other programs that compute on this machine while a benchmark measures."""
+"""Notice other programs that compute on this machine while times are measured."""
 
 import os
 import time
@@ -42,7 +42,7 @@ def own_seconds() -> float:
 def is_disturbed(busy: float, own: float, seconds: float) -> bool:
     """Return whether other programs have used more than `QUIET_CORES` cores in some seconds.
 
-    `busy` is the increase of `busy_seconds`, `own` the CPU seconds of the benchmark's processes.
+    `busy` is the increase of `busy_seconds`, `own` the CPU seconds of the processes that measure.
     """
     return busy - own > QUIET_CORES * seconds
 
@@ -50,7 +50,7 @@ def is_disturbed(busy: float, own: float, seconds: float) -> bool:
 def wait_until_quiet(limit_seconds: float) -> bool:
     """Wait until no other program computes; return False after the time limit.
 
-    The processes of the benchmark must not compute meanwhile.
+    The processes that measure must not compute meanwhile.
     """
     end = time.monotonic() + limit_seconds
     while True:
