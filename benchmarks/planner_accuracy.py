@@ -13,7 +13,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any, NamedTuple
@@ -58,13 +58,28 @@ START = {
     "engines.elementwise_factor": 1.5,
     "engines.layer_us": 1200.0,
     "engines.micro_batch_us": 1500.0,
+    "deepspeed.tensor_wait_us": 50.0,
+    "internevo.refresh_owner_us": 1000.0,
 }
 """Starting values: 92% of the fastest products that were found, the cited speeds of attention, the
 share of the bandwidth that copies reach, and orders of magnitude for the engines."""
+PROGRAMS = ("megatron_2021", "megatron_2022", "fsdp", "internevo", "deepspeed")
+"""Programs with measured runs, by name of their engine file."""
+RATIOS = ("product_ratio", "elementwise_factor")
+"""Constants of a program relative to those that all programs share."""
+START_RATIOS = {
+    f"{name}.{ratio}": 0.7 if ratio == "elementwise_factor" and "megatron" in name else 1.0
+    for name in PROGRAMS
+    for ratio in RATIOS
+}
+"""Starting values of these ratios. Megatron-LM has kernels that fuse biases, activations, dropout,
+norms and softmax (arXiv:2104.04473, section 4.2), so it starts near the bytes of fused kernels."""
 START_AMD = {"MI250X.product_share": 0.5}
-EVERY = {"vtrain_single_node": 8}
+EVERY = {"vtrain_single_node": 24, "llm_foundry_a100_40gb": 3}
 """Every how many rows of a table are used in a fit; all rows are predicted."""
 Constants = Mapping[str, float]
+CORRECTED_JOBS = 20
+"""Smallest number of jobs in a table for which the errors of shapes are removed, too."""
 LEAST_RANKED = 4
 """Smallest number of layouts of a job whose order is compared."""
 
@@ -83,12 +98,15 @@ class Table(NamedTuple):
 
 
 TABLES = {
-    "vtrain_single_node": Table("Megatron-LM on one node of A100 (vTrain)", "A100"),
+    "vtrain_single_node": Table("Megatron-LM (vTrain)", "A100"),
     "llm_foundry_a100_40gb": Table("llm-foundry on A100-40GB", "A100"),
     "llm_foundry_h100_under_7b": Table("llm-foundry on H100, models under 7B", "H100"),
     "megatron_sc21": Table("Megatron-LM on A100 (SC'21)", "A100"),
-    "amsp": Table("AMSP, ZeRO-1, MiCS and ZeRO-3 on A800", "A100"),
+    "amsp": Table("AMSP and others", "A100"),
     "frontier": Table("Frontier (MI250X)", "MI250X"),
+    "megatron_2022": Table("Megatron-LM of 2022", "A100"),
+    "internevo": Table("InternEvo, 7B", "A100"),
+    "bloom_prequel": Table("BLOOM's prequel", "A100"),
     "megatron_sc21_unused": Table(
         "Megatron-LM on A100 (SC'21), other rows", "A100", fits=False, note="never fitted"
     ),
@@ -237,13 +255,15 @@ def in_sample(name: str) -> list[Prediction]:
 
 @cache
 def left_out(name: str) -> list[Prediction]:
-    """Predict a table with the stored constants that were fitted without it."""
-    return predictions(name, stored()["left_out"][name])
+    """Predict a table with the stored constants that were fitted without the runs' program."""
+    return predictions(name, stored()["left_out"])
 
 
-def predictions(name: str, constants: Constants) -> list[Prediction]:
-    """Predict a table with some constants, named as in `START`."""
-    return [predict(run, lambda candidate: _changed(candidate, constants)) for run in runs(name)]
+def predictions(name: str, of_programs: Mapping[str, Constants]) -> list[Prediction]:
+    """Predict a table with the constants for each program, named as in `START`."""
+    return [
+        predict(run, partial(_changed, constants=of_programs[_program(run)])) for run in runs(name)
+    ]
 
 
 def stored() -> dict[str, Any]:
@@ -254,7 +274,9 @@ def stored() -> dict[str, Any]:
 
 def fitted() -> dict[str, Any]:
     """Fit all constants, to all tables and without each of them."""
-    every, without = _fit(None), {name: _fit(name) for name in TABLES}
+    without = {name: _fit(name) for name in PROGRAMS}
+    devices = {k: v for k, v in stored()["in_sample"].items() if _owner(k) in DEVICES.values()}
+    every = _fit(None, devices)
     return {"in_sample": every, "left_out": without, **summaries(every, without)}
 
 
@@ -262,13 +284,13 @@ def summaries(every: Constants, without: Mapping[str, Constants]) -> dict[str, A
     """Return the errors of each table, and how well the planner chooses among its layouts.
 
     Args:
-        every: constants that were fitted to all tables.
-        without: for each table, constants that were fitted to the others.
+        every: constants that were fitted to all runs.
+        without: for each program, constants that were fitted to the runs of the others.
     """
     errors_of: dict[str, Any] = {}
     choices_of: dict[str, Any] = {}
     for name in TABLES:
-        kinds = {"in_sample": every, "left_out": without[name]}
+        kinds = {"in_sample": dict.fromkeys(PROGRAMS, every), "left_out": without}
         predicted = {kind: predictions(name, constants) for kind, constants in kinds.items()}
         errors_of[name] = {kind: errors(some)._asdict() for kind, some in predicted.items()}
         chosen = {kind: choices(some) for kind, some in predicted.items()}
@@ -277,27 +299,41 @@ def summaries(every: Constants, without: Mapping[str, Constants]) -> dict[str, A
     return {"errors": errors_of, "choices": choices_of}
 
 
-def _fit(without: str | None) -> dict[str, float]:
-    """Fit the constants to all tables but one.
+def _fit(without: str | None, known: Constants | None = None) -> dict[str, float]:
+    """Fit the constants to the runs of all programs but one; those that are `known` stay.
 
-    A device of which no table is left gets its constants from the A100.
+    A device or a program of which no run is left gets its constants from the others.
     """
-    used = [name for name, table in TABLES.items() if table.fits and name != without]
-    devices = {_device(run.candidates[0]) for name in used for run in runs(name)}
-    nvidia = [name for name in used if TABLES[name].device != "MI250X"]
-    start = {key: value for key, value in START.items() if _owner(key) in {ENGINES, *devices}}
-    found = _fit_tables(nvidia, start, {})
+    if known is not None:
+        unknown = {k: v for k, v in (START | START_RATIOS).items() if k not in known}
+        tables = [_part(name, without) for name, table in TABLES.items() if table.fits]
+        return _rounded({**known, **_fit_tables(tables, unknown, known)})
+
+    used = {name: _part(name, without) for name, table in TABLES.items() if table.fits}
+    used = {name: part for name, part in used.items() if part}
+    devices = {TABLES[name].device for name in used}
+    programs = {_program(run) for part in used.values() for run in part}
+    owners = {ENGINES, *devices, *programs}
+    start = {k: value for k, value in (START | START_RATIOS).items() if _owner(k) in owners}
+    nvidia = {name: part for name, part in used.items() if TABLES[name].device != "MI250X"}
+    found = START | START_RATIOS | _fit_tables(list(nvidia.values()), start, {})
     if "H100" not in devices:
         found |= _from_a100("H100", found)
     found |= _from_a100("MI250X", found)
     if "MI250X" in devices:
-        amd = [name for name in used if name not in nvidia]
+        amd = [part for name, part in used.items() if name not in nvidia]
         found |= _fit_tables(amd, START_AMD, found)
+    return _rounded(found)
+
+
+def _rounded(found: Constants) -> dict[str, float]:
     return {key: float(f"{value:.4g}") for key, value in found.items()}
 
 
-def _fit_tables(names: Sequence[str], start: Constants, fixed: Constants) -> dict[str, float]:
-    used = [(run, 1 / len(part)) for name in names for part in [_part(name)] for run in part]
+def _fit_tables(
+    tables: Sequence[Sequence[MeasuredRun]], start: Constants, fixed: Constants
+) -> dict[str, float]:
+    used = [(run, 1 / len(part)) for part in tables for run in part]
 
     def residuals(constants: Constants) -> list[float]:
         every = {**fixed, **constants}
@@ -310,8 +346,12 @@ def _fit_tables(names: Sequence[str], start: Constants, fixed: Constants) -> dic
     return fit(residuals, start, largest)
 
 
-def _part(name: str) -> list[MeasuredRun]:
-    return runs(name)[:: EVERY.get(name, 1)]
+def _part(name: str, without: str | None) -> list[MeasuredRun]:
+    return [run for run in runs(name)[:: EVERY.get(name, 1)] if _program(run) != without]
+
+
+def _program(run: MeasuredRun) -> str:
+    return run.candidates[0].config.planner.engine.name
 
 
 def _from_a100(device: str, found: Constants) -> dict[str, float]:
@@ -323,14 +363,18 @@ def _from_a100(device: str, found: Constants) -> dict[str, float]:
 
 
 def _changed(candidate: Candidate, constants: Constants) -> Candidate:
-    """Return a candidate with the constants of its device and those of the engines.
+    """Return a candidate with the constants of its device and of its program.
 
     `memory_share` is that of the A100 on every device.
     """
+    program = candidate.config.planner.engine.name
     owners = (_device(candidate), ENGINES)
     values = {_name(key): value for key, value in constants.items() if _owner(key) in owners}
     values["memory_share"] = constants["A100.memory_share"]
-    return with_constants(candidate, values)
+    of_program = {_name(k): value for k, value in constants.items() if _owner(k) == program}
+    for ratio in RATIOS:
+        of_program[ratio] = of_program[ratio] * values.get(ratio, 1.0)
+    return with_constants(candidate, {**values, **of_program})
 
 
 def _device(candidate: Candidate) -> str:
@@ -361,7 +405,7 @@ def table_choices(name: str) -> dict[str, Choices]:
         "left out": choices(unseen),
         "in sample": choices(in_sample(name)),
     }
-    if found["left out"] and found["left out"].ranked:
+    if found["left out"] and found["left out"].ranked >= CORRECTED_JOBS:
         found["left out, shapes corrected"] = choices(unseen, corrects_shapes=True)
     return {kind: some for kind, some in found.items() if some}
 

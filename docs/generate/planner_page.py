@@ -79,7 +79,7 @@ def amsp_table() -> Iterator[str]:
     """Yield the factors that the search chooses, the paper's factors, and the speed-ups."""
     yield from table(
         ("model", "ranks", "chosen factors", "MFU", "paper's factors", "MFU", "speed-up over MiCS",
-         "over ZeRO-1", "over ZeRO-3"),
+         "over ZeRO-3"),
         ([model.upper(), ranks, *_amsp_cells(model, ranks, factors)]
          for model, factors in AMSP_PAPER_FACTORS.items()
          for ranks in AMSP_RANKS),
@@ -101,18 +101,18 @@ def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> 
     searched = config.model_copy(update={"planner": only_factors_free})
     layouts = search(searched, Goal(ranks, config.cluster.ranks_per_node)).best
     if not layouts:
-        yield from ["none fits", *[""] * 6]
+        yield from ["none fits", *[""] * 5]
         return
     best = layouts[0]
     factors = best.candidate.factors
     yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
     yield f"{best.mfu or 0:.1%}"
     in_node = min(GPUS_PER_NODE, ranks)
-    mics, zero1, zero3 = (in_node, in_node, in_node), (1, 1, ranks), (ranks, ranks, ranks)
+    mics, zero3 = (in_node, in_node, in_node), (ranks, ranks, ranks)
     with_paper_factors = _with_factors(config, ranks, paper_factors)
     yield ", ".join(map(str, paper_factors))
     yield _mfu(with_paper_factors)
-    for other_factors in (mics, zero1, zero3):
+    for other_factors in (mics, zero3):
         yield _speed_up(best, _with_factors(config, ranks, other_factors))
 
 

@@ -31,6 +31,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
+from frontier_llm.planner.compute import ALIGNED_BYTES
 from frontier_llm.planner.estimate import (
     FREE_COST,
     FREE_SHARE,
@@ -172,6 +173,8 @@ def _search(configs: Sequence[RunConfig], console: Console) -> Found:
 def _print(found: Found, console: Console) -> None:
     if found.best:
         console.print(layouts_table(found))
+        if warning := _head_warning(found.best[0].candidate):
+            console.print(warning, soft_wrap=True)
         console.print(f"Layout 1: {overrides(found.best[0])}", soft_wrap=True)
         for part in details(found.best[0]):
             console.print(part)
@@ -180,6 +183,19 @@ def _print(found: Found, console: Console) -> None:
             console.print(cost_table(found, tokens))
     if found.refused:
         console.print(refusals_table(found))
+
+
+def _head_warning(candidate: Candidate) -> str | None:
+    """Return a warning about heads whose rows the device reads slowly; None if there is no need."""
+    width, layout = candidate.config.model.head_dim, candidate.layout
+    if width * layout.compute_bytes % ALIGNED_BYTES == 0:
+        return None
+    step = ALIGNED_BYTES // layout.compute_bytes
+    return (
+        f"warning: heads of {width} elements slow attention down on GPUs, which wants multiples of "
+        f"{step}: choose model.heads and model.hidden so that a head has {width // step * step} or "
+        f"{-(-width // step) * step}"
+    )
 
 
 def _found_json(found: Found) -> dict[str, Any]:

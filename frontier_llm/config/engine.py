@@ -25,6 +25,9 @@ class HostTimes(Section):
     """Added to `layer_us` with tensor parallelism."""
     tensor_rank_us: float = Field(30.0, ge=0)
     """Added for each tensor rank but the first."""
+    tensor_wait_us: float = Field(0.0, ge=0)
+    """Time in which the device waits for the slowest tensor rank in each of their collectives, for
+    each tensor rank but the first. Computation does not hide it."""
     micro_batch_us: float = Field(1642.0, ge=0)
     """Work of a micro-batch outside its layers, during which the device waits."""
     step_us: float = Field(2000.0, ge=0)
@@ -38,6 +41,8 @@ class EngineConfig(Section):
     """Name in the output."""
     fused_attention: bool = True
     """Whether one kernel computes attention without storing its scores (flash attention)."""
+    product_ratio: float = Field(1.0, gt=0)
+    """Speed of large matrix products, relative to the calibration of the device."""
     elementwise_factor: float = Field(1.415, ge=1)
     """Bytes that element-wise kernels move, relative to fully fused kernels. In an engine that
     follows `kernels`, this is the factor of `kernels=auto` and `fastest`."""
@@ -67,6 +72,12 @@ class EngineConfig(Section):
     tensor ranks then gather the parts."""
     broadcasts_refresh: bool = False
     """Whether owners broadcast updated parameters, instead of an all-gather."""
+    refresh_owner_us: float = Field(0.0, ge=0)
+    """With `broadcasts_refresh`: time of the broadcasts of each owner in addition to their bytes,
+    microseconds. The owners take turns."""
+    reduces_once: bool = False
+    """Whether sharded gradients are reduced once a step if there is a pipeline, and not once per
+    micro-batch."""
     splits_backward: bool = True
     """Whether its pipelines may compute weight gradients later than input gradients."""
     recompute_stops_early: bool = False

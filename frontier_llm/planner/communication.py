@@ -8,7 +8,9 @@ A ring enters and leaves each domain once, so only the bytes of one rank leave a
 use the links of all ranks of the group in this domain, so the bandwidths of these links add up. The
 slowest level limits the bandwidth of the ring. Each step of the ring takes the latency of the
 slowest level (Patarasuk and Yuan, 2009). All-reduces of few bytes over many nodes use a tree
-(Sanders, Speck and Traeff, 2009).
+(Sanders, Speck and Traeff, 2009). All-reduces of many bytes add up inside a domain before its ranks
+send their parts of the sum to other domains, which are fewer bytes than a ring sends if there are
+few domains.
 
 In an exchange every rank sends a message to every other rank of the group. Each rank then sends all
 its bytes for other domains over its own link, so that many more bytes leave a domain than in a ring
@@ -40,6 +42,8 @@ class Span:
     width: int
     bandwidth: float
     """Bytes per second around the group's ring."""
+    all_reduce_bandwidth: float
+    """The same for all-reduces, which add up inside domains before they cross to others."""
     exchange_bandwidth: float
     """Bytes per second of a rank in an exchange of messages between all pairs of ranks."""
     step_seconds: float
@@ -87,7 +91,7 @@ class Span:
             return self._measured("all_reduce", 2 * (self.width - 1), ring_bytes, messages)
         ring = 2 * (self.width - 1) * self.step_seconds
         latency = messages * (self.start_seconds + min(ring, self.tree_seconds))
-        return Cost(latency + ring_bytes / self.bandwidth, self.link)
+        return Cost(latency + ring_bytes / self.all_reduce_bandwidth, self.link)
 
 
 class Network:
@@ -109,6 +113,7 @@ class Network:
         crossed: list[tuple[LinkConfig, float]] = []  # links with the bandwidth of the ring
         tree_seconds, lower_domains, members = 0.0, width, 1
         exchange_seconds = 0.0  # per byte that a rank sends in an exchange
+        summed_seconds = 0.0  # per byte around the ring of an all-reduce
         for link, domain_size in self._levels:
             domains = _domains(width, stride, first, domain_size)
             if domains < lower_domains:  # some ranks of the group meet at this level
@@ -119,17 +124,22 @@ class Network:
                 crossed.append((link, bandwidth * members))
                 crossing = (width - members) / (width - 1)  # share of a rank's bytes
                 exchange_seconds = max(exchange_seconds, crossing / bandwidth)
+                # a rank sends its part of what the ranks of its domain below have added up
+                summed = (1 - 1 / connected) / (1 - 1 / width) / members
+                summed_seconds = max(summed_seconds, summed / bandwidth)
                 inside = domain_size is not None
                 depth = connected - 1 if inside else math.ceil(math.log2(connected))
                 tree_seconds += 2 * depth * link.latency_us * 1e-6
             lower_domains = domains
             members = _fewest_members(width, stride, first, domain_size)
         if not crossed:
-            return Span(width, math.inf, math.inf, 0.0, 0.0, 0.0, self._levels[0][0].name)
+            nearest = self._levels[0][0].name
+            return Span(width, math.inf, math.inf, math.inf, 0.0, 0.0, 0.0, nearest)
         slowest, bandwidth = min(crossed, key=lambda pair: pair[1])
         return Span(
             width,
             bandwidth,
+            all_reduce_bandwidth=1 / summed_seconds,
             exchange_bandwidth=1 / exchange_seconds,
             step_seconds=max(link.latency_us for link, _ in crossed) * 1e-6,
             tree_seconds=tree_seconds,
@@ -145,6 +155,7 @@ class Network:
         slowest = min(spans, key=lambda span: span.bandwidth)
         return replace(
             slowest,
+            all_reduce_bandwidth=min(span.all_reduce_bandwidth for span in spans),
             exchange_bandwidth=min(span.exchange_bandwidth for span in spans),
             step_seconds=max(span.step_seconds for span in spans),
             tree_seconds=max(span.tree_seconds for span in spans),

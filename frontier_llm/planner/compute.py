@@ -36,6 +36,9 @@ SCORE_PASSES, SCORE_PASSES_BACKWARD = 4.5, 5.5
 product writes them; the kernel that scales, masks and normalises reads and writes them; the second
 product reads them; dropout's mask takes half a pass. Backward: the gradients are written, read and
 written by the kernel, which also reads the probabilities, and are read by two products."""
+ALIGNED_BYTES, MISALIGNED = 16, 10.0
+"""Rows of this many bytes, or multiples, are read at full speed. With others, the batched products
+of unfused attention take so many times as long."""
 COMPILED_FACTOR, EAGER_FACTOR = 0.797, 1.795
 """Bytes of the element-wise kernels of this program: of all kernels if functions are compiled,
 relative to `moved_elements`, and in addition if they are not, relative to `function_elements`. They
@@ -78,7 +81,7 @@ class Speed:
         ConfigError: the calibration has no speed for this format.
     """
 
-    def __init__(self, device: DeviceConfig, precision: str) -> None:
+    def __init__(self, device: DeviceConfig, precision: str, product_ratio: float = 1.0) -> None:
         calibration = device.calibration
         curve = calibration.products.get(precision)  # type: ignore[call-overload]
         if not calibration.products:
@@ -98,7 +101,7 @@ class Speed:
                 "set precision, or measure it: frontier-llm calibrate --write NAME",
             )
         self._processors = device.processors
-        self._flops_per_second: float = curve.tflops * 1e12
+        self._flops_per_second: float = curve.tflops * product_ratio * 1e12
         self._half_size: float = curve.half_size
         flash = curve.tflops * calibration.attention_share
         self._attention_tflops = flash, flash * BACKWARD_SPEED
@@ -219,8 +222,9 @@ def _attention(
     # the scores are written to memory and read again.
     tokens, width = layout.lengths.decoder, layout.model.head_dim
     heads = round(block.score_elements / tokens**2)  # on this rank, of all samples together
-    scores = speed.product(Product(tokens, width, tokens), heads)
-    values = speed.product(Product(tokens, tokens, width), heads)
+    slower = 1.0 if width * layout.compute_bytes % ALIGNED_BYTES == 0 else MISALIGNED
+    scores = slower * speed.product(Product(tokens, width, tokens), heads)
+    values = slower * speed.product(Product(tokens, tokens, width), heads)
     score_bytes = block.score_elements * layout.compute_bytes
     return (
         scores + values + speed.moved(SCORE_PASSES * score_bytes, 3),
@@ -281,6 +285,7 @@ class Host:
 
     def __init__(self, times: HostTimes, tensor: int) -> None:
         collectives_us = times.tensor_us + times.tensor_rank_us * (tensor - 1) if tensor > 1 else 0
+        self.tensor_wait_seconds = 1e-6 * times.tensor_wait_us * (tensor - 1)
         self.layer_seconds = 1e-6 * (times.layer_us + collectives_us)
         self.backward_seconds = self.layer_seconds * times.backward_share
         self.micro_batch_seconds = 1e-6 * times.micro_batch_us

@@ -106,7 +106,7 @@ class LayoutTime:
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
         self._kernels = candidate.config.kernels
-        self.speed = Speed(cluster.device, layout.precision)
+        self.speed = Speed(cluster.device, layout.precision, self.engine.product_ratio)
         times = host_times(cluster.device, self.engine, layout.precision)
         self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
@@ -260,12 +260,14 @@ class LayoutTime:
         if layout.sequence_parallel:  # an all-gather and a reduce-scatter replace each all-reduce
             messages = 2 * all_reduces + layers
             share = all_reduces / messages if messages else 0.0  # of reduce-scatters
+            norms += messages * self.host.tensor_wait_seconds
             return (
                 group.collective("all_gather", (1 - share) * sent, all_reduces + layers).seconds
                 + group.collective("reduce_scatter", share * sent, all_reduces).seconds
                 + norms
             )
-        return group.all_reduce(sent, all_reduces).seconds + norms
+        waits = all_reduces * self.host.tensor_wait_seconds
+        return group.all_reduce(sent, all_reduces).seconds + norms + waits
 
     def _sends(self, kind: StageKind) -> int:
         placement = self._layout.placement

@@ -72,6 +72,8 @@ class StateCosts:
         self.sums = self._total(
             (*(self._scatter(hop) for hop in self._hops("optimizer")), self._all_reduce())
         )
+        if engine.reduces_once and candidate.grid.pipeline > 1:
+            self.sums, self.scatter = self._total((self.scatter, self.sums)), self._total(())
         self.refresh = self._total((self._refresh("optimizer"), self._refresh("grads")))
         params, owners = factors.params, factors.optimizer // factors.params
         gather_conversion = partial(self._gather_conversion, params, elements)
@@ -99,7 +101,8 @@ class StateCosts:
         gathered, width = self._gather(digit, self._formats.refresh), self._factors.width(digit)
         if width == 1 or not self._engine.broadcasts_refresh:
             return gathered
-        return Cost(gathered.seconds * width / (width - 1), gathered.link)
+        turns = width * self._engine.refresh_owner_us * 1e-6
+        return Cost(gathered.seconds * width / (width - 1) + turns, gathered.link)
 
     def _scatter(self, hop: Hop) -> Cost:
         """Return the cost of reduce-scatters along a hop.

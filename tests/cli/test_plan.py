@@ -121,6 +121,17 @@ def test_this_layout_is_checked_and_says_why_it_cannot_run(capsys):
     assert estimated["refused_reason"].startswith("memory: stage")
 
 
+@pytest.mark.parametrize(("hidden", "warns"), [(14400, True), (12288, False)])
+def test_heads_that_gpus_read_slowly_are_named(capsys, hidden, warns):
+    code, out, _ = _run(
+        capsys, "experiment=frontier_175b", "planner.nodes=128", "--this",
+        f"model.hidden={hidden}", "model.heads=96", f"model.ffn={4 * hidden}",
+    )  # fmt: skip
+    assert code == 0
+    assert ("warning: heads of 150 elements" in out) == warns
+    assert ("has 144 or 152" in out) == warns
+
+
 def test_nothing_that_fits_is_an_error(capsys):
     code, _, err = _run(capsys, "experiment=frontier_1t", "planner.nodes=1")
     assert code == 2

@@ -71,8 +71,8 @@ READERS = {
     " planner.engine.follows_kernels planner.engine.recompute_stops_early"
     " cluster.device.calibration.host planner.engine.host.layer_us"
     " planner.engine.host.backward_share planner.engine.host.tensor_us"
-    " planner.engine.host.tensor_rank_us planner.engine.host.micro_batch_us"
-    " planner.engine.host.step_us",
+    " planner.engine.host.tensor_rank_us planner.engine.host.tensor_wait_us"
+    " planner.engine.host.micro_batch_us planner.engine.host.step_us",
     "planner/communication.py": "cluster.links",
     "planner/step_time.py": "cluster.storage",
     "planner/estimate.py": "cluster.operation cluster.device.peak_tflops",
@@ -87,8 +87,9 @@ READERS = {
     "config/cluster.py": "cluster.host.cores",
     "cli/plan.py": "cluster.host.memory_gib planner.collectives planner.tokens planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
-    " planner.engine.broadcasts_refresh",
-    "planner/layout_time.py": "planner.engine.splits_backward",
+    " planner.engine.broadcasts_refresh planner.engine.refresh_owner_us"
+    " planner.engine.reduces_once",
+    "planner/layout_time.py": "planner.engine.splits_backward planner.engine.product_ratio",
     "trainer/callbacks/records.py": "telemetry.progress telemetry.console_every_steps"
     " telemetry.wandb telemetry.wandb_project telemetry.tensorboard",
     "trainer/callbacks/measurements.py": "telemetry.trace_from_step telemetry.trace_steps",

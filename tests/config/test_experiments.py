@@ -180,7 +180,7 @@ def test_a_clusters_links_get_slower_and_end_with_the_whole_machine(name):
     [
         ("cpu", "cpu_laptop"),
         ("AMD Instinct MI250X", "frontier_mi250x lumi_mi250x"),
-        ("NVIDIA A100-SXM4-80GB", "a100_80g"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80g a100_80g_4x100gb"),
         ("NVIDIA A800-SXM4-80GB", "a800_amsp"),
         ("NVIDIA A100-SXM-64GB", "leonardo_a100_64g"),
         (

@@ -72,6 +72,17 @@ def test_inside_a_node_the_tree_of_an_all_reduce_is_a_chain(frontier):
     assert seconds == pytest.approx(_start(frontier) + chain + tree)
 
 
+def test_few_nodes_send_less_than_a_ring_in_an_all_reduce():
+    """Of B bytes, each rank of a node sends its part of the sum, where a ring sends 15/8 of it."""
+    cluster = composed("cluster=a100_80g_4x100gb").cluster
+    span, far = Network(cluster, 8).span(16, 1), cluster.links[-1]
+    bandwidth = far.gb_per_second * 1e9 * far.efficiency / (1 + far.contention)
+    ring_bytes = 1e12 * 2 * 15 / 16
+    parts = span.all_reduce(ring_bytes).seconds * bandwidth
+    assert parts == pytest.approx(1e12 / 8, rel=0.02)
+    assert span.gather(ring_bytes).seconds > 1.8 * span.all_reduce(ring_bytes).seconds
+
+
 def test_more_nodes_share_the_network(frontier):
     two, many = (Network(frontier, 8).span(nodes, 8).bandwidth for nodes in (2, 64))
     contention = frontier.links[-1].contention

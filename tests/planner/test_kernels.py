@@ -50,7 +50,9 @@ def test_without_rotary_positions_biases_and_gates_nothing_is_left_to_compile():
 def test_the_fitted_factor_applies_to_auto_and_to_other_programs():
     for engine, kinds in (("ours", ("auto", "fastest")), ("fsdp", ("auto", *COUNTED))):
         config = composed(f"planner.engine={engine}", "parallel.pipeline=1")
-        assert {_factor(config, kernels)[1] for kernels in kinds} == {1.415}
+        fitted = config.planner.engine.elementwise_factor
+        assert fitted > 1.2
+        assert {_factor(config, kernels)[1] for kernels in kinds} == {fitted}
 
 
 def test_compiled_functions_explain_half_of_the_gain_that_torchtitan_published():

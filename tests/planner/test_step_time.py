@@ -100,6 +100,57 @@ def test_broadcasts_pass_on_every_updated_parameter():
     assert parts[1] / parts[0] == pytest.approx(1024 / 1023)
 
 
+def test_owners_that_broadcast_take_turns():
+    sent = _with_engine(_amsp("7b", 1), overlaps=False, broadcasts_refresh=True)
+    slow = _with_engine(sent, refresh_owner_us=1000)
+    parts = [step_time(candidate).parts["refresh_params"] for candidate in (sent, slow)]
+    assert parts[1] - parts[0] == pytest.approx(1.024)
+    gathered = _with_engine(slow, broadcasts_refresh=False)
+    assert step_time(gathered).parts["refresh_params"] < parts[0]
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_a_program_may_reduce_sharded_gradients_once_a_step(pipeline):
+    each = make("sharding=zero2", f"parallel.pipeline={pipeline}", "data.global_batch=32")
+    each = _with_engine(each, overlaps=False)
+    parts = step_time(each).parts
+    once = step_time(_with_engine(each, reduces_once=True)).parts
+    if pipeline == 1:
+        assert once == parts
+        return
+    count = each.layout.micro_batches
+    assert once["reduce_grads"] == 0
+    added = once["reduce_states"] - parts["reduce_states"]
+    assert added == pytest.approx(parts["reduce_grads"] / count)
+
+
+def test_products_run_at_the_speed_of_the_program():
+    shared = _large("kernels=compiled")
+    fast = step_time(_with_engine(shared, product_ratio=1.25)).parts["compute"]
+    assert 0.8 < fast / step_time(shared).parts["compute"] < 0.85
+
+
+def test_tensor_ranks_wait_for_the_slowest_in_each_collective():
+    quick = _large("parallel.tensor=4", "parallel.sequence=false", "recompute=none")
+    host = quick.config.planner.engine.host.model_copy(update={"tensor_wait_us": 100.0})
+    slow = _with_engine(quick, host=host)
+    parts = [step_time(candidate).parts["tensor"] for candidate in (quick, slow)]
+    layers = max(sum(len(c.layers) for c in kind.chunks) for kind in quick.stages.kinds)
+    waits = quick.layout.micro_batches * layers * 4 * 3 * 100e-6
+    assert parts[1] - parts[0] == pytest.approx(waits)
+
+
+def test_heads_of_odd_bytes_slow_unfused_attention_down():
+    """With 112 heads of 128 elements, and 108 that are not a multiple of 8."""
+    sizes = (("model.hidden=3584", "model.heads=28"), ("model.hidden=3024", "model.heads=28"))
+    seconds = []
+    for hidden, heads in sizes:
+        candidate = _large(hidden, heads, "parallel.tensor=4", "recompute=selective")
+        unfused = step_time(_with_engine(candidate, fused_attention=False)).parts["compute"]
+        seconds.append(unfused / step_time(candidate).parts["compute"])
+    assert seconds[1] > 1.3 * seconds[0]
+
+
 def test_attention_that_is_not_fused_and_unfused_elementwise_kernels_take_longer():
     fused = _large()
     assert _seconds(_with_engine(fused, fused_attention=False)) > _seconds(fused)
