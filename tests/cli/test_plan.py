@@ -213,13 +213,13 @@ SEARCHES = {
 
 @pytest.mark.parametrize("words", SEARCHES.values(), ids=SEARCHES)
 def test_every_layout_of_a_search_can_be_saved_and_typed(conf, words):
-    config = decode(configured([*words, "planner.rows=100"], plan.SEARCHED))
+    config = configured([*words, "planner.rows=100"], plan.SEARCHED).config
     found = plan._search(plan._configs(config, words), Console(quiet=True)).best
     for layout in found[:: max(1, len(found) // 3)]:
         text = experiment_text("drawn", words, layout)
         (conf / "experiment" / "drawn.yaml").write_text(text)
         for command in (["experiment=drawn"], [*words, *plan.overrides(layout).split()]):
-            typed = decode(configured(command))
+            typed = configured(command).config
             ranks = ranks_to_plan(typed)
             same = Candidate.of(choose(typed, *ranks), *ranks)
             assert same.description == layout.candidate.description, command

@@ -345,7 +345,7 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     assert f"run.init_from={imported} " in said
     assert f"data.tokenizer={imported / 'tokenizer.model'}" in said
     words = shlex.split(said.partition("frontier-llm train ")[2])
-    printed = decode(configured([*words, f"run.dir={tmp_path}/run"]))
+    printed = configured([*words, f"run.dir={tmp_path}/run"]).config
     assert printed.model == config.model  # the command makes the same model
     check_initial_tokenizer(printed, Path(str(printed.data.tokenizer)))
     train_tokenizer(["the old man and the sea, " * 20], 300, tmp_path / "other.model")
