@@ -45,9 +45,9 @@ class PlannerConfig(Section):
     """What may be lost at once so that the other ranks still have a copy of every optimizer state
     (recovery.enabled): only layouts that survive it are planned. `nothing`: all layouts."""
     objective: Literal["throughput", "memory", "nodes"]
-    """`throughput`: most tokens per second, and within 1% of that the most free memory; `memory`:
-    least peak memory; `nodes`: the fewest of `planner.nodes` that reach
-    `planner.goal_tokens_per_second`."""
+    """`throughput`: most tokens per second; `memory`: least peak memory; `nodes`: the fewest of
+    `planner.nodes` that reach `planner.goal_tokens_per_second`. Of layouts within 1% of the fastest
+    the one with the most free memory comes first."""
     goal_tokens_per_second: float | None = Field(gt=0)
     """For the objective `nodes`: the speed to reach, in tokens per second of all ranks together."""
     tokens: float | None = Field(gt=0, default=None)
