@@ -35,7 +35,7 @@ from frontier_llm.data.corpus_manifest import (
 )
 from frontier_llm.data.prepare import prepare
 from frontier_llm.errors import ConfigError, DataError
-from frontier_llm.trainer import run_directory
+from frontier_llm.saving import run_directory
 from tests.data.conftest import config, documents, write_jsonl
 from tests.properties import examples
 from tests.values import tiny_values
