@@ -147,8 +147,8 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
     allowing = _allowing(config, "data.path", "data.tokenizer")
     return (
         f"use the same text; or go on with other text and the same tokens: {allowing} "
-        f"data.tokenizer={found or 'PATH, the tokenizer until now'} (without data.vocabulary); with "
-        f"{allowing} alone the model has to learn other tokens"
+        f"data.tokenizer={found or 'PATH, the tokenizer until now'} (without data.vocabulary); "
+        f"with {allowing} alone the model has to learn other tokens"
     )
 
 
