@@ -1,6 +1,6 @@
 """Draw small faults in the package, and see which of them the tests notice.
 
-    python -m tests.draw_mutants --count 60 --seed 1 sharding collectives checkpoint
+    python -m tests.draw_mutants --count 60 --seed 1 --rooms sharding collectives
 
 Each mutant changes one place of one file: a comparison, an operator, a number, a condition, or a
 statement that is left out. The tests of the file's room run in a copy of the repository until one
@@ -143,9 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "rooms", nargs="*", default=list(TESTS), choices=TESTS, help="rooms to change"
-    )
+    parser.add_argument("--rooms", nargs="+", default=list(TESTS), choices=TESTS)
     parser.add_argument("--count", type=int, default=60, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="processes of each run of tests")
