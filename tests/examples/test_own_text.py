@@ -38,6 +38,8 @@ def smaller(words: list[str]) -> list[str]:
         return words
     given = {word.partition("=")[0] for word in words}
     tiny = {key: value for key, value in TINY.items() if key not in given or key not in KEPT}
+    if "data.tokenizer" in given:  # it has its own tokens
+        del tiny["data.vocabulary"]
     kept = [word for word in words[1:] if word.partition("=")[0] not in tiny]
     settings = [f"{key}={value}" for key, value in tiny.items()] if words[1] == "train" else []
     return [sys.executable, "-m", "frontier_llm", *kept, *settings]
