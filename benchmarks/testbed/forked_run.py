@@ -94,7 +94,8 @@ class ForkedRun:
 
     def kill_node(self, node: int) -> Target:
         """Send SIGKILL to one of two nodes, or to the parent if none of its ranks runs."""
-        ranks = sorted(self._ranks())[2 * node : 2 * node + 2]
+        forked = sorted(self._ranks())  # the first one holds the ranks' store
+        ranks = forked[2 * node + 1 : 2 * node + 3]
         for pid in ranks or [self.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 30.0
 """How long members may take to exit after the end of the job."""
 _KEEPER_SECONDS = 1.0
-"""How long to wait for the end of the store's process after an error of the store."""
+"""How long to wait for the end of the store's process after an error of the store, and how long to
+try to connect before looking whether it has ended."""
 
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C, as in shells."""
@@ -69,7 +71,7 @@ def launch(
             fork_rank(keeper, 0, partial(keep_store, server))
             server.close()
             members.start()
-            store = RosterStore(connect())
+            store = RosterStore(_connect_while(keeper, port, options.store_timeout))
             coordinator = Coordinator(members, store, range(options.ranks), options, replacing)
             return _coordinate(coordinator, members, signals, options)
         except RuntimeError as error:
@@ -100,6 +102,21 @@ def _coordinate(
     members.processes.wait(_EXIT_SECONDS)
     # a request to stop has an exit code of its own
     return report_cause({}, options.ranks, options.failure_dir)
+
+
+def _connect_while(keeper: ForkedRanks, port: int, timeout: timedelta) -> "Store":
+    """Connect to the store; raises RuntimeError as soon as its process has ended."""
+    limit = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            store = connect_again("127.0.0.1", port, timedelta(seconds=_KEEPER_SECONDS))
+        except RuntimeError:
+            keeper.poll()
+            if keeper.ended or time.monotonic() > limit:
+                raise
+        else:
+            store.set_timeout(timeout)
+            return store
 
 
 def _check_keeper(keeper: ForkedRanks, error: RuntimeError) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_a_killed_store_ends_the_run_with_a_message(
     options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures")
     with pytest.raises(LaunchError, match=r"store of the ranks was killed by SIGKILL"):
         launch(train_for_ever, options, Replacing(tmp_path, 0, 1, 3.0, lambda: 0))
+
+
+def test_a_store_that_is_killed_at_the_start_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "keep_store", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    hour = timedelta(hours=1)
+    options = LaunchOptions(ranks=2, failure_dir=tmp_path / "failures", store_timeout=hour)
+    with pytest.raises(LaunchError, match=r"store of the ranks was killed by SIGKILL"):
+        launch(train_for_ever, options)
 
 
 def test_the_store_may_open_a_file_for_each_connection(
