@@ -30,7 +30,7 @@ from frontier_llm.launch.stop import StopFlag
 from frontier_llm.launch.world import World
 from frontier_llm.membership.connections import limit_silence
 from frontier_llm.membership.coordinator import Coordinator, Replacing
-from frontier_llm.membership.launcher import run_member
+from frontier_llm.membership.launcher import run_member_process
 from frontier_llm.membership.member import Member
 from frontier_llm.membership.roster_store import RosterStore
 from frontier_llm.membership.task_members import BEAT_SECONDS, AgentStore, Event, TaskMembers
@@ -156,7 +156,7 @@ class Agent:
         self._forked += 1
 
         def run() -> int:
-            return run_member(
+            return run_member_process(
                 number, job.target, job.options, partial(_world_of, job), partial(_connect, world)
             )
 

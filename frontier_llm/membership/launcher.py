@@ -202,13 +202,15 @@ class ForkedMembers:
         def run() -> int:
             world_of = partial(local_world, options=options, port=port)
             connect, survives = self._connect, self._survive
-            return run_member(number, self._target, options, world_of, connect, survives=survives)
+            return run_member_process(
+                number, self._target, options, world_of, connect, survives=survives
+            )
 
         fork_rank(self.processes, number, run)
         return number
 
 
-def run_member(
+def run_member_process(
     number: int,
     target: Member,
     options: LaunchOptions,
