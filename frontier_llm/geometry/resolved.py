@@ -110,9 +110,14 @@ class ResolvedLayout:
         if check_rules:
             check(config, ranks)
         parallel, data = config.parallel, config.data
-        replicas = ranks // (parallel.tensor * parallel.pipeline)
-        per_package = config.cluster.ranks_per_package(ranks_per_node)
-        grid = Grid(parallel.tensor, replicas, parallel.pipeline, ranks_per_node, per_package)
+        grid = Grid(
+            parallel.tensor,
+            ranks // (parallel.tensor * parallel.pipeline),
+            parallel.pipeline,
+            ranks_per_node,
+            config.cluster.ranks_per_package(ranks_per_node),
+            parallel.context,
+        )
         placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
         formats = StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
@@ -136,7 +141,7 @@ class ResolvedLayout:
             documents=data.documents,
             precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
-            micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),
+            micro_batches=data.global_batch // (max(1, grid.replicas) * data.micro_batch),
             factors=_factors(config, grid, formats, ignore_sharding=ignore_sharding),
             units_in_flight=config.sharding.units_in_flight,
             collectives=config.collectives,
