@@ -68,6 +68,8 @@ class ResolvedLayout:
     """`sdpa` or `flex`."""
     documents: str
     """`joined` or `separate`."""
+    read_share: float
+    """Share of the pairs of tokens of a sample that attention reads (`data.read_share`)."""
     precision: str
     """Compute format: `fp32`, `bf16` or `fp16`."""
     micro_batch: int
@@ -110,14 +112,7 @@ class ResolvedLayout:
         if check_rules:
             check(config, ranks)
         parallel, data = config.parallel, config.data
-        grid = Grid(
-            parallel.tensor,
-            ranks // (parallel.tensor * parallel.pipeline),
-            parallel.pipeline,
-            ranks_per_node,
-            config.cluster.ranks_per_package(ranks_per_node),
-            parallel.context,
-        )
+        grid = _grid(config, ranks, ranks_per_node)
         placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
         formats = StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
@@ -139,6 +134,7 @@ class ResolvedLayout:
             recompute=config.recompute,
             attention=config.attention,
             documents=data.documents,
+            read_share=data.pairs_read,
             precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
             micro_batches=data.global_batch // (max(1, grid.replicas) * data.micro_batch),
@@ -277,6 +273,13 @@ class ResolvedLayout:
         """
         layouts = list(self.unit_layouts(stage).values())
         return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
+
+
+def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
+    parallel, per_package = config.parallel, config.cluster.ranks_per_package(ranks_per_node)
+    data = ranks // (parallel.tensor * parallel.pipeline)
+    axes = parallel.tensor, data, parallel.pipeline
+    return Grid(*axes, ranks_per_node, per_package, parallel.context)
 
 
 def _factors(
