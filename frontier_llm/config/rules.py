@@ -110,13 +110,33 @@ def _check_deterministic(config: RunConfig) -> None:
 
 
 def _check_context(config: RunConfig) -> None:
-    context = config.parallel.context
-    if context > 1:
+    """Refuse what samples that are cut over ranks do not have."""
+    context, length = config.parallel.context, config.data.sequence_length
+    if context == 1:
+        return
+    model, refused = config.model, f", with parallel.context={context}"
+    for key, got, is_possible, wants, todo in (
+        ("model.kind", model.kind, model.kind == "gpt",
+         "gpt: the decoder of an encoder-decoder reads too few tokens to cut them",
+         "choose a GPT"),
+        ("model.attention_dropout", model.attention_dropout, not model.attention_dropout,
+         "0, because its masks would depend on the cut", "set model.attention_dropout=0"),
+        ("attention", config.attention, config.attention == "sdpa",
+         "sdpa, because FlexAttention reads the keys of one rank", "set attention=sdpa"),
+        ("kernels", config.kernels, config.kernels != "compiled",
+         "layers that are not compiled, because they exchange keys and values",
+         "set kernels=auto"),
+    ):  # fmt: skip
+        if not is_possible:
+            raise ConfigError(key, f"{got}{refused}", wants, f"{todo}, or parallel.context=1")
+    multiple = 2 * context * (config.parallel.tensor if config.parallel.sequence else 1)
+    if length % multiple:
         raise ConfigError(
-            "parallel.context",
-            context,
-            "1: attention reads only the tokens of its own rank",
-            "set parallel.context=1",
+            "data.sequence_length",
+            f"{length}{refused}",
+            f"a multiple of {multiple}, because each context rank has two equal ranges of tokens"
+            f"{', which tensor ranks divide' if config.parallel.sequence else ''}",
+            f"set data.sequence_length={-(-length // multiple) * multiple}, or parallel.context=1",
         )
 
 

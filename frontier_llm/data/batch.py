@@ -133,6 +133,15 @@ class Batch(_Labels):
         labels = mask.sum(dim=1, keepdim=True).clamp(min=1) if by == "samples" else mask.shape[1]
         return replace(self, label_weights=mask / labels / len(mask))
 
+    def part(self, tokens: torch.Tensor, by: LossMean) -> "Batch":
+        """Return some tokens of each sample, whose labels have the weights of `with_weights`.
+
+        The table of documents remains that of the whole samples.
+        """
+        weighted = replace(self.with_weights(by), cumulative_lengths=None)
+        part = map_tensors(weighted, lambda tensor: tensor[:, tokens])
+        return replace(part, cumulative_lengths=self.cumulative_lengths)
+
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device."""
         return map_tensors(self, lambda tensor: tensor.to(device))
@@ -143,6 +152,7 @@ class Batch(_Labels):
             "input_ids": self.tokens,
             "position_ids": self.positions,
             "cumulative_lengths": self.cumulative_lengths,
+            "is_part": self.label_weights is not None,
         }
 
 

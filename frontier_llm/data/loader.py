@@ -100,6 +100,8 @@ class Reading:
     """Threads, which divide the micro-batches of a step."""
     steps: int = 1
     """Steps that are read ahead of the caller."""
+    part: Callable[[AnyBatch], AnyBatch] = lambda batch: batch
+    """Returns what this rank computes of a micro-batch."""
 
 
 class StepSamples(NamedTuple):
@@ -204,9 +206,13 @@ class BatchLoader:
                 self._ahead[step] = [self._threads.submit(self._read, part) for part in parts]
 
     def _read(self, batches_of_indices: Sequence[Sequence[int]]) -> "_Part":
-        """Read micro-batches; return them, on their way to the device, and their digest."""
+        """Read micro-batches; return this rank's parts, on their way to the device, and a digest.
+
+        The digest is that of whole samples, so it does not depend on the cut.
+        """
         batches = [self._batch(indices) for indices in batches_of_indices]
-        return self._transfer.send(batches), digest(batches)
+        parts = [self._reading.part(batch) for batch in batches]
+        return self._transfer.send(parts), digest(batches)
 
     def _batch(self, indices: Sequence[int]) -> AnyBatch:
         read = [index for index in indices if self._end is None or index < self._end]

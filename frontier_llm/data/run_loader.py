@@ -4,6 +4,7 @@ A loader reads micro-batches. It needs the windows of the run, which are the ran
 its samples read, and a function that builds a micro-batch from windows.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,7 @@ import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch import Batch, LossMean
 from frontier_llm.data.corpora import (
     BlendedSamples,
     Corpora,
@@ -31,7 +33,9 @@ from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.spans import SpanCorruption
 from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary
 from frontier_llm.errors import DataError
+from frontier_llm.geometry.context_cut import context_cut
 from frontier_llm.geometry.lengths import span_lengths
+from frontier_llm.parallel.context_ranks import token_numbers
 
 
 def make_loader(
@@ -45,7 +49,7 @@ def make_loader(
     reads: bool = True,
     device: torch.device = CPU,
 ) -> BatchLoader:
-    """Build the loader of one replica.
+    """Build the loader of one data rank of a number of them.
 
     In training the samples are shuffled; otherwise validation samples are read in order, each of
     them once. If this rank does not read the tokens, its batches have the same shapes and consist
@@ -68,9 +72,17 @@ def make_loader(
     make_batch = make_batch_maker(config, corpora)
     if not reads:
         windows = _without_tokens(windows, data)
+    context = config.parallel.context
+    replica, context_rank = divmod(data_rank, context)
     reading = Reading(device, data.workers, data.prefetch)
+    if context > 1:
+        # an evaluation counts samples and tokens apart (`Batch.loss_sums`)
+        by: LossMean = data.loss_mean if train else "samples"
+        own = token_numbers(context_cut(data.sequence_length, context)[context_rank])
+        reading = replace(reading, part=lambda batch: cast(Batch, batch).part(own, by))
+    replicas = data_size // context
     return BatchLoader(
-        windows, data.global_batch, data.micro_batch, data_rank, data_size, make_batch, reading,
+        windows, data.global_batch, data.micro_batch, replica, replicas, make_batch, reading,
         ends=not train,
     )  # fmt: skip
 

@@ -38,8 +38,8 @@ NETWORK_BYTES = 128 * MIB
 channels x 16 steps x 128 KiB in each direction. An estimate from NCCL's defaults."""
 
 
-ALL_RANKS, TENSOR, STAGES = "all ranks", "tensor", "stages"
-"""Names of the groups of all ranks, of tensor ranks, and of the stages of a pipeline."""
+ALL_RANKS, TENSOR, CONTEXT, STAGES = "all ranks", "tensor", "context", "stages"
+"""Names of the groups of all ranks, of tensor ranks, of context ranks, and of pipeline stages."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,9 @@ def used_groups(layout: ResolvedLayout, stage: int, tied: TiedStages) -> tuple[C
         ),
         *(_hop(layout, stage, hop) for hop in layout.factors.collective_hops),
     ]
+    if grid.context > 1:  # ranks send each other keys and values
+        near, far = _hop_places(grid, Hop("params", 1, grid.context), first % grid.ranks_per_node)
+        groups.append(Communicator(CONTEXT, 1, near, far, exchanges=True))
     if layout.communicators != "many":
         groups = _merged(groups, grid)
     return tuple(group for group in groups if group.ring > 1 or group.near + group.far)

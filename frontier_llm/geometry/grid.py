@@ -75,6 +75,12 @@ class Grid:
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(data=d)) for d in range(self.data))
 
+    def context_group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that compute the same samples on other tokens."""
+        at = self.coordinates(rank)
+        first = at.data - at.data % self.context
+        return tuple(self.rank(at._replace(data=first + r)) for r in range(self.context))
+
     def pipeline_group(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that compute the same samples on different stages."""
         at = self.coordinates(rank)

@@ -227,9 +227,10 @@ class ResolvedLayout:
     @property
     def activation_traffic(self) -> ActivationTraffic:
         """Counts the bytes of activations that ranks send for one micro-batch."""
+        lengths = replace(self.lengths, decoder=self.lengths.decoder // self.grid.context)
         return ActivationTraffic(
             self.model,
-            self.lengths,
+            lengths,
             self.micro_batch,
             self.grid.tensor,
             self.sequence_parallel,

@@ -39,6 +39,7 @@ from frontier_llm.model.confined import (
     repeat_heads,
     repeats_heads,
 )
+from frontier_llm.model.cut_samples import ContextPart
 from frontier_llm.model.flex import FlexMasks, FlexScores, uses_flex
 from frontier_llm.model.relative import block_bias
 from frontier_llm.model.transformer import DTYPES
@@ -95,7 +96,7 @@ class SdpaAttention(MegatronModule):
         key_tbgd: Tensor,
         value_tbgd: Tensor,
         attention_mask: Tensor | None = None,
-        attention_bias: Tensor | FlexScores | FlexMasks | Documents | None = None,
+        attention_bias: Tensor | FlexScores | FlexMasks | Documents | ContextPart | None = None,
         **_: Any,
     ) -> Tensor:
         """Compute the attention output, [s, b, h * d], with the dtype of the query.
@@ -105,7 +106,7 @@ class SdpaAttention(MegatronModule):
         have padding only at the end. The bias is [2r + 1, h], the number that is added to a score
         for each distance (key position - query position) from -r to r (see `RelativePositions`);
         or, for FlexAttention, the bias and the mask; or the documents of the samples, of which a
-        token reads its own only.
+        token reads its own only; or the part of the samples that this context rank has.
         """
         assert not (self.causal and attention_mask is not None), "causal attention takes no mask"
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_sbhd, key_tbgd, value_tbgd))
@@ -116,7 +117,10 @@ class SdpaAttention(MegatronModule):
         needs_own_stream = dropout > 0 and not self.config.sequence_parallel
         scores = replace(self.scores, dropout=dropout)
         with get_cuda_rng_tracker().fork() if needs_own_stream else nullcontext():
-            if isinstance(attention_bias, FlexScores):
+            if isinstance(attention_bias, ContextPart):
+                keeps = self.config.recompute_granularity is not None
+                context_bhsd = attention_bias.attend(query, key, value, scores, keeps=keeps)
+            elif isinstance(attention_bias, FlexScores):
                 assert dropout == 0, "FlexAttention has no dropout"
                 context_bhsd = attention_bias.attend(query, key, value, self.softmax_scale)
             elif isinstance(attention_bias, FlexMasks):

@@ -27,7 +27,7 @@ Norms start at 1, biases at 0. Matrices are normally distributed with the standa
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,9 +90,12 @@ def make_chunk(
     kernels: Kernels,
 ) -> Chunk:
     """Build one model chunk on the default device, without initialising its weights."""
-    families: dict[str, type[Gpt] | type[EncoderDecoder]] = {"gpt": Gpt, "t5": EncoderDecoder}
-    family = families[layout.model.kind]
-    chunk: Chunk = family(layout, model_chunk, transformer, groups.megatron, kernels)
+    parts = layout, model_chunk, transformer, groups.megatron, kernels
+    make: dict[str, Callable[[], Chunk]] = {
+        "gpt": lambda: Gpt(*parts, groups.context),
+        "t5": lambda: EncoderDecoder(*parts),
+    }
+    chunk = make[layout.model.kind]()
     if kernels.compiles_layers:
         _compile_layers(chunk)
     return chunk

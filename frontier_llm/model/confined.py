@@ -87,12 +87,12 @@ def confined_attention(
     h. Without documents a sample is one document.
     """
     if documents is None:
-        return _causal(query, key, value, scores)
+        return causal_attention(query, key, value, scores)
     samples = []
     for *sample, lengths in zip(query, key, value, documents.lengths, strict=True):
         # one `split` per tensor, whose gradient is one tensor; a slice would have a whole one
         q, k, v = (x[None].split(lengths, dim=2) for x in sample)
-        parts = [_causal(*part, scores) for part in zip(q, k, v, strict=True)]
+        parts = [causal_attention(*part, scores) for part in zip(q, k, v, strict=True)]
         samples.append(torch.cat(parts, dim=2))
     return torch.cat(samples)
 
@@ -120,11 +120,16 @@ def repeat_heads(
     return key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-    """Compute the attention of one document, or of samples that are one document each."""
-    reaches_all = scores.window is None or scores.window >= query.shape[2]
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """Compute the attention of one document, or of samples that are one document each.
+
+    Shapes as in `confined_attention`. There may be more keys than queries: the last query reads the
+    last key.
+    """
+    reaches_all = scores.window is None or scores.window >= key.shape[2]
     drops_on_cpu = scores.dropout > 0 and query.device.type == "cpu"
-    if reaches_all and scores.cap is None and not drops_on_cpu:
+    is_square = query.shape[2] == key.shape[2]
+    if reaches_all and scores.cap is None and is_square and not drops_on_cpu:
         key, value = repeat_heads(query, key, value, masked=False)
         return scaled_dot_product_attention(
             query,
@@ -145,13 +150,19 @@ def _blocks(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Iterat
     of keys and values is stored for the backward pass.
     """
     size = query_block(query.device)
-    queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))
-    for number, block in enumerate(queries):
-        first = 0
+    offset = key.shape[2] - query.shape[2]  # of the first query in the keys
+    before, start = divmod(offset, size)  # blocks of keys before the first query
+    lead, before = (start, before + 1) if start else (size, before)  # a short one comes first
+    queries = query.split(size, dim=2)
+    sizes = [lead, *[size] * before][:before] + [block.shape[2] for block in queries]
+    keys, values = key.split(sizes, dim=2), value.split(sizes, dim=2)
+    for number, block in enumerate(queries, before):
+        at, first = offset + (number - before) * size, 0
         if scores.window is not None:
-            first = max(0, number * size - scores.window + 1) // size
+            first = max(0, at - scores.window + 1 - lead + size) // size
         read = slice(first, number + 1)
-        compute = partial(_block, scores, (number - first) * size, number + 1 - first)
+        skipped = lead + (first - 1) * size if first else 0
+        compute = partial(_block, scores, at - skipped, number + 1 - first)
         yield checkpoint(
             compute,
             block,

@@ -1,6 +1,9 @@
 """Define the module of a GPT's model chunk, a range of consecutive layers."""
 
+from typing import Any, cast
+
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -11,6 +14,7 @@ from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.confined import Documents
+from frontier_llm.model.cut_samples import ContextPart, ContextRanks
 from frontier_llm.model.flex import FlexMasks, uses_flex
 from frontier_llm.model.layer_specs import decoder_block
 from frontier_llm.model.linear import ColumnLinear, ScaledHead
@@ -18,6 +22,20 @@ from frontier_llm.model.loss import TokenLosses, token_losses
 from frontier_llm.model.rotary import stretched
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "relative": "none"}
+
+
+class PartAngles(RotaryEmbedding):
+    """The angles of the tokens of a context rank; of all tokens if `part` is None."""
+
+    part: ContextRanks | None = None
+
+    def forward(self, tokens: int, **options: Any) -> Tensor:
+        """Return the angles of so many tokens, [tokens, 1, 1, r] fp32."""
+        if self.part is None:
+            return cast(Tensor, super().forward(tokens, **options))
+        whole = tokens * self.part.size
+        angles: Tensor = super().forward(whole, **options)
+        return angles[self.part.tokens(whole).to(angles.device)]
 
 
 class Gpt(GPTModel):
@@ -33,8 +51,11 @@ class Gpt(GPTModel):
         config: TransformerConfig,
         groups: ProcessGroupCollection,
         kernels: Kernels,
+        context: ContextRanks | None = None,
     ) -> None:
         model = layout.model
+        self._context = context
+        self._rotates_parts = context is not None and model.positions == "rotary"
         self.vocabulary, self._attention = model.vocabulary, layout.attention
         self._logit_softcap = model.logit_softcap
         self._windows = {model.layer_window(number) for number in model_chunk.layers}
@@ -56,6 +77,8 @@ class Gpt(GPTModel):
         if model.positions == "rotary":
             embedding = self.rotary_pos_emb
             embedding.inv_freq = stretched(embedding.inv_freq, model)
+            if context is not None:
+                embedding.__class__ = PartAngles
         if self.post_process:
             # GPTModel builds megatron's layer and has no argument for its class
             self.output_layer.__class__ = ColumnLinear if model.width_factor == 1 else ScaledHead
@@ -68,27 +91,37 @@ class Gpt(GPTModel):
         attention_mask: None = None,
         labels: Tensor | None = None,
         cumulative_lengths: Tensor | None = None,
+        is_part: bool = False,
     ) -> Tensor | TokenLosses:
         """Run this model chunk.
 
         Tokens, positions and labels are [b, s] int64. Only learned positions need the position of
         each token in its document: rotary scores depend on the difference of two positions alone.
         The borders of documents are [b, k] int32 (model/confined.py); None = a sample is one
-        document.
+        document. With `is_part` the tokens are those of this context rank alone.
 
         The last chunk returns the losses of [b, s] tokens, or without labels the logits, [b, s,
         this tensor rank's part of the padded vocabulary]. Other chunks return the activations for
         the next chunk, [s, b, hidden]; with sequence parallelism only those of this rank's tokens.
         """
-        documents = None
+        documents, (samples, tokens) = None, input_ids.shape
+        context = self._context if is_part else None
+        tokens *= 1 if context is None else context.size
         if cumulative_lengths is not None:
-            documents = Documents(cumulative_lengths, input_ids.shape[1])
+            documents = Documents(cumulative_lengths, tokens)
+        limits: FlexMasks | Documents | ContextPart | None
+        if context is None:
+            limits = self._limits(input_ids, documents)
+        else:
+            limits = ContextPart(context, samples, tokens, documents)
+        if self._rotates_parts:
+            self.rotary_pos_emb.part = context
         output: Tensor | TokenLosses = super().forward(
             input_ids,
             position_ids,
             attention_mask,
             labels=labels,
-            extra_block_kwargs={"attention_bias": self._limits(input_ids, documents)},
+            extra_block_kwargs={"attention_bias": limits},
         )
         cap = self._logit_softcap
         if isinstance(output, Tensor) and self.post_process and cap is not None:

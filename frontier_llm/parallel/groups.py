@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from frontier_llm.config.collectives import CommunicatorCount
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import Factors, Hop
+from frontier_llm.parallel.context_ranks import ContextRanks
 from frontier_llm.parallel.lanes import leave_lane
 
 TIMEOUT = timedelta(minutes=30)
@@ -39,6 +40,8 @@ class Groups:
     """The ranks that differ only in their data coordinate."""
     pipeline: dist.ProcessGroup
     """The ranks that differ only in their pipeline stage. They send each other activations."""
+    context: ContextRanks | None
+    """The neighbours along the data axis that divide the tokens of a sample; None = no others."""
     head_stage: int
     embedding: dist.ProcessGroup | None
     """The ranks of the first and last stage, which hold tied embeddings; None on other stages."""
@@ -109,6 +112,7 @@ def make_groups(
         tensor=collection.tp,
         data=collection.dp,
         pipeline=collection.pp,
+        context=_context_ranks(grid, rank, timeout, communicators),
         head_stage=head_stage,
         embedding=collection.embd if ends else None,
         megatron=collection,
@@ -117,6 +121,24 @@ def make_groups(
     # megatron's layers expect that the random numbers have been seeded once
     groups.seed_dropout(0, own_masks=False)
     return groups
+
+
+def _context_ranks(
+    grid: Grid, rank: int, timeout: timedelta, communicators: CommunicatorCount
+) -> ContextRanks | None:
+    """Create the groups of context ranks, in one order of all ranks; return this rank's."""
+    if grid.context == 1:
+        return None
+    if grid.context == grid.size and _shares_world(communicators):
+        assert dist.group.WORLD is not None
+        return ContextRanks(dist.group.WORLD)
+    own = None
+    for members in sorted({grid.context_group(other) for other in range(grid.size)}):
+        # a communicator of its own, as collectives of states overlap with the exchange
+        group = dist.new_group(list(members), timeout=timeout)
+        if rank in members:
+            own = ContextRanks(group)
+    return own
 
 
 def _shares_world(communicators: CommunicatorCount) -> bool:

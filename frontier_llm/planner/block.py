@@ -142,7 +142,8 @@ def _attentions(layout: ResolvedLayout, layer: int) -> list[Attention]:
     model, lengths = layout.model, layout.lengths
     if layer < model.encoder_layers:
         return [Attention(lengths.encoder, lengths.encoder, causal=False)]
-    attentions = [Attention(lengths.decoder, lengths.decoder, causal=True, layer=layer)]
+    tokens = lengths.decoder // layout.grid.context  # of this rank
+    attentions = [Attention(tokens, tokens, causal=True, layer=layer)]
     if model.encoder_layers:
         attentions.append(Attention(lengths.decoder, lengths.encoder, causal=False, cross=True))
     return attentions
@@ -152,7 +153,8 @@ def head_product(layout: ResolvedLayout) -> Product:
     """Return the product that computes the logits of all predicted tokens of a micro-batch."""
     tensor = layout.grid.tensor
     columns = padded_vocabulary(layout.model, tensor) // tensor
-    return Product(layout.micro_batch * layout.lengths.decoder, layout.model.hidden, columns)
+    rows = layout.micro_batch * layout.lengths.decoder // layout.grid.context
+    return Product(rows, layout.model.hidden, columns)
 
 
 def column_factors(layout: ResolvedLayout, product: Product) -> float:
@@ -199,9 +201,10 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     all_pairs = attention.queries * attention.keys * samples
     read_pairs: float = all_pairs
     if attention.causal:
-        read_pairs = samples * score_pairs(
-            model, attention.layer, attention.queries, layout.read_share, causal=True
-        )
+        context = layout.grid.context
+        tokens = attention.queries * context
+        pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=True)
+        read_pairs = samples * pairs / context
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions
@@ -351,4 +354,8 @@ def _working_elements(layout: ResolvedLayout, of_chunks: Sequence[Blocks]) -> fl
     largest_output = max(
         product.rows * product.columns for block in blocks for product in block.products
     )
-    return recomputed + 2.0 * largest_output
+    received = 0.0
+    if layout.grid.context > 1:  # keys and values of whole samples
+        width = layout.model.kv_heads * layout.model.head_dim // layout.grid.tensor
+        received = 2.0 * layout.micro_batch * layout.sequence_length * width
+    return recomputed + received + 2.0 * largest_output

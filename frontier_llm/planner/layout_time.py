@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from frontier_llm.geometry.context_cut import sent_tokens
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
@@ -196,7 +197,7 @@ class LayoutTime:
         for chunk in kind.chunks:
             compute = chunk_seconds(layout, chunk, self.speed, self.engine, self._kernels)
             outside = self.host.micro_batch_seconds / len(kind.chunks)
-            tensor = self._tensor_seconds(chunk, compute)
+            tensor = self._tensor_seconds(chunk, compute).plus(self._context_seconds(chunk))
             host = self._host_seconds(chunk)
             passes = ChunkPasses(compute, tensor, host, outside, splits, self.speed.has_host)
             chunks.append(passes)
@@ -246,6 +247,24 @@ class LayoutTime:
             input_gradients=one_pass * forwards + hidden * (1 - regathered),
             weight_gradients=one_pass * regathered + hidden * regathered,
         )
+
+    def _context_seconds(self, chunk: ModelChunk) -> ActionSeconds:
+        """Return the seconds in which context ranks exchange keys and values, which block.
+
+        They are sent forward and once more backward, and then their gradients. Separate documents
+        count as joined ones, of which a rank reads most keys.
+        """
+        layout, context = self._layout, self._layout.grid.context
+        if context == 1:
+            return ActionSeconds(0.0, 0.0, 0.0, 0.0)
+        tokens, layers = sent_tokens([layout.sequence_length], context), len(chunk.layers)
+        most = max(
+            sum(layout.activation_traffic.context_bytes(tokens, rank, layers))
+            for rank in range(context)
+        )
+        group = self.groups.data(context, 1)
+        once = group.exchange(most * layout.micro_batch, 3 * layers).seconds / 3
+        return ActionSeconds(once, 2 * once, 2 * once, 0.0)
 
     def _exposed_tensor_seconds(self, chunk: ModelChunk) -> float:
         layout, group = self._layout, self.groups.tensor

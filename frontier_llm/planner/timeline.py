@@ -9,6 +9,7 @@ step is simulated with fewer micro-batches, and each of the others is counted as
 slowest stage.
 """
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,6 +39,10 @@ class ActionSeconds(NamedTuple):
     backward: float
     input_gradients: float
     weight_gradients: float
+
+    def plus(self, other: "ActionSeconds") -> "ActionSeconds":
+        """Return the sums of the seconds of equal actions."""
+        return ActionSeconds(*map(operator.add, self, other))
 
     def total(self, *, splits: bool) -> float:
         """Return the seconds of all actions of a micro-batch, whose gradients may be split."""

@@ -149,7 +149,7 @@ def build_data(
     # Every pipeline stage of an encoder-decoder makes masks from the tokens. In a GPT the stages
     # without embedding and head need only the shape of the batch, so they do not read the corpus.
     reads = config.model.kind == "t5" or groups.has_head or groups.coordinates.pipeline == 0
-    place = groups.grid.replica(groups.rank), groups.grid.replicas
+    place = groups.coordinates.data, groups.grid.data
     loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
     validation_windows = make_windows(config, corpus, train=False)
     assert isinstance(validation_windows, ValidationWindows)

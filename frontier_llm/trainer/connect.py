@@ -18,6 +18,7 @@ from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.communicators import (
     ALL_RANKS,
+    CONTEXT,
     STAGES,
     TENSOR,
     hop_name,
@@ -120,6 +121,7 @@ def first_uses(
     named: dict[str, dist.ProcessGroup | None] = {
         ALL_RANKS: dist.group.WORLD,
         TENSOR: groups.tensor,
+        CONTEXT: None if groups.context is None else groups.context.group,
         STAGES: groups.pipeline,
         **{hop_name(hop): group for hop, group in state_groups.groups.items()},
     }
@@ -138,7 +140,8 @@ def first_uses(
 def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLayout) -> Trial:
     """Return a trial of all groups of this rank at the same time."""
     tied = [group for group in state_groups.tied_groups.values() if group is not None]
-    used = [dist.group.WORLD, groups.tensor, *tied, *state_groups.groups.values()]
+    context = [] if groups.context is None else [groups.context.group]
+    used = [dist.group.WORLD, groups.tensor, *context, *tied, *state_groups.groups.values()]
     several = [group for group in used if group is not None and group.size() > 1]
     ranks = groups.grid.pipeline_group(groups.rank)
     partners = [

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.geometry.wire import ring_sent
+from frontier_llm.geometry.wire import ring_sent, unequal_sent
 from frontier_llm.parallel.groups import Groups
 
 
@@ -140,3 +140,6 @@ def count_activations(
     tensor_ranks = grid.tensor_group(rank)
     traffic.add("tensor", ring_sent(grid, rank, tensor_ranks, tensor_bytes * micro_batches))
     traffic.add("pipeline", sent * micro_batches)
+    if groups.context is not None:
+        ranks = grid.context_group(rank)
+        traffic.count(unequal_sent, "context", ranks, groups.context.take_sent())

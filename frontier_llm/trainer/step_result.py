@@ -33,7 +33,7 @@ SCALARS = (
 COLLECTIVES = (
     "gather_params", "reduce_grads", "reduce_states", "refresh_params", "sequence_norms",
     "tied_copies", "whole_matrices", "factored_moments",
-    "tensor", "pipeline", "totals",
+    "tensor", "context", "pipeline", "totals",
 )  # fmt: skip
 """Names of the collectives whose bytes are counted."""
 QUANTISABLE = COLLECTIVES[:4]

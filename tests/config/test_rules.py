@@ -47,7 +47,44 @@ def _advised(values, ranks, todo):
 
 
 # a row: ranks, what is wrong, the key that is named, what `do:` begins with
+CUT = {"parallel.context": 2, "data.micro_batch": 1, "parallel.pipeline": 1}
 REFUSED = {
+    "context ranks that do not divide the data ranks": (
+        4,
+        {"parallel.context": 3, "data.micro_batch": 1, "parallel.pipeline": 1},
+        "parallel.context",
+        "set parallel.context=2",
+    ),
+    "samples that context ranks cannot halve": (
+        4,
+        {**CUT, "data.sequence_length": 30},
+        "data.sequence_length",
+        "set data.sequence_length=32",
+    ),
+    "parts that tensor ranks cannot divide": (
+        4,
+        {**CUT, "data.sequence_length": 36, "parallel.tensor": 2, "parallel.sequence": True},
+        "data.sequence_length",
+        "set data.sequence_length=40",
+    ),
+    "attention dropout of cut samples": (
+        4,
+        {**CUT, "model.attention_dropout": 0.1},
+        "model.attention_dropout",
+        "set model.attention_dropout=0",
+    ),
+    "FlexAttention of cut samples": (
+        4,
+        {**CUT, "attention": "flex"},
+        "attention",
+        "set attention=sdpa",
+    ),
+    "compiled layers of cut samples": (
+        4,
+        {**CUT, "kernels": "compiled"},
+        "kernels",
+        "set kernels=auto",
+    ),
     "ranks that stages do not divide": (
         6,
         {"parallel.pipeline": 4},

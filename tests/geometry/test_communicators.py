@@ -6,6 +6,7 @@ import pytest
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.geometry.communicators import (
+    CONTEXT,
     NETWORK_BYTES,
     Communicator,
     communicators,
@@ -111,3 +112,17 @@ def test_a_cluster_file_without_channels_is_still_valid():
     }  # fmt: skip
     old = CalibrationConfig.model_validate(values)
     assert runtime_bytes(old, [Communicator("", 8)])["communicators"] == 0
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "mics"])
+def test_context_ranks_exchange_in_a_communicator_of_their_own(sharding):
+    """They are neighbours, and overlap with collectives of states, also of the same ranks."""
+    cut = ("parallel.context=4", "data.sequence_length=64", f"sharding={sharding}")
+    layout = make(*cut, "cluster=h100_8", ranks=16).layout
+    listed = communicators(layout, 0, tied_stages(layout))
+    (own,) = [group for group in listed if group.name == CONTEXT]
+    assert (own.ring, own.near, own.far, own.exchanges) == (1, 3, 0, True)
+    assert len({group.name for group in listed}) == len(listed)
+    wide = make("parallel.context=16", "data.sequence_length=64", "cluster=h100_8", ranks=16).layout
+    (far,) = [g for g in communicators(wide, 0, tied_stages(wide)) if g.name == CONTEXT]
+    assert (far.near, far.far) == (3, 12)

@@ -7,10 +7,11 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import step_hardware_flops
-from frontier_llm.planner.block import Product
+from frontier_llm.planner.block import Product, chunk_blocks, stage_activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.compute import Speed
 from frontier_llm.planner.estimate import estimate
+from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.step_time import step_time
 from tests.planner.layouts import make
 
@@ -224,3 +225,28 @@ def test_an_unknown_speed_is_an_error_that_names_the_format():
     device = composed("cluster=dgx2_v100", "precision=fp16").cluster.device
     with pytest.raises(ConfigError, match="precision"):
         Speed(device, "bf16")
+
+
+def test_context_ranks_divide_activations_and_pay_for_the_exchange():
+    """Half of the products and of what is kept; between nodes the exchange takes longer."""
+    long = ("data.sequence_length=4096", "parallel.pipeline=1", "sharding=replicated")
+    whole, cut = (
+        make(*long, f"parallel.context={context}", f"data.global_batch={8 // context}")
+        for context in (1, 2)
+    )
+    found = [LayoutTime(each)._chunks(each.stages.kinds[0])[0] for each in (whole, cut)]
+    alone, half = (
+        chunk_blocks(each.layout, each.layout.model_chunks[0])[0][0] for each in (whole, cut)
+    )
+    assert half.attention_flops == alone.attention_flops / 2
+    assert sum(p.flops for p in half.products) == sum(p.flops for p in alone.products) / 2
+    assert found[0].tensor.forward == 0 < found[1].tensor.forward
+    assert found[1].tensor.backward == 2 * found[1].tensor.forward
+    kept = [stage_activations(each, 0, each.stages.kinds[0]).kept for each in (whole, cut)]
+    assert kept[1] == pytest.approx(kept[0] / 2, rel=0.01)
+    far = make(*long, "parallel.context=8", "data.global_batch=1", ranks_per_node=2)
+    near = make(*long, "parallel.context=8", "data.global_batch=1", ranks_per_node=8)
+    seconds = [
+        LayoutTime(each)._chunks(each.stages.kinds[0])[0].tensor.forward for each in (near, far)
+    ]
+    assert seconds[1] > 1.5 * seconds[0]

@@ -59,12 +59,15 @@ class Rig:
 
     def batches(self, step: int) -> list[AnyBatch]:
         """Random tokens that depend on the sample's number alone."""
-        data, grid, at = self.config.data, self.groups.grid, self.groups.coordinates
-        micro = data.micro_batch
+        data, grid, context = self.config.data, self.groups.grid, self.groups.context
+        micro, replica = data.micro_batch, grid.replica(self.groups.rank)
         batches = []
-        for m in range(data.global_batch // (grid.data * micro)):
-            first = step * data.global_batch + (m * grid.data + at.data) * micro
-            batches.append(random_batch(self.config, range(first, first + micro)))
+        for m in range(data.global_batch // (grid.replicas * micro)):
+            first = step * data.global_batch + (m * grid.replicas + replica) * micro
+            batch = random_batch(self.config, range(first, first + micro))
+            if context is not None:
+                batch = batch.part(context.tokens(data.sequence_length), data.loss_mean)
+            batches.append(batch)
         return batches
 
 

@@ -1,0 +1,118 @@
+"""Attention of samples that are cut over context ranks.
+
+Before attention each context rank sends the keys and values of its tokens to the ranks whose
+queries read them (geometry/context_cut.py), and after the backward pass their gradients come back.
+If documents are separate, a rank sends nothing of documents that no other rank reads. The received
+keys and values are not kept for the backward pass, which receives them again, unless the whole
+layer is computed again anyway.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from frontier_llm.geometry.context_cut import context_cut, overlap, pieces, read_by
+from frontier_llm.model.confined import Documents, Scores, causal_attention
+from frontier_llm.parallel.context_ranks import ContextRanks, token_numbers
+
+
+class _Exchange(torch.autograd.Function):
+    """Sends rows to other ranks; their gradients go back the same way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, ranks: ContextRanks, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        ctx.ranks, ctx.sizes = ranks, (sent, received)
+        return ranks.exchange(rows, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        sent, received = ctx.sizes
+        return ctx.ranks.exchange(grads[0], received, sent), None, None, None
+
+
+class ContextPart:
+    """What the queries of this rank read, for the samples of a micro-batch.
+
+    The samples have `tokens` tokens each. Without documents a sample is one document.
+    """
+
+    def __init__(
+        self, ranks: ContextRanks, samples: int, tokens: int, documents: Documents | None
+    ) -> None:
+        self._ranks, self._tokens = ranks, tokens
+        self._cut = context_cut(tokens, ranks.size)
+        self._samples, self._documents = samples, documents
+
+    @cached_property
+    def _lengths(self) -> list[list[int]]:
+        if self._documents is None:
+            return [[self._tokens]] * self._samples
+        return self._documents.lengths
+
+    @cached_property
+    def _routes(self) -> tuple[Tensor, list[int], list[int], list[Tensor]]:
+        """Return which rows are sent, how many to and from each rank, and where tokens arrive.
+
+        A row is a token of this rank, of all samples one after another. The last part has a tensor
+        for each sample, with the number of the received row of each of its tokens.
+        """
+        rank, size = self._ranks.rank, self._ranks.size
+        local = torch.full((self._tokens,), -1)
+        own = self._ranks.tokens(self._tokens)
+        local[own] = torch.arange(len(own))
+        reads = [[read_by(lengths, ranges) for ranges in self._cut] for lengths in self._lengths]
+        sent, arrived = list[list[Tensor]](), list[list[Tensor]]()
+        for other in range(size):
+            sent.append([])
+            arrived.append([])
+            for sample, wanted in enumerate(reads):
+                numbers = token_numbers(overlap(self._cut[rank], wanted[other]))
+                sent[-1].append(local[numbers] + sample * len(own))
+                arrived[-1].append(token_numbers(overlap(self._cut[other], wanted[rank])))
+        places = [torch.full((self._tokens,), -1) for _ in reads]
+        first = 0
+        for of_rank in arrived:
+            for place, numbers in zip(places, of_rank, strict=True):
+                place[numbers] = torch.arange(first, first + len(numbers))
+                first += len(numbers)
+        rows = torch.cat([numbers for of_rank in sent for numbers in of_rank])
+        to, back = ([sum(map(len, of_rank)) for of_rank in of] for of in (sent, arrived))
+        return rows, to, back, places
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, *, keeps: bool
+    ) -> Tensor:
+        """Compute causal attention: [b, h, n, d], with the dtype of the query. Collective.
+
+        The query is [b samples, h heads, n tokens of this rank, d]; key and value are [b, g, n, d],
+        where g divides h. With `keeps` the received keys and values are kept.
+        """
+        assert scores.dropout == 0, "refused in config/rules.py"
+        if keeps:
+            return self._attend(query, key, value, scores)
+        output: Tensor = checkpoint(
+            self._attend, query, key, value, scores, use_reentrant=False, preserve_rng_state=False
+        )
+        return output
+
+    @torch._disable_dynamo
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        rows, sent, received, places = self._routes
+        own = torch.stack([key, value]).permute(1, 3, 0, 2, 4).flatten(0, 1)  # [b * n, 2, g, d]
+        read: Tensor = _Exchange.apply(own[rows.to(own.device)], self._ranks, sent, received)
+        samples = []
+        for of_sample, lengths, place in zip(query, self._lengths, places, strict=True):
+            parts = list(pieces(lengths, self._cut[self._ranks.rank]))
+            queries = of_sample[None].split([stop - start for _, start, stop in parts], dim=2)
+            outputs = []
+            for part, (first, _, stop) in zip(queries, parts, strict=True):
+                keys = read[place[first:stop].to(read.device)].permute(1, 2, 0, 3)  # [2, g, t, d]
+                outputs.append(causal_attention(part, keys[:1], keys[1:], scores))
+            samples.append(torch.cat(outputs, dim=2))
+        return torch.cat(samples)

@@ -1,0 +1,144 @@
+"""Attention of cut samples against the whole samples, and the bytes that ranks send for it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from frontier_llm.geometry.context_cut import context_cut, sent_tokens
+from frontier_llm.geometry.wire import ActivationTraffic
+from frontier_llm.model import confined
+from frontier_llm.model.confined import Documents, Scores, causal_attention, confined_attention
+from frontier_llm.model.cut_samples import ContextPart
+from frontier_llm.parallel.context_ranks import ContextRanks
+from tests.geometry.models import make_model
+from tests.ranks import run_ranks
+
+HEADS, KEY_HEADS, WIDTH, TOKENS = 4, 2, 8, 64
+LENGTHS = [[17, 1, 30, 7, 9], [64], [8, 8, 24, 24]]
+SCORES = [Scores(), Scores(window=7), Scores(cap=0.5), Scores(window=20, cap=0.5)]
+
+
+def _draw(samples, tokens, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(samples, heads, tokens, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+
+
+def _documents(lengths):
+    table = torch.full((len(lengths), 1 + max(map(len, lengths))), TOKENS, dtype=torch.int32)
+    for row, of_sample in zip(table, lengths, strict=True):
+        row[: len(of_sample) + 1] = torch.tensor([0, *of_sample]).cumsum(0)
+    return Documents(table, TOKENS)
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("queries", [1, 4, 5, 11, 23])
+@pytest.mark.parametrize("block", [4, 128])
+def test_the_last_query_reads_the_last_key(monkeypatch, scores, queries, block):
+    monkeypatch.setattr(confined, "QUERY_BLOCK", block)
+    query, key, value = _draw(1, 23)
+    found = causal_attention(query[:, :, -queries:], key, value, scores)
+    key, value = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value))
+    products = query @ key.transpose(2, 3) / WIDTH**0.5
+    if scores.cap is not None:
+        products = scores.cap * torch.tanh(products / scores.cap)
+    distance = torch.arange(23)[:, None] - torch.arange(23)
+    is_read = (distance >= 0) & (distance < (scores.window or 23))
+    whole = products.masked_fill(~is_read, -torch.inf).softmax(-1) @ value
+    tolerance = 1e-13 if scores.cap is None else 1e-6  # capped scores are stored in fp32
+    torch.testing.assert_close(found, whole[:, :, -queries:], rtol=0, atol=tolerance)
+
+
+def attend(world, lengths, scores, keeps, changed=None):
+    """Return outputs and gradients of this rank's tokens, and the bytes sent to each rank."""
+    ranks = ContextRanks(dist.group.WORLD)
+    inputs = _draw(len(lengths), TOKENS)
+    if changed is not None:
+        for tensor in inputs:
+            tensor[0, :, changed] += 1
+    own = ranks.tokens(TOKENS)
+    local = [tensor[:, :, own].requires_grad_() for tensor in inputs]
+    part = ContextPart(ranks, len(lengths), TOKENS, _documents(lengths))
+    output = part.attend(*local, scores, keeps=keeps)
+    output.backward(_draw(len(lengths), TOKENS, seed=1)[0][:, :, own])
+    return own, output.detach(), [tensor.grad for tensor in local], ranks.take_sent()
+
+
+def attend_all(world, cases):
+    return [attend(world, *case) for case in cases]
+
+
+def _whole(results, part):
+    """Put the tokens of all ranks together."""
+    own = torch.cat([result[0] for result in results])
+    return torch.cat([part(result) for result in results], dim=2)[:, :, own.argsort()]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_compute_whole_samples_and_send_what_is_predicted(ranks):
+    cases = [(LENGTHS, scores, keeps) for scores in SCORES for keeps in (False, True)]
+    cases += [
+        ([[TOKENS]], Scores(), False),
+        ([[TOKENS // ranks // 2] * 2 * ranks], Scores(), False),
+    ]
+    by_rank = run_ranks(attend_all, ranks, cases)
+    for case, results in zip(cases, zip(*by_rank, strict=True), strict=True):
+        lengths, scores, keeps = case
+        inputs = [tensor.requires_grad_() for tensor in _draw(len(lengths), TOKENS)]
+        output = confined_attention(*inputs, scores, _documents(lengths))
+        output.backward(_draw(len(lengths), TOKENS, seed=1)[0])
+        tolerance = 1e-13 if scores.cap is None else 1e-6
+        found = _whole(results, lambda result: result[1])
+        torch.testing.assert_close(found, output.detach(), rtol=0, atol=tolerance)
+        for number, tensor in enumerate(inputs):
+            found = _whole(results, lambda result, number=number: result[2][number])
+            torch.testing.assert_close(found, tensor.grad, rtol=0, atol=10 * tolerance)
+        for rank, result in enumerate(results):
+            assert result[3] == _predicted(lengths, ranks, rank, keeps)
+    assert not any(sum(result[3]) for result in results), "whole documents are on one rank"
+
+
+def _predicted(lengths, ranks, rank, keeps):
+    model = make_model(heads=HEADS, kv_heads=KEY_HEADS, head_dim=WIDTH, hidden=HEADS * WIDTH)
+    traffic = ActivationTraffic(model, SimpleNamespace(), 1, 1, False, "none", 8)
+    total = [0] * ranks
+    for of_sample in lengths:
+        tokens = sent_tokens(of_sample, ranks)
+        sent = traffic.context_bytes(tokens, rank, 1)
+        if keeps:  # the layer that is computed again would send a second time
+            once = 2 * KEY_HEADS * WIDTH * 8
+            pairs = enumerate(zip(sent, tokens[rank], strict=True))
+            sent = [n - once * read * (other != rank) for other, (n, read) in pairs]
+        total = [a + b for a, b in zip(total, sent, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_document_reads_another_one(ranks):
+    """Bitwise: the third document of the first sample is changed."""
+    changed = slice(18, 48)
+    cases = [
+        (LENGTHS, scores, False, part)
+        for scores in (Scores(), Scores(window=7))
+        for part in (None, changed)
+    ]
+    outputs = [
+        _whole(results, lambda result: result[1])
+        for results in zip(*run_ranks(attend_all, ranks, cases), strict=True)
+    ]
+    for before, after in (outputs[:2], outputs[2:]):
+        moved = (before != after).any(dim=3).any(dim=1)
+        assert moved[0, changed].all()
+        moved[0, changed] = False
+        assert not moved.any()
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 8])
+def test_ranks_have_equally_many_tokens_and_pairs(context):
+    cut = context_cut(48 * context, context)
+    tokens = sorted(token for ranges in cut for span in ranges for token in range(*span))
+    assert tokens == list(range(48 * context))
+    pairs = {sum(token + 1 for span in ranges for token in range(*span)) for ranges in cut}
+    assert len(pairs) == 1

@@ -1,0 +1,75 @@
+"""Samples that are cut over context ranks: the losses and gradients of one process."""
+
+import pytest
+
+from tests.covering import covering
+from tests.trainer.test_documents import MODELS as SEPARATE
+from tests.trainer.test_parity import MODELS as JOINED
+from tests.trainer.test_parity import STEPS, check, trained
+
+pytestmark = pytest.mark.slow
+
+BATCH = ["data.global_batch=4", "data.sequence_length=16"]
+MODELS = {
+    **JOINED,
+    **SEPARATE,
+    "normed": ["model.qk_norm=width", "model.positions=rotary", "optimizer.z_loss=0.01"],
+    "by_tokens": ["data.documents=separate", "data.loss_mean=tokens", "model.qk_norm=head"],
+    "window": ["model.window=5", "model.attention_softcap=0.5"],
+}
+PIPELINE = ("parallel.context=2", "parallel.pipeline=2")
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "two": (2, ("parallel.context=2", "data.micro_batch=2")),
+    "two_selective": (2, ("parallel.context=2", "recompute=selective")),
+    "two_full": (2, ("parallel.context=2", "recompute=full")),
+    "four": (4, ("parallel.context=4",)),
+    "zero1": (4, ("parallel.context=2", "sharding=zero1")),
+    "zero3": (4, ("parallel.context=2", "sharding=zero3")),
+    "mixed_states": (
+        4,
+        (
+            *("parallel.context=4", "sharding=replicated", "sharding.params=2"),
+            *("sharding.grads=2", "sharding.optimizer=4"),
+        ),
+    ),
+    "tensor": (4, ("parallel.context=2", "parallel.tensor=2")),
+    "sequence": (4, ("parallel.context=2", "parallel.tensor=2", "parallel.sequence=true")),
+    "1f1b": (4, (*PIPELINE, "recompute=full")),
+    "interleaved": (4, (*PIPELINE, "parallel.chunks=2")),
+    "zb_h1": (4, (*PIPELINE, "parallel.schedule=zb_h1")),
+    "zb_v": (4, (*PIPELINE, "parallel.schedule=zb_v", "parallel.chunks=2")),
+    "v_half": (4, (*PIPELINE, "parallel.schedule=v_half", "parallel.chunks=2", "recompute=full")),
+}
+COVERED = [
+    (layout, model)
+    for layout in LAYOUTS
+    for model in MODELS
+    if (layout, model)
+    not in {
+        ("two", "learned"), ("two_full", "rotary_window_capped"), ("two_selective", "normed"),
+        ("four", "rotary_window_capped"), ("zero3", "by_tokens"), ("zero1", "window"),
+        ("mixed_states", "tied_gelu"), ("tensor", "normed"), ("sequence", "untied_gqa_swiglu"),
+        ("1f1b", "learned"), ("interleaved", "tied_gelu"), ("zb_h1", "by_tokens"),
+        ("zb_v", "untied_gqa_swiglu"), ("v_half", "rotary_window_capped"),
+    }
+]  # fmt: skip
+"""Each layout with another model than the one that is always tested."""
+CASES = [(layout, model) for layout in LAYOUTS for model in MODELS]
+
+
+def overrides_of(case: tuple[str, str]) -> tuple[str, ...]:
+    layout, model = case
+    return (*MODELS[model], *LAYOUTS[layout][1], *BATCH)
+
+
+@pytest.mark.parametrize("case", covering(CASES, COVERED), ids="-".join)
+def test_context_ranks_are_one_process(case: tuple[str, str]) -> None:
+    size = LAYOUTS[case[0]][0]
+    together = tuple(
+        overrides_of(other)
+        for other in CASES
+        if LAYOUTS[other[0]][0] == size and (other in COVERED) == (case in COVERED)
+    )
+    results = trained(size, together)[overrides_of(case)]
+    alone = [o for o in (*LAYOUTS[case[0]][1], *BATCH) if not o.startswith("recompute")]
+    check(results, alone, MODELS[case[1]], STEPS)

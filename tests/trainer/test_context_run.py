@@ -1,0 +1,139 @@
+"""Runs whose samples are cut over context ranks: what they log, save and go on from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from frontier_llm.data.batch import Batch
+from frontier_llm.geometry.context_cut import sent_tokens
+from frontier_llm.launch.world import World
+from tests.batches import random_batch
+from tests.forked_train import TINY, train
+from tests.ranks import run_ranks
+from tests.trainer.rig import make_rig
+from tests.trainer.test_resume import ROOT, learned, lines, read
+from tests.values import tiny_values
+
+pytestmark = pytest.mark.slow
+
+TWENTY = 20
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("corpus")
+    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
+    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
+    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    where = (f"data.path={folder}/text.jsonl", f"data.directory={folder}/prepared")
+    return (
+        *TINY, *where, "optimizer.warmup_steps=2", "data.documents=separate", "launch.ranks=4",
+        "parallel.pipeline=1", "model.positions=rotary", "data.loss_mean=tokens",
+        f"optimizer.decay_steps={TWENTY}",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs of 20 steps with 1, 2 and 4 context ranks, validation and text."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for context in (1, 2, 4):
+        found[context] = folder / str(context)
+        ended = train(
+            *tiny, f"run.dir={found[context]}", f"trainer.steps={TWENTY}",
+            f"parallel.context={context}", "trainer.evaluate_every_steps=10",
+            "trainer.sample_tokens=8", "sharding=zero1",
+        )  # fmt: skip
+        assert ended.code == 0, ended.text
+    return found
+
+
+def test_runs_of_all_contexts_are_one_run(runs: dict[int, Path]) -> None:
+    alone, whole = lines(runs[1]), learned(runs[1])
+    for context in (2, 4):
+        cut = lines(runs[context])
+        assert read(runs[context]) == read(runs[1]), "the same samples and digests"
+        for step, wanted in zip(cut, alone, strict=True):
+            assert step["loss"] == pytest.approx(wanted["loss"], rel=2e-6)
+        assert cut[0]["grad_norm"] == pytest.approx(alone[0]["grad_norm"], rel=1e-6)
+        found = [row["validation_loss"] for row in cut if row["validation_loss"] is not None]
+        wanted = [row["validation_loss"] for row in alone if row["validation_loss"] is not None]
+        assert len(found) == 2
+        assert found == pytest.approx(wanted, rel=1e-6)
+        assert [m[3] for m in learned(runs[context])] == [m[3] for m in whole]
+        assert all(row["sent_bytes"]["context"]["node"] > 0 for row in cut)
+    assert not any(row["sent_bytes"]["context"]["node"] for row in alone)
+
+
+def test_another_context_goes_on_as_the_same_run(
+    tiny: tuple[str, ...], tmp_path: Path, runs: dict[int, Path]
+) -> None:
+    """Saved with two context ranks, read with one and with four."""
+    run = tmp_path / "run"
+    for steps, context in ((4, 2), (8, 1), (TWENTY, 4)):
+        ended = train(
+            *tiny, f"run.dir={run}", f"trainer.steps={steps}", f"parallel.context={context}",
+            "sharding=zero1", "trainer.evaluate_every_steps=10",
+        )  # fmt: skip
+        assert ended.code == 0, ended.text
+    assert read(run) == read(runs[1])
+    for mine, wanted in zip(learned(run), learned(runs[1]), strict=True):
+        assert mine == pytest.approx(wanted, rel=1e-5)
+
+
+def masked_and_not(world: World, values: dict[str, Any]) -> list[float]:
+    """Return loss and norm of a step whose samples predict the tokens of one context rank."""
+    rig = make_rig(world, values)
+    config, context = rig.config, rig.groups.context
+    batch = random_batch(config, range(2))
+    assert isinstance(batch, Batch)
+    mask = torch.zeros(2, config.data.sequence_length)
+    mask[:, :2], mask[1, 2] = 1, 1
+    batch = Batch(batch.tokens, batch.labels, batch.positions, mask)
+    if context is not None:
+        batch = batch.part(context.tokens(config.data.sequence_length), config.data.loss_mean)
+    result = rig.step.run(1, [batch], 0.0)
+    return [result.loss, result.grad_norm]
+
+
+@pytest.mark.parametrize("by", ["samples", "tokens"])
+def test_ranks_without_labels_add_nothing(by: str) -> None:
+    settings = ["data.global_batch=2", "data.micro_batch=2", f"data.loss_mean={by}"]
+    values = [
+        tiny_values(*settings, "data.sequence_length=16", f"parallel.context={n}") for n in (1, 4)
+    ]
+    (alone,) = run_ranks(masked_and_not, 1, values[0])
+    for found in run_ranks(masked_and_not, 4, values[1]):
+        assert found == pytest.approx(alone, rel=1e-6)
+
+
+def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
+    """Return the bytes counted in the second step, and those that are predicted."""
+    rig = make_rig(world, values)
+    rig.train(1)
+    context = rig.groups.context
+    assert context is not None
+    (result,) = rig.train(1, first=1)
+    data, layout = rig.config.data, rig.model.layout
+    lengths = [data.sequence_length]
+    layers = sum(len(chunk.model_chunk.layers) for chunk in rig.model.chunks)
+    predicted = layout.activation_traffic.context_bytes(
+        sent_tokens(lengths, context.size), context.rank, layers
+    )
+    samples = data.global_batch // rig.groups.grid.replicas
+    return result.sent["context"].total, sum(predicted) * samples
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_step_sends_keys_twice_and_gradients_once(recompute: str) -> None:
+    """Whatever is computed again: a fourth exchange would be counted."""
+    values = tiny_values(
+        "data.sequence_length=16", "parallel.context=2", "parallel.tensor=2", "model.kv_heads=2",
+        f"recompute={recompute}", "parallel.pipeline=2", "model.positions=rotary",
+    )  # fmt: skip
+    results = run_ranks(sent_in_a_step, 8, values)
+    counted, predicted = results[0][0], sum(each for _, each in results)
+    assert counted == predicted > 0
