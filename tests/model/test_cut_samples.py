@@ -17,7 +17,7 @@ from tests.ranks import run_ranks
 
 HEADS, KEY_HEADS, WIDTH, TOKENS = 4, 2, 8, 64
 LENGTHS = [[17, 1, 30, 7, 9], [64], [8, 8, 24, 24]]
-SCORES = [Scores(), Scores(window=7), Scores(cap=0.5), Scores(window=20, cap=0.5)]
+SCORES = [Scores(), Scores(window=6), Scores(cap=0.5), Scores(window=20, cap=0.5)]
 
 
 def _draw(samples, tokens, seed=0):
