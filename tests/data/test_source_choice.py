@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.cli.sweep_trials import Trial
+from frontier_lab.convert import theirs
+from frontier_lab.convert.ours import write_weights
+from frontier_lab.sweeps.sweep_trials import Trial
 from frontier_llm.config import decode
 from frontier_llm.config.reading import check_files
-from frontier_llm.convert import theirs
-from frontier_llm.convert.ours import write_weights
 from frontier_llm.data import file_formats
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.corpus_manifest import (
