@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from frontier_llm.config.data import DataConfig
+from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -37,6 +37,8 @@ def check_sources(data: DataConfig) -> None:
                 "a name for folders: not empty, without slashes, and not hidden by a dot",
                 "choose a name such as text",
             )
+        if data.kind == "blend" and corpus.kind == "stdlib":
+            _refuse_own_keys(corpus)
         if corpus.kind == "text" and not corpus.path:
             key = f"data.corpora ({corpus.name})" if data.kind == "blend" else "data.path"
             raise ConfigError(
@@ -44,6 +46,18 @@ def check_sources(data: DataConfig) -> None:
                 "null",
                 TEXTS,
                 "set data.path=FILE" if data.kind != "blend" else "add a path to this corpus",
+            )
+
+
+def _refuse_own_keys(corpus: CorpusConfig) -> None:
+    """Refuse keys that only an entry with `kind: text` reads."""
+    for key in ("path", "format", "text_key"):
+        if (value := getattr(corpus, key)) is not None:
+            raise ConfigError(
+                f"data.corpora ({corpus.name})",
+                f"kind: stdlib, {key}: {value}",
+                f"no {key}: the sources of Python's standard library are read",
+                f"leave {key} out, or leave kind out to read a path",
             )
 
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from frontier_llm.config import RunConfig
-from frontier_llm.config.data import CorpusConfig
+from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.config.optimizer import RateFactors
 
 PACKAGE = Path(__file__).parents[2] / "frontier_llm"
@@ -72,6 +72,7 @@ CHOOSERS = {
 }
 OTHERWISE = {
     "data.kind": {"blend", *get_args(CorpusConfig.model_fields["kind"].annotation)},
+    "data.corpora.format": set(get_args(DataConfig.model_fields["format"].annotation)),
     "optimizer.decayed": set(RateFactors.model_fields),
     "cluster.device.peak_tflops": {"fp32", "bf16", "fp16"},
 }
