@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.span_lengths import SENTINELS
 from frontier_llm.convert.base_family import Family, Values
 from frontier_llm.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_llm.convert.encoder_decoders import MT5, T5
