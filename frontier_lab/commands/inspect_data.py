@@ -20,7 +20,7 @@ from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.cli.preprocess import show_account
 from frontier_llm.config import RunConfig
-from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
@@ -69,6 +69,11 @@ class View:
         self._corpora, self._train = corpora, train
         self._samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
         self._make_batch = make_batch_maker(config, corpora)
+        self._marks = {corpora.tokenizer.eod: "<end>"}
+        if config.data.objective == "spans":
+            count = sentinels_of(config.data.sequence_length)
+            ids = corpora.tokenizer.sentinels(count)
+            self._marks |= {token: f"<{k}>" for k, token in enumerate(ids)}
         self._schedule: Schedule | None = None
         if config.data.kind == "blend":
             self._schedule = initial_schedule(corpora, config.trainer.seed)
@@ -126,9 +131,7 @@ class View:
 
     def _show(self, tokens: Sequence[int]) -> Text:
         """Return the decoded text, with `<end>` after a document and `<0>` for sentinel 0."""
-        tokenizer = self._corpora.tokenizer
-        marks = {tokenizer.eod: "<end>"}
-        marks |= {tokenizer.first_sentinel - k: f"<{k}>" for k in range(SENTINELS)}
+        tokenizer, marks = self._corpora.tokenizer, self._marks
         text, not_decoded = Text(), list[int]()
         for token in (*tokens, None):  # None: decode what is left
             if token is not None and token not in marks:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from frontier_llm.config import RunConfig
-from frontier_llm.config.data import CorpusConfig
+from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.config.optimizer import RateFactors
 from tests.config.readers import source_of
 
@@ -71,6 +71,7 @@ CHOOSERS = {
 }
 OTHERWISE = {
     "data.kind": {"blend", *get_args(CorpusConfig.model_fields["kind"].annotation)},
+    "data.corpora.format": set(get_args(DataConfig.model_fields["format"].annotation)),
     "optimizer.decayed": set(RateFactors.model_fields),
     "cluster.device.peak_tflops": {"fp32", "bf16", "fp16"},
 }
