@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ from frontier_llm.cli.options import (
     written,
 )
 from frontier_llm.config import RunConfig
+from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
@@ -232,7 +234,7 @@ def _planned(config: RunConfig) -> tuple[Assumed, int]:
     The stall remains an estimate if the planner predicts none: it knows storage, but not copies.
     """
     ranks, per_node = ranks_to_plan(config)
-    config = choose(config, ranks, per_node)
+    config = choose(with_known_share(config, partial(print, file=sys.stderr)), ranks, per_node)
     found = estimate(Candidate.of(config, ranks, per_node))
     if found.refused:
         raise ConfigError(

@@ -12,6 +12,7 @@ method.
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +30,7 @@ from frontier_llm.cli.planned_experiment import (
     keys_without_effect,
 )
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table:
         return compare(options, console)
     config = configured(options.overrides, SEARCHED).config
+    config = with_known_share(config, partial(console.print, soft_wrap=True))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if options.this:
@@ -159,7 +162,8 @@ def _configs(config: RunConfig, overrides: Sequence[str]) -> list[RunConfig]:
     if presets is None:
         return [config]
     others = [override for override in overrides if not override.startswith("collectives=")]
-    return [decode(compose([*others, f"collectives={preset}"])) for preset in presets]
+    configs = [decode(compose([*others, f"collectives={preset}"])) for preset in presets]
+    return [each.model_copy(update={"data": config.data}) for each in configs]
 
 
 def _search(configs: Sequence[RunConfig], console: Console) -> Found:

@@ -168,11 +168,11 @@ def derived_overrides(overrides: Sequence[str], settings: Mapping[str, Any]) -> 
 def with_micro_batches(config: RunConfig, ranks: int) -> RunConfig:
     """Return a configuration whose global batch has `launch.trial_micro_batches` per replica.
 
-    It is unchanged if this key is null, or if the ranks are not a multiple of tensor x pipeline,
-    which the rules of the configuration refuse.
+    It is unchanged if this key is null, or if the ranks are not a multiple of those of a
+    replica, which the rules of the configuration refuse.
     """
     parallel, data = config.parallel, config.data
-    replicas, rest = divmod(ranks, parallel.tensor * parallel.pipeline)
+    replicas, rest = divmod(ranks, parallel.ranks_per_replica)
     if config.launch.trial_micro_batches is None or rest:
         return config
     batch = config.launch.trial_micro_batches * data.micro_batch * replicas

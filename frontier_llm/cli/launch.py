@@ -28,6 +28,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from frontier_llm.cli.compose import compose, configured, groups
@@ -45,6 +46,7 @@ from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
@@ -213,7 +215,8 @@ def _checked_job(
         spares = os.environ.get("FRONTIER_LLM_SPARE_NODES", "")
         check_sbatch_options(options, job.command[1:5], int(spares) if spares.isdecimal() else 0)
     composed = composed.fitted(job.ranks)
-    config = choose(composed.config, job.ranks, job.ranks_per_node)
+    config = with_known_share(composed.config, partial(print, file=sys.stderr))
+    config = choose(config, job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_run(candidate, composed, overrides)

@@ -147,7 +147,9 @@ def _pipeline(root: DictConfig) -> int:
 
 def _micro_batch(root: DictConfig) -> int:
     """Return the largest micro-batch, up to MICRO_BATCH, that divides each replica's samples."""
-    model_ranks = _number(root, "parallel.tensor") * _number(root, "parallel.pipeline")
+    model_ranks = math.prod(
+        _number(root, f"parallel.{axis}") for axis in ("tensor", "pipeline", "context")
+    )
     for ranks in (_ranks_of_job(root), _number(root, "launch.ranks")):
         samples, rest = divmod(_number(root, "data.global_batch"), max(1, ranks // model_ranks))
         if not rest:

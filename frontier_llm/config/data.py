@@ -84,6 +84,11 @@ class DataConfig(Section):
     """How documents of a GPT become samples. `stream`: all documents form one sequence, which is
     cut; `best_fit`: only documents longer than a sample are cut, and the samples are filled by
     best-fit-decreasing."""
+    read_share: float | None = Field(default=None, gt=0, le=1)
+    """Share of the pairs of tokens of a sample that are in the same document, if documents are
+    separate. It is the mean of the sum of n^2 over documents of n tokens, divided by the square of
+    the sequence length. Predictions and MFU count only these pairs. null = that of the prepared
+    corpus; 1 if there is none."""
     loss_mean: Literal["samples", "tokens"] = "samples"
     """What has equal weight in the loss. `samples`: each sample, whose loss is the mean over the
     tokens that it predicts; `tokens`: each predicted token of a step or of a validation."""
@@ -98,6 +103,11 @@ class DataConfig(Section):
     """Threads per rank that read samples ahead of the training step."""
     prefetch: int = Field(default=1, ge=0)
     """Steps whose samples these threads read ahead. 0 = nothing is read ahead."""
+
+    @property
+    def pairs_read(self) -> float:
+        """Share of the pairs of tokens of a sample that attention reads; 1 if it is not known."""
+        return (self.read_share or 1.0) if self.documents == "separate" else 1.0
 
     @property
     def sources(self) -> tuple[CorpusConfig, ...]:

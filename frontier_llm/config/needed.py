@@ -107,6 +107,8 @@ NEEDS: tuple[Need, ...] = (
          lambda c: c.data.tokenizer is None),
     Need("data", "end_of_document", "data.tokenizer=FILE", "a tokenizer that is trained on the "
          "corpus has its own token", lambda c: c.data.tokenizer is not None),
+    Need("data", "read_share", "data.documents=separate", "joined documents read each other",
+         lambda c: c.data.documents == "separate"),
     Need("data", "workers", "data.prefetch=1", "without it the training loop reads the samples",
          lambda c: c.data.prefetch > 0),
     Need("model", "rotary_base rotary_fraction rotary_scaling", "model.positions=rotary",

@@ -1,6 +1,7 @@
-"""The section `parallel`: how the model is split over tensor and pipeline ranks.
+"""The section `parallel`: how the model and the tokens of a sample are split over ranks.
 
-The number of data-parallel replicas is the number of ranks divided by tensor x pipeline.
+The number of data ranks is the number of ranks divided by tensor x pipeline. `context` data ranks
+are one replica, which reads samples of its own.
 """
 
 from typing import Annotated, Literal
@@ -13,7 +14,7 @@ ScheduleName = Literal["1f1b", "interleaved", "zb_h1", "zb_v", "v_half"]
 
 
 class ParallelConfig(Section):
-    """Sizes of tensor and pipeline parallelism."""
+    """Sizes of tensor, pipeline and context parallelism."""
 
     tensor: int = Field(ge=1)
     """Number of ranks over which each matrix is split. These ranks should be on one node."""
@@ -39,3 +40,10 @@ class ParallelConfig(Section):
     """Number of layers of each model chunk, in the order of the model: `pipeline x chunks` numbers.
     null = an even split. If it has a remainder, the chunks with the head and the embedding get
     fewer layers than the others."""
+    context: int = Field(default=1, ge=1)
+    """Number of data ranks that divide the tokens of each sample of a GPT."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Number of ranks that read the same samples."""
+        return self.tensor * self.pipeline * self.context

@@ -22,6 +22,7 @@ def check(config: RunConfig, world_size: int) -> None:
     check_attention(config)
     _check_precision(config)
     _check_deterministic(config)
+    _check_context(config)
     _check_tensor(config)
     _check_pipeline_schedule(config)
     _check_pipeline(config)
@@ -37,8 +38,8 @@ def check(config: RunConfig, world_size: int) -> None:
 
 
 def data_size(config: RunConfig, world_size: int) -> int:
-    """Return the number of data-parallel replicas: the ranks divided by tensor x pipeline."""
-    return world_size // (config.parallel.tensor * config.parallel.pipeline)
+    """Return the number of replicas, which read different samples."""
+    return world_size // config.parallel.ranks_per_replica
 
 
 def _divisors(number: int) -> str:
@@ -52,6 +53,7 @@ def _largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
 
 def _check_world(config: RunConfig, world_size: int) -> None:
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
+    context, data_ranks = config.parallel.context, world_size // (tensor * pipeline)
     if world_size % (tensor * pipeline):
         next_size = -(-world_size // (tensor * pipeline)) * tensor * pipeline
         raise ConfigError(
@@ -60,6 +62,15 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             "a product that divides the number of ranks; the quotient is the number of replicas",
             f"start {next_size} ranks (launch.ranks={next_size} on one machine), or choose factors "
             f"of {world_size}: {_divisors(world_size)}",
+        )
+    if data_ranks % context:
+        raise ConfigError(
+            "parallel.context",
+            f"{context} on {data_ranks} data ranks",
+            "a divisor of the data ranks, which are the ranks divided by parallel.tensor x "
+            "parallel.pipeline",
+            f"set parallel.context={_largest_divisor(data_ranks, context)}, or start another "
+            "number of ranks",
         )
     per_node = config.launch.ranks_per_node
     if per_node is not None and per_node < world_size and world_size % per_node:
@@ -95,6 +106,17 @@ def _check_deterministic(config: RunConfig) -> None:
             "a fixed implementation of the layers: fastest measures which one is faster, so two "
             "runs may choose different ones, which round differently",
             "set kernels=auto, elementwise or compiled, or trainer.deterministic=false",
+        )
+
+
+def _check_context(config: RunConfig) -> None:
+    context = config.parallel.context
+    if context > 1:
+        raise ConfigError(
+            "parallel.context",
+            context,
+            "1: attention reads only the tokens of its own rank",
+            "set parallel.context=1",
         )
 
 

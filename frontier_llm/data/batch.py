@@ -19,6 +19,7 @@ class _Labels:
 
     labels: torch.Tensor
     loss_mask: torch.Tensor | None
+    label_weights: torch.Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -32,8 +33,11 @@ class _Labels:
         samples. `tokens`: their sum is divided by the number of all labels, also of those that are
         not predicted. The sum over a step of this times samples, divided by the sum of `weight`, is
         the mean loss of the step. It does not depend on how samples are distributed over
-        micro-batches and replicas, and neither does its gradient.
+        micro-batches and replicas, and neither does its gradient. If the labels have weights, the
+        result is this rank's part of the mean, which has been chosen with them.
         """
+        if self.label_weights is not None:
+            return (losses.float() * self.label_weights).sum()
         mask = self.loss_mask
         if mask is None:
             return losses.float().mean()
@@ -46,8 +50,10 @@ class _Labels:
         """Return the divisor for the sum of `mean_loss` times samples: [] fp64, or a number.
 
         `samples`: the number of those that predict a label. `tokens`: the number of predicted
-        labels per label of a sample.
+        labels per label of a sample. If labels have weights, this rank's part of the divisor.
         """
+        if self.label_weights is not None:
+            return self.samples * self.label_weights.sum(dtype=torch.float64)
         if self.loss_mask is None:
             return self.labels.shape[0]
         predicted = self.loss_mask.sum(dim=1, dtype=torch.float64)
@@ -63,8 +69,11 @@ class _Labels:
         predicted = ones if self.loss_mask is None else self.loss_mask.double()
         text = predicted * (self.labels != end)
         sums = [x.sum(-1) for w in (predicted, text) for x in (w * losses.double(), w)]
-        has_label, mean = sums[1] > 0, sums[0] / sums[1].clamp(min=1)
-        return torch.stack([has_label.double(), mean, *sums], dim=1)
+        has_label, mean = (sums[1] > 0).double(), sums[0] / sums[1].clamp(min=1)
+        if self.label_weights is not None:  # this rank's parts
+            weights = self.samples * self.label_weights.double()
+            has_label, mean = weights.sum(1), (weights * losses.double()).sum(1)
+        return torch.stack([has_label, mean, *sums], dim=1)
 
 
 class LossSums(NamedTuple):
@@ -98,6 +107,8 @@ class Batch(_Labels):
         cumulative_lengths: [b, k] int32, if documents are separate: 0, then for each document of a
             sample the index of the token after its last one. Rows with fewer documents repeat s.
             None = a sample is one document.
+        label_weights: [b, s] fp32, the share of each label in the mean loss of the micro-batch;
+            None = it follows from the mask. Labels keep it when the samples are cut.
     """
 
     tokens: torch.Tensor
@@ -105,11 +116,22 @@ class Batch(_Labels):
     positions: torch.Tensor
     loss_mask: torch.Tensor | None = None
     cumulative_lengths: torch.Tensor | None = None
+    label_weights: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
         """Length in tokens of the activations that pipeline stages exchange per sample."""
         return self.tokens.shape[1]
+
+    def with_weights(self, by: LossMean) -> "Batch":
+        """Give each label its share in `mean_loss`, so that samples can be cut into parts.
+
+        The sum of the mean losses of the parts is that of the micro-batch, also if no label of a
+        part is predicted. The same holds for `weight` and, with `samples`, for `loss_sums`.
+        """
+        mask = torch.ones(self.labels.shape) if self.loss_mask is None else self.loss_mask
+        labels = mask.sum(dim=1, keepdim=True).clamp(min=1) if by == "samples" else mask.shape[1]
+        return replace(self, label_weights=mask / labels / len(mask))
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device."""

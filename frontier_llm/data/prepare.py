@@ -86,18 +86,24 @@ def unprepared(config: DataConfig) -> tuple[Source, ...]:
         ConfigError: the configured tokenizer cannot be read.
         DataError: a source is unusable, or a prepared corpus is damaged.
     """
-    sources = tuple(find_source(corpus, config) for corpus in config.sources)
+    return tuple(source for source, folder in find_prepared(config) if folder is None)
+
+
+def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
+    """Return the source of each corpus and its folder, None if it is not prepared yet.
+
+    It reads no text, and raises the errors of `unprepared`.
+    """
+    sources = [find_source(corpus, config) for corpus in config.sources]
     if config.kind == "blend" and config.tokenizer is None:
         path = shared_tokenizer(config, sources)
         if not path.exists():
-            return sources
+            return [(source, None) for source in sources]
         config = config.model_copy(update={"tokenizer": str(path)})
-    searches = [_Preparation(corpus, config) for corpus in config.sources]
-    return tuple(
-        source
-        for search, source in zip(searches, sources, strict=True)
-        if _read_note(search.note(source)) is None
-    )
+    return [
+        (source, _read_note(_Preparation(corpus, config).note(source)))
+        for corpus, source in zip(config.sources, sources, strict=True)
+    ]
 
 
 def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:

@@ -21,13 +21,14 @@ def refit(
     The new micro-batch is the largest number of samples, at most the configured one, that divides
     the samples of a replica. Sharding factors that are numbers are chosen in the order `optimizer`,
     `grads`, `params`: the largest number, at most the configured one, that divides the factor
-    chosen before, and first the number of replicas. The result is empty if no value has to change,
-    or if tensor x pipeline does not divide `world_size`, which `config.rules.check` reports.
+    chosen before, and first the number of data ranks. The result is empty if no value has to
+    change, or if tensor x pipeline x context does not divide `world_size`, which
+    `config.rules.check` reports.
 
     Raises:
         ConfigError: the number of replicas does not divide the global batch.
     """
-    model_ranks = parallel.tensor * parallel.pipeline
+    model_ranks = parallel.ranks_per_replica
     if world_size % model_ranks:
         return {}
     replicas = world_size // model_ranks
@@ -42,7 +43,7 @@ def refit(
         )
     fitted = {"data.micro_batch": _largest(replica_samples, data.micro_batch)}
     before = {"data.micro_batch": data.micro_batch}
-    limit = replicas
+    limit = replicas * parallel.context
     for name in ("optimizer", "grads", "params"):
         configured = getattr(sharding, name)
         if isinstance(configured, int):  # the words `node`, `all` and `auto` fit any ranks
@@ -74,7 +75,7 @@ def fitted_to(config: RunConfig, ranks: int) -> RunConfig:
 
 def fitting_ranks(parallel: ParallelConfig, data: DataConfig, most: int) -> int | None:
     """Return the largest number of ranks up to `most` that an elastic run can use; None if none."""
-    model_ranks = parallel.tensor * parallel.pipeline
+    model_ranks = parallel.ranks_per_replica
     counts = [replicas * model_ranks for replicas in divisors(data.global_batch)]
     return max((count for count in counts if count <= most), default=None)
 

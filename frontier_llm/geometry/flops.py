@@ -6,7 +6,8 @@ embedding are not counted.
 
 Model FLOPs (for MFU) are the operations of a forward and a backward pass. Hardware FLOPs (for HFU)
 also include recomputed layers or attention, but not the operations that an attention kernel
-repeats inside its backward pass. Attention scores are counted in full, as in Megatron-LM and PaLM.
+repeats inside its backward pass. Attention scores are counted in full, as in Megatron-LM and PaLM,
+but not those between separate documents.
 
 Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; PaLM
 (arXiv:2204.02311), appendix B for MFU and HFU.
@@ -34,11 +35,13 @@ class ForwardFlops(NamedTuple):
         return self.layers + self.head
 
 
-def forward_flops(model: ModelConfig, sequence_length: int) -> ForwardFlops:
+def forward_flops(
+    model: ModelConfig, sequence_length: int, read_share: float = 1.0
+) -> ForwardFlops:
     """Count the operations of a forward pass over one sample.
 
     The length of the decoder of an encoder-decoder follows from `sequence_length`, the tokens that
-    the encoder reads (geometry/lengths.py).
+    the encoder reads (geometry/lengths.py). `read_share` is that of `score_pairs`.
     """
     lengths = sample_lengths(model, sequence_length)
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -48,7 +51,7 @@ def forward_flops(model: ModelConfig, sequence_length: int) -> ForwardFlops:
         tokens = lengths.encoder if layers[0] < model.encoder_layers else lengths.decoder
         weights = 2 * query + 2 * key_value + matrices * model.ffn
         products += len(layers) * 2 * tokens * model.hidden * weights
-        pairs = score_pairs(model, layers[0], tokens, causal=False)
+        pairs = score_pairs(model, layers[0], tokens, read_share, causal=False)
         if model.reads_encoder(layers[0]):
             # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
             features = 2 * query * tokens + 2 * key_value * lengths.encoder
@@ -74,28 +77,36 @@ def equal_layers(model: ModelConfig, layers: range) -> list[Sequence[int]]:
     return [part for part in parts if part]
 
 
-def score_pairs(model: ModelConfig, layer: int, tokens: int, *, causal: bool) -> float:
+def score_pairs(
+    model: ModelConfig, layer: int, tokens: int, read_share: float = 1.0, *, causal: bool
+) -> float:
     """Count the scores of a layer's self attention, per head and sample of s tokens.
 
     If only unmasked scores count (`causal`), these are half of s^2, or s * w - w^2 / 2 with a
-    window of w tokens. Otherwise s^2 count, or s * w.
+    window of w tokens. Otherwise s^2 count, or s * w. Of the pairs of tokens `read_share` are in
+    the same document; with a window, the smaller of both counts is an upper bound.
     """
     reach = min(tokens, model.layer_window(layer) or tokens)
-    return reach * (tokens - reach / 2) if causal else float(tokens * reach)
+    of_documents = read_share * tokens * tokens
+    if causal:
+        return min(reach * (tokens - reach / 2), of_documents / 2)
+    return min(float(tokens * reach), of_documents)
 
 
-def step_model_flops(model: ModelConfig, sequence_length: int, samples: int) -> float:
+def step_model_flops(
+    model: ModelConfig, sequence_length: int, samples: int, read_share: float = 1.0
+) -> float:
     """Count the operations of a forward and a backward pass over a number of samples."""
-    return 3 * samples * forward_flops(model, sequence_length).total
+    return 3 * samples * forward_flops(model, sequence_length, read_share).total
 
 
 def step_hardware_flops(
-    model: ModelConfig, sequence_length: int, samples: int, recompute: str
+    model: ModelConfig, sequence_length: int, samples: int, recompute: str, read_share: float = 1.0
 ) -> float:
     """Count the operations that a step executes, including recomputation.
 
     `recompute` is `none`, `selective` (attention without its projections) or `full` (every layer).
     """
-    forward = forward_flops(model, sequence_length)
+    forward = forward_flops(model, sequence_length, read_share)
     repeated = {"none": 0.0, "selective": forward.attention, "full": forward.layers}
     return samples * (3 * forward.total + repeated[recompute])

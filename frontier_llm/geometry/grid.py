@@ -34,11 +34,26 @@ class Grid:
     ranks_per_node: int
     ranks_per_package: int = 1
     """Number of neighbouring ranks that share a package; it divides `ranks_per_node`."""
+    context: int = 1
+    """Number of neighbouring data ranks that divide the tokens of a sample; it divides `data`."""
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return self.tensor * self.data * self.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """Number of sets of ranks that read different samples."""
+        return self.data // self.context
+
+    def replica(self, rank: int) -> int:
+        """Return the number of the replica whose samples a rank reads."""
+        return self.coordinates(rank).data // self.context
+
+    def context_rank(self, rank: int) -> int:
+        """Return the place of a rank among those that divide the tokens of its samples."""
+        return self.coordinates(rank).data % self.context
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return the position of a rank."""
@@ -56,7 +71,7 @@ class Grid:
         return tuple(self.rank(at._replace(tensor=t)) for t in range(self.tensor))
 
     def data_group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that compute the same part of the model on different samples."""
+        """Return the ranks with the same part of the model, each for other samples or tokens."""
         at = self.coordinates(rank)
         return tuple(self.rank(at._replace(data=d)) for d in range(self.data))
 

@@ -68,6 +68,8 @@ class ResolvedLayout:
     """`sdpa` or `flex`."""
     documents: str
     """`joined` or `separate`."""
+    read_share: float
+    """Share of the pairs of tokens of a sample that attention reads (`data.read_share`)."""
     precision: str
     """Compute format: `fp32`, `bf16` or `fp16`."""
     micro_batch: int
@@ -110,9 +112,7 @@ class ResolvedLayout:
         if check_rules:
             check(config, ranks)
         parallel, data = config.parallel, config.data
-        replicas = ranks // (parallel.tensor * parallel.pipeline)
-        per_package = config.cluster.ranks_per_package(ranks_per_node)
-        grid = Grid(parallel.tensor, replicas, parallel.pipeline, ranks_per_node, per_package)
+        grid = _grid(config, ranks, ranks_per_node)
         placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
         formats = StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
@@ -134,9 +134,10 @@ class ResolvedLayout:
             recompute=config.recompute,
             attention=config.attention,
             documents=data.documents,
+            read_share=data.pairs_read,
             precision="bf16" if compute_format == "auto" else compute_format,
             micro_batch=data.micro_batch,
-            micro_batches=data.global_batch // (max(1, grid.data) * data.micro_batch),
+            micro_batches=data.global_batch // (max(1, grid.replicas) * data.micro_batch),
             factors=_factors(config, grid, formats, ignore_sharding=ignore_sharding),
             units_in_flight=config.sharding.units_in_flight,
             collectives=config.collectives,
@@ -272,6 +273,13 @@ class ResolvedLayout:
         """
         layouts = list(self.unit_layouts(stage).values())
         return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
+
+
+def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
+    parallel, per_package = config.parallel, config.cluster.ranks_per_package(ranks_per_node)
+    data = ranks // (parallel.tensor * parallel.pipeline)
+    axes = parallel.tensor, data, parallel.pipeline
+    return Grid(*axes, ranks_per_node, per_package, parallel.context)
 
 
 def _factors(

@@ -62,9 +62,14 @@ class Groups:
             torch.cuda.manual_seed(seed + 1 + tensor)
 
     @property
-    def counts_samples(self) -> bool:
-        """Whether this rank reports its replica's samples and loss."""
+    def counts_losses(self) -> bool:
+        """Whether this rank reports the losses of the tokens that it reads."""
         return self.has_head and self.coordinates.tensor == 0
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this rank reports its replica's samples."""
+        return self.counts_losses and self.grid.context_rank(self.rank) == 0
 
     @property
     def has_head(self) -> bool:

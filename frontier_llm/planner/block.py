@@ -199,7 +199,9 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     all_pairs = attention.queries * attention.keys * samples
     read_pairs: float = all_pairs
     if attention.causal:
-        read_pairs = samples * score_pairs(model, attention.layer, attention.queries, causal=True)
+        read_pairs = samples * score_pairs(
+            model, attention.layer, attention.queries, layout.read_share, causal=True
+        )
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions

@@ -14,6 +14,7 @@ from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all
+from frontier_llm.data.read_share import with_read_share
 from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.device.accelerator import Accelerator, choose_precision, keep_freed_memory
@@ -78,8 +79,9 @@ def build_context(
     """Build the objects of one rank. Collective. An `archive` that is given outlives the others."""
     precision = resolve_precision(config, world, store, accelerator)
     corpus = open_all(config.data, corpora)
+    measured = with_read_share(config, corpora)
     layout = ResolvedLayout.resolve(
-        config, world.size, world.ranks_per_node, precision=precision.name
+        measured, world.size, world.ranks_per_node, precision=precision.name
     )
     with watchdog.phase("groups"):
         groups, state_groups = connect(config, layout, world, store, accelerator)
@@ -102,7 +104,7 @@ def build_context(
     checkpoints = Checkpoints(config, world, store, tiers, meta)
     fence = partial(wait_for_snapshot, checkpoints, watchdog)
     shapes = model_shapes(layout.model, layout.sequence_length)
-    throughput = Throughput(config, world.size, accelerator, precision.name)
+    throughput = Throughput(measured, world.size, accelerator, precision.name)
     return TrainerContext(
         config=config,
         world=world,
@@ -147,7 +149,7 @@ def build_data(
     # Every pipeline stage of an encoder-decoder makes masks from the tokens. In a GPT the stages
     # without embedding and head need only the shape of the batch, so they do not read the corpus.
     reads = config.model.kind == "t5" or groups.has_head or groups.coordinates.pipeline == 0
-    place = groups.coordinates.data, groups.grid.data
+    place = groups.grid.replica(groups.rank), groups.grid.replicas
     loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
     validation_windows = make_windows(config, corpus, train=False)
     assert isinstance(validation_windows, ValidationWindows)

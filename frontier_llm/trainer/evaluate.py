@@ -100,7 +100,7 @@ class Evaluation:
             for first in range(0, len(self.windows), self._config.data.global_batch):
                 found = self._pipeline.sums(self._loader.micro_batches(first), end)
                 for indices, sums in zip(self._loader.sample_indices(first), found, strict=False):
-                    if self._groups.counts_samples:
+                    if self._groups.counts_losses:
                         corpora = [self.windows.corpus(index) for index in indices]
                         total.index_add_(0, torch.tensor(corpora, device=self._device), sums)
         for chunk in self._model.chunks:

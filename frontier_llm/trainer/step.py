@@ -82,7 +82,7 @@ class TrainStep:
         # The gradients of all replicas are summed. The update divides their sum by the weight per
         # sample, which is known after the passes: with data.loss_mean=tokens it is the share of
         # labels that the step predicts, else the share of samples that predict one.
-        loss_scale = self.loss_scale.value / self._groups.grid.data
+        loss_scale = self.loss_scale.value / self._groups.grid.replicas
         losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
         self.timer.mark("passes")
         self._states.finish_backward()
@@ -124,17 +124,18 @@ class TrainStep:
     def _share(
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
-        """Return this rank's addends. One rank of a replica adds its losses, samples and digest."""
-        counts, is_first = self._groups.counts_samples, self._groups.rank == 0
+        """Return this rank's addends: of losses its part, of samples those that it counts."""
+        has_losses, counts = self._groups.counts_losses, self._groups.counts_samples
+        is_first = self._groups.rank == 0
         loss_mean = self._config.data.loss_mean
-        weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=counts)]
-        terms = list(torch.stack(weighted).sum(0)) if counts else []  # the second one is z-loss
+        weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=has_losses)]
+        terms = list(torch.stack(weighted).sum(0)) if has_losses else []  # the second one is z-loss
         return {
             "squared_norm": self._states.squared_norm(),
-            "loss_sum": terms[0] if counts else 0.0,
+            "loss_sum": terms[0] if has_losses else 0.0,
             "z_loss_sum": terms[1] if len(terms) > 1 else 0.0,
             "samples": sum(batch.samples for batch in batches) if counts else 0,
-            "weight": sum(batch.weight(loss_mean) for batch in batches) if counts else 0,
+            "weight": sum(batch.weight(loss_mean) for batch in batches) if has_losses else 0,
             "digest": flags.digest if counts else 0,
             "stop": float(flags.stop),
             "checkpoint": CHECKPOINT_FAILED * flags.saving.failed + flags.saving.committed,

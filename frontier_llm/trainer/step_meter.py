@@ -47,9 +47,10 @@ class Throughput:
         self._world_size, self.precision = world_size, precision
         tokens = sample_lengths(config.model, data.sequence_length).total
         self._tokens = data.global_batch * tokens
-        self._model_flops = step_model_flops(config.model, data.sequence_length, data.global_batch)
+        sizes = data.sequence_length, data.global_batch
+        self._model_flops = step_model_flops(config.model, *sizes, data.pairs_read)
         self._hardware_flops = step_hardware_flops(
-            config.model, data.sequence_length, data.global_batch, config.recompute
+            config.model, *sizes, config.recompute, data.pairs_read
         )
         self.accelerator = accelerator
         self.peak_tflops, self.peak_description = peak_tflops(config, accelerator, precision)

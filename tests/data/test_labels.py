@@ -2,11 +2,14 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.data.batch import Batch, map_tensors
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import DataError
 from tests.data.text_stream import predicted, samples_of
@@ -77,3 +80,29 @@ def test_a_run_of_an_older_version_reads_all_samples(packing: str) -> None:
     assert samples.left_out == 0
     assert len(samples) > kept
     assert not all(predicted(samples, range(len(samples)), "separate"))
+
+
+@pytest.mark.parametrize("by", ["samples", "tokens"])
+@pytest.mark.parametrize("masks", [None, [1, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]])
+def test_the_losses_of_a_cut_sample_add_up(by, masks):
+    """Also if no label of a part is predicted, and with other numbers of labels per sample."""
+    labels = torch.arange(12).view(2, 6)
+    mask = None if masks is None else torch.tensor([masks, [1] * 6], dtype=torch.float32)
+    whole = Batch(labels, labels, labels, mask)
+    losses = torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
+    batch = whole.with_weights(by)
+    parts = [
+        (map_tensors(batch, partial(_columns, part)), losses[:, part])
+        for part in (slice(0, 3), slice(3, 4), slice(4, 6))
+    ]
+    total = sum(part.mean_loss(of_part, by) for part, of_part in parts)
+    assert total.item() == pytest.approx(whole.mean_loss(losses, by).item(), rel=1e-6)
+    weight = sum(float(part.weight(by)) for part, _ in parts)
+    assert weight == pytest.approx(float(whole.weight(by)), rel=1e-6)
+    if by == "samples":
+        sums = sum(part.loss_sums(of_part, end=7) for part, of_part in parts)
+        torch.testing.assert_close(sums, whole.loss_sums(losses, end=7), rtol=1e-6, atol=0)
+
+
+def _columns(part, tensor):
+    return tensor[:, part]

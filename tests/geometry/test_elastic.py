@@ -17,6 +17,7 @@ BASE = tiny_values(
 
 def _with(**changes):
     values = {**BASE, "data": dict(BASE["data"]), "sharding": dict(BASE["sharding"])}
+    values["parallel"] = dict(BASE["parallel"])
     for key, value in changes.items():
         section, name = key.split("__")
         values[section][name] = value
@@ -56,3 +57,11 @@ def test_replicas_that_cannot_share_the_batch_are_refused_with_those_that_can():
     with pytest.raises(ConfigError, match="2, 4, 6, 8, 12, 16, 24, 48 ranks") as caught:
         _refit(BASE, 10)
     assert caught.value.key == "launch.elastic"
+
+
+def test_context_ranks_share_samples_and_divide_states():
+    values = _with(parallel__context=2, sharding__optimizer=8)
+    assert _refit(values, 8) == {"sharding.optimizer": 4}, "of 4 data ranks"
+    assert _refit(values, 6) == {}, "a part of a replica"
+    wide = _with(parallel__context=2, data__micro_batch=5)
+    assert _refit(wide, 24)["data.micro_batch"] == 4, "24 samples on 6 replicas of 4 ranks"

@@ -64,3 +64,15 @@ def test_a_node_is_a_run_of_ranks():
     assert [grid.node(rank) for rank in range(grid.size)] == [0] * 8 + [1] * 4
     assert grid.same_node(0, 7)
     assert not grid.same_node(7, 8)
+
+
+def test_context_ranks_are_neighbours_that_read_the_same_samples():
+    grid = Grid(tensor=2, data=6, pipeline=2, ranks_per_node=4, context=3)
+    assert grid.replicas == 2
+    by_place = {}
+    for rank in range(grid.size):
+        at = grid.coordinates(rank)
+        by_place.setdefault((at.tensor, at.pipeline, grid.replica(rank)), []).append(rank)
+    for ranks in by_place.values():
+        assert [grid.context_rank(rank) for rank in ranks] == [0, 1, 2]
+        assert ranks == list(range(ranks[0], ranks[0] + 6, 2)), "one tensor group apart"

@@ -1,0 +1,82 @@
+"""Measure which share of the pairs of tokens of a sample attention reads (`data.read_share`)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from frontier_llm.config.data import DataConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.blend import corpus_shares
+from frontier_llm.data.corpus_manifest import IDX_HEADER, MANIFEST_FILE, Manifest
+from frontier_llm.data.prepare import find_prepared
+from frontier_llm.errors import ConfigError, DataError
+
+
+def read_share(lengths: npt.NDArray[np.integer], sequence_length: int, packing: str) -> float:
+    """Return the mean of the sum of n^2 / s^2 over the samples of an epoch.
+
+    A sample has s tokens, and n of each of its documents. The documents of the split have these
+    lengths, in their order. With `best_fit`, the padding of samples is not counted.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if packing == "best_fit":  # each document is cut by itself
+        whole, rest = np.divmod(lengths.astype(np.int64), sequence_length)
+        squares = whole.sum() * float(sequence_length) ** 2 + np.square(rest, dtype=float).sum()
+        samples = -(-int(ends[-1]) // sequence_length)
+    else:
+        samples = max(1, (int(ends[-1]) - 1) // sequence_length)
+        cuts = np.arange(samples + 1) * sequence_length
+        borders = np.union1d(cuts, ends[ends < cuts[-1]])
+        squares = np.square(np.diff(borders), dtype=float).sum()
+    return min(1.0, float(squares) / samples / sequence_length**2)
+
+
+def with_read_share(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
+    """Fill in the share of prepared corpora, whose folders are given, if it is needed."""
+    data = config.data
+    if data.documents != "separate" or data.read_share is not None:
+        return config
+    share = _share_of(data, folders)
+    return config.model_copy(update={"data": data.model_copy(update={"read_share": share})})
+
+
+def with_known_share(config: RunConfig, explain: Callable[[str], object]) -> RunConfig:
+    """As `with_read_share`, if all corpora are prepared; explain what a prediction counts."""
+    if config.data.documents != "separate" or config.data.read_share is not None:
+        return config
+    try:
+        folders = [folder for _, folder in find_prepared(config.data)]
+    except (ConfigError, DataError):  # a plan may be for text of another machine
+        folders = [None]
+    known = [folder for folder in folders if folder is not None]
+    if len(known) < len(folders):
+        explain(
+            "data.documents=separate: attention is counted as if documents were joined, because "
+            "the corpus is not prepared; set data.read_share, or run frontier-llm preprocess"
+        )
+        return config
+    config = with_read_share(config, known)
+    explain(
+        f"data.documents=separate: attention reads {config.data.pairs_read:.1%} of the pairs of "
+        "tokens of a sample, as in the prepared corpus"
+    )
+    return config
+
+
+def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
+    """Return the share of all corpora, each as often as it is read."""
+    names = [corpus.name for corpus in data.sources]
+    shares, tokens = dict[str, float](), dict[str, int]()
+    for name, folder in zip(names, folders, strict=True):
+        split = Manifest.load(folder / MANIFEST_FILE).train
+        lengths = np.fromfile(
+            folder / "train.idx", np.int32, split.documents, offset=IDX_HEADER.size
+        )
+        shares[name] = read_share(lengths, data.sequence_length, data.packing)
+        tokens[name] = split.tokens
+    if data.kind != "blend":
+        return shares[names[0]]
+    weights = corpus_shares(tokens, {c.name: c.weight for c in data.sources}, data.blend_alpha)
+    return sum(weights[name] * share for name, share in shares.items())
