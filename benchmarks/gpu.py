@@ -235,7 +235,7 @@ def kernels(scale: Scale, folder: Path) -> Rows:
     """
     import torch
 
-    from frontier_llm.calibration.device import seconds_of
+    from frontier_lab.calibration.device import seconds_of
     from frontier_llm.collectives.kernel_choice import choose_kernels
     from frontier_llm.collectives.slots import Slots
     from frontier_llm.geometry.formats import Format

@@ -18,11 +18,8 @@ from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any, NamedTuple
 
-from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import run_command, tool_parser
-from frontier_llm.cli.plan_measured import read_table
-from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.measured import (
+from frontier_lab.commands.plan_measured import read_table
+from frontier_lab.planning.measured import (
     LARGEST,
     Errors,
     MeasuredRun,
@@ -33,6 +30,9 @@ from frontier_llm.planner.measured import (
     predict,
     with_constants,
 )
+from frontier_llm.cli.console import plain_table, wide_console
+from frontier_llm.cli.options import run_command, tool_parser
+from frontier_llm.planner.candidate import Candidate
 
 FOLDER = Path(__file__).with_name("published")
 """The tables of measured runs. The first lines of each file name its source."""

@@ -58,7 +58,7 @@ from benchmarks.testbed.calibrated import calibrated_conf
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.held_bytes import HeldBytes
 from benchmarks.testbed.shape import Shape
-from frontier_llm.calibration.foreign_load import (
+from frontier_lab.calibration.foreign_load import (
     busy_seconds,
     is_disturbed,
     own_seconds,

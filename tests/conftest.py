@@ -42,10 +42,10 @@ LONGEST = (
     "trainer/test_state_accounting", "trainer/test_deferred_weights",
     "parallel/test_launch_order", "trainer/test_sharding_cases", "parallel/test_queues",
     "membership/test_launcher", "streams/test_sharded_steps", "engine/test_behaviours",
-    "examples/test_examples", "trainer/test_run", "trainer/test_parity", "cli/test_plan",
+    "examples/test_examples", "trainer/test_run", "trainer/test_parity", "planning/test_plan",
     "streams/test_lanes", "checkpoint/test_layouts", "model/test_compiled",
     "membership/test_nccl_replacement", "saving/test_killed_drain", "trainer/test_sharding_parity",
-    "launch/test_rendezvous", "cli/test_train_command", "cli/test_sweep",
+    "launch/test_rendezvous", "cli/test_train_command", "sweeps/test_sweep",
     "trainer/test_support", "trainer/test_traffic", "trainer/test_t5_parity", "model/test_flex",
     "benchmarks/test_bench_sharding", "benchmarks/test_planner_layouts", "model/test_flops",
 )  # fmt: skip

@@ -9,8 +9,18 @@ import pytest
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "frontier_llm"
-ROOMS = ("frontier_llm", "benchmarks", "docs", "examples", "tests", "tools", "train.py", ".ci")
+PACKAGES = (ROOT / "frontier_llm", ROOT / "frontier_lab")
+ROOMS = (
+    "frontier_llm",
+    "frontier_lab",
+    "benchmarks",
+    "docs",
+    "examples",
+    "tests",
+    "tools",
+    "train.py",
+    ".ci",
+)
 SHIM_LINES, TRAIN_LINES, FILE_LINES, FUNCTION_LINES = 15, 40, 500, 60
 MOST_WORDS = 12
 """Words of the name of a test, besides `test`."""
@@ -23,9 +33,9 @@ SHARED_BASENAMES = {
     "launch.py": CONFIG,
     "watchdog.py": CONFIG,
 }
-"""Basenames that several files of frontier_llm have, and the reason."""
+"""Basenames that several files of both packages have, and the reason."""
 LONG_FILES: dict[str, str] = {}
-"""Files of frontier_llm with more than FILE_LINES lines, and the reason why they are one file."""
+"""Files of both packages with more than FILE_LINES lines, and the reason why they are one file."""
 LONG_FUNCTIONS: dict[str, str] = {}
 """Functions that are too long, and the reason."""
 SEARCH_PATH_FILES = {
@@ -69,11 +79,12 @@ def changes_sys_path(path: Path) -> bool:
     return any(ast.unparse(call.func) in changes for call in calls)
 
 
-def shared_basenames(package: Path) -> dict[str, list[str]]:
-    """Return the basenames that several files of a package have, with these files."""
+def shared_basenames(*packages: Path) -> dict[str, list[str]]:
+    """Return the basenames that several files of some packages have, with these files."""
     files = defaultdict(list)
-    for path in sorted(package.rglob("*.py")):
-        files[path.name].append(path.relative_to(package).as_posix())
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            files[path.name].append(path.relative_to(package).as_posix())
     return {
         basename: found
         for basename, found in files.items()
@@ -94,7 +105,8 @@ def test_tools_and_train_only_call_the_program():
 
 
 def test_files_are_short():
-    found = {name(path) for path in PACKAGE.rglob("*.py") if lines(path) > FILE_LINES}
+    files = [path for package in PACKAGES for path in package.rglob("*.py")]
+    found = {name(path) for path in files if lines(path) > FILE_LINES}
     assert found == set(LONG_FILES), "shorten the file, or remove an entry that is out of date"
 
 
@@ -121,7 +133,7 @@ def test_modules_are_found_without_changing_the_search_path():
 
 
 def test_basenames_are_unique_or_have_a_reason():
-    found = shared_basenames(PACKAGE)
+    found = shared_basenames(*PACKAGES)
     assert {key: found[key] for key in found.keys() - SHARED_BASENAMES.keys()} == {}, "rename one"
     assert SHARED_BASENAMES.keys() - found.keys() == set(), "remove the entry"
     assert all(SHARED_BASENAMES.values()), "give a reason"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from benchmarks.checkpoint.savers import PEERS, Ours, Place, Saver
 from benchmarks.testbed.forked_run import ForkedRun, train
-from frontier_llm.calibration.foreign_load import busy_seconds, own_seconds
+from frontier_lab.calibration.foreign_load import busy_seconds, own_seconds
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.writer import Outcome
 from frontier_llm.errors import TrainingError

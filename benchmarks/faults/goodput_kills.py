@@ -27,9 +27,9 @@ from benchmarks.harness import (
     write_json,
 )
 from benchmarks.testbed.forked_run import corpus_of
+from frontier_lab.planning.effective_time import Recovery, simulate
 from frontier_llm.cli.options import positive, run_command
 from frontier_llm.errors import TrainingError
-from frontier_llm.planner.effective_time import Recovery, simulate
 from frontier_llm.telemetry.history import History
 
 CALIBRATION_KILLS = 20

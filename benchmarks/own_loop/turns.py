@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from benchmarks.checkpoint.savers import DcpMode, DcpWriter
 from benchmarks.own_loop.loops import FsdpLoop, LibraryLoop, Precision, Shape, make, tokens_of
 from benchmarks.testbed.sent_counter import tcp_sent_bytes
-from frontier_llm.calibration.foreign_load import busy_seconds, idle_share
+from frontier_lab.calibration.foreign_load import busy_seconds, idle_share
 from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.library import Checkpoints
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from benchmarks.peers.turn import SEED, MicroBatch, Peer, RankFigures, Turn
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.sent_counter import tcp_sent_bytes
-from frontier_llm.calibration.foreign_load import busy_seconds, idle_share
+from frontier_lab.calibration.foreign_load import busy_seconds, idle_share
 from frontier_llm.errors import LaunchError
 
 PR_SET_PDEATHSIG = 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from frontier_llm.cli import calibrate
+from frontier_lab.commands import calibrate
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 
 NAME = "this_machine"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs.generate.blocks import DOCS, IMAGES, chart, filled, table
-from frontier_llm.cli.goodput import DEFAULTS, NODES, Outcome, compare, draw, recoveries_of
-from frontier_llm.planner.effective_time import RATES
+from frontier_lab.commands.goodput import DEFAULTS, NODES, Outcome, compare, draw, recoveries_of
+from frontier_lab.planning.effective_time import RATES
 
 PAGE, CHART = DOCS / "reliability.md", IMAGES / "goodput.svg"
 VALUES = {name: default.value for name, default in DEFAULTS.items()}

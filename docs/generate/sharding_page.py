@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from docs.generate.blocks import DOCS, IMAGES, filled, table
+from frontier_lab.planning.state_layout import StateLayout, draw
 from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.geometry.wire import Sent
-from frontier_llm.planner.state_layout import StateLayout, draw
 
 PAGE, FIGURE = DOCS / "sharding.md", IMAGES / "sharding_2_4_8.svg"
 FIGURE_OVERRIDES = (

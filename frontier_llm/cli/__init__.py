@@ -1,12 +1,11 @@
 """The command line: the program `frontier-llm`, one file per command.
 
-Only this package imports hydra, the library that composes configuration files.
+This package and the sweeps of frontier_lab import hydra, which composes configuration files.
 
 - `main` finds a command and turns a user's mistake into a message and an exit code.
 - `compose` makes a configuration from `conf/` and from overrides, the arguments `key=value`.
 - `package_files` locates `conf/`, `group_files` reads one file, `experiments` its header.
 - `options`, `help` and `console` are shared by commands.
 - Every other file is one command with a function `main(arguments)` that returns the exit code, or
-  a part of one command: `plan_measured` and `planned_experiment` of `plan`; `launch_options` of
-  `launch`; `trial_runner`, `slurm_trials` and `sweep_*` of the sweeps.
+  a part of one command: `launch_options` of `launch`. frontier_lab has the commands that study.
 """

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import NamedTuple
 
 from frontier_llm import __version__
@@ -15,32 +16,44 @@ from frontier_llm.launch.user_folders import redirect_libraries
 
 
 class Command(NamedTuple):
-    """A module of frontier_llm/cli whose `main(arguments)` returns the exit code, and its help."""
+    """A module whose `main(arguments)` returns the exit code, and the help of the command."""
 
+    package: str
     module: str
     summary: str
 
 
+CLI, STUDIES, SWEEPS = "frontier_llm.cli", "frontier_lab.commands", "frontier_lab.sweeps"
 COMMANDS = {
-    "train": Command("train", "train a model on this machine, or be one rank of a job"),
-    "plan": Command("plan", "predict which layouts fit a cluster and how fast they are"),
-    "goodput": Command("goodput", "simulate failures: effective time, checkpoint interval"),
-    "launch": Command("launch", "print or submit the Slurm job of an experiment"),
-    "doctor": Command("doctor", "examine this machine and test every process group"),
-    "preprocess": Command("preprocess", "tokenize text into a corpus"),
-    "sweep": Command("sweep", "run short trials over a grid or a search"),
-    "sweep-report": Command("sweep_report", "compare the trials of a sweep"),
-    "funnel": Command("funnel", "choose hyper-parameters on small models for large ones"),
-    "report": Command("report", "write a run's report.html again"),
-    "generate": Command("generate", "sample text from a run"),
-    "evaluate": Command("evaluate", "compute the validation loss of a checkpoint"),
-    "convert": Command("convert", "convert weights to and from Hugging Face"),
-    "inspect": Command("inspect_checkpoint", "list, verify, compare or export a checkpoint"),
-    "inspect-data": Command("inspect_data", "show the samples that a run reads"),
-    "explain-layout": Command("explain_layout", "draw which rank holds which model states"),
-    "dry-run": Command("dry_run", "build every stage of an experiment without memory"),
-    "calibrate": Command("calibrate", "measure this machine for the planner"),
+    "train": Command(CLI, "train", "train a model on this machine, or be one rank of a job"),
+    "plan": Command(STUDIES, "plan", "predict which layouts fit a cluster and how fast they are"),
+    "goodput": Command(
+        STUDIES, "goodput", "simulate failures: effective time, checkpoint interval"
+    ),
+    "launch": Command(CLI, "launch", "print or submit the Slurm job of an experiment"),
+    "doctor": Command(STUDIES, "doctor", "examine this machine and test every process group"),
+    "preprocess": Command(CLI, "preprocess", "tokenize text into a corpus"),
+    "sweep": Command(SWEEPS, "sweep", "run short trials over a grid or a search"),
+    "sweep-report": Command(SWEEPS, "sweep_report", "compare the trials of a sweep"),
+    "funnel": Command(SWEEPS, "funnel", "choose hyper-parameters on small models for large ones"),
+    "report": Command(CLI, "report", "write a run's report.html again"),
+    "generate": Command(CLI, "generate", "sample text from a run"),
+    "evaluate": Command(STUDIES, "evaluate", "compute the validation loss of a checkpoint"),
+    "convert": Command(STUDIES, "convert", "convert weights to and from Hugging Face"),
+    "inspect": Command(CLI, "inspect_checkpoint", "list, verify, compare or export a checkpoint"),
+    "inspect-data": Command(STUDIES, "inspect_data", "show the samples that a run reads"),
+    "explain-layout": Command(
+        STUDIES, "explain_layout", "draw which rank holds which model states"
+    ),
+    "dry-run": Command(CLI, "dry_run", "build every stage of an experiment without memory"),
+    "calibrate": Command(STUDIES, "calibrate", "measure this machine for the planner"),
 }
+
+
+def load(name: str) -> ModuleType:
+    """Import the module of a command; frontier_lab is imported only by these names."""
+    command = COMMANDS[name]
+    return import_module(f"{command.package}.{command.module}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +79,7 @@ def _dispatch(given: Sequence[str]) -> int:
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
     redirect_libraries(os.environ)
-    module = import_module(f"frontier_llm.cli.{COMMANDS[name].module}")
+    module = load(name)
     return int(module.main(rest))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
 from frontier_llm.cli.machine_defaults import check_devices, refuse_nodes
+from frontier_llm.cli.main import load
 from frontier_llm.cli.options import MULTIRUN, run_command
 from frontier_llm.cli.replaceable import ranks_of, replacing, train_as_agent
 from frontier_llm.cli.run_preparation import (
@@ -65,9 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print(run_directory.to_yaml(compose(overrides)), end="")
         return 0
     if MULTIRUN & set(arguments):
-        from frontier_llm.cli import sweep
-
-        return sweep.main(arguments)
+        return int(load("sweep").main(arguments))
     world = World.from_environment(os.environ)
     try:
         if world is None:

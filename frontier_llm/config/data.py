@@ -7,6 +7,8 @@ from pydantic import Field
 from frontier_llm.config.paths import PathName
 from frontier_llm.config.section import Section
 
+Format = Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "tsv"]
+
 
 class CorpusConfig(Section):
     """One corpus of a blend."""
@@ -20,6 +22,10 @@ class CorpusConfig(Section):
     weight: float | None = Field(default=None, gt=0)
     """Relative share of the samples. null = the number of training tokens of this corpus to the
     power of `data.blend_alpha`. Either all corpora of a blend have a weight, or none of them."""
+    format: Format | None = None
+    """See `data.format`, which null stands for."""
+    text_key: str | None = None
+    """See `data.text_key`, which null stands for."""
 
 
 class DataConfig(Section):
@@ -33,13 +39,13 @@ class DataConfig(Section):
     path: PathName | None
     """For kind `text`: a file or a directory of text, JSON lines, JSON, Parquet, CSV or TSV, also
     compressed by gzip, zstandard, bzip2 or xz. Links are followed."""
-    format: Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
+    format: Format = "auto"
     """Format of the files in `path`. `auto`: the content decides, and must agree with the name; of
     a directory, either records or plain text is read. `mixed`: the same, but both are read.
     Otherwise files are read as named here, and others in a directory are left out."""
     corpora: tuple[CorpusConfig, ...] = Field(strict=False)
-    """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]. The keys `kind` and
-    `weight` are optional."""
+    """For kind `blend`: [{name: NAME, path: PATH, weight: NUMBER}, ...]. The keys `kind`, `weight`,
+    `format` and `text_key` are optional."""
     blend_alpha: float = Field(ge=0, le=1)
     """Exponent for a blend without weights. With 1 the samples of a corpus are proportional to its
     size, with 0 all corpora have equally many samples. mT5 uses 0.3, which favours small
@@ -109,3 +115,8 @@ class DataConfig(Section):
         if self.kind == "blend":
             return self.corpora
         return (CorpusConfig(name=self.name, kind=self.kind, path=self.path),)
+
+    def of(self, corpus: CorpusConfig) -> "DataConfig":
+        """Return this configuration with the format and the key of the text of one corpus."""
+        own = {"format": corpus.format, "text_key": corpus.text_key}
+        return self.model_copy(update={key: own[key] for key in own if own[key] is not None})

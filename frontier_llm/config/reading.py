@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from frontier_llm.config.data import DataConfig
+from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
+from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.errors import ConfigError
 
 TEXTS = "a file of text, JSON lines, JSON, CSV or Parquet, or a directory of them"
-SENTINELS = 100
-"""Number of sentinel tokens, which replace removed spans (as in T5 and mT5)."""
 
 
 def check_data(config: RunConfig) -> None:
@@ -37,6 +36,8 @@ def check_sources(data: DataConfig) -> None:
                 "a name for folders: not empty, without slashes, and not hidden by a dot",
                 "choose a name such as text",
             )
+        if data.kind == "blend" and corpus.kind == "stdlib":
+            _refuse_own_keys(corpus)
         if corpus.kind == "text" and not corpus.path:
             key = f"data.corpora ({corpus.name})" if data.kind == "blend" else "data.path"
             raise ConfigError(
@@ -44,6 +45,18 @@ def check_sources(data: DataConfig) -> None:
                 "null",
                 TEXTS,
                 "set data.path=FILE" if data.kind != "blend" else "add a path to this corpus",
+            )
+
+
+def _refuse_own_keys(corpus: CorpusConfig) -> None:
+    """Refuse keys that only an entry with `kind: text` reads."""
+    for key in ("path", "format", "text_key"):
+        if (value := getattr(corpus, key)) is not None:
+            raise ConfigError(
+                f"data.corpora ({corpus.name})",
+                f"kind: stdlib, {key}: {value}",
+                f"no {key}: the sources of Python's standard library are read",
+                f"leave {key} out, or leave kind out to read a path",
             )
 
 
@@ -102,10 +115,11 @@ def _check_documents(data: DataConfig) -> None:
 def _check_vocabulary(config: RunConfig) -> None:
     if config.data.tokenizer is not None:
         return  # data/run_loader.py checks the size of a given tokenizer
-    sentinels = SENTINELS if config.data.objective == "spans" else 0
+    has_spans = config.data.objective == "spans"
+    sentinels = sentinels_of(config.data.sequence_length) if has_spans else 0
     limit = config.model.vocabulary - sentinels
     if config.data.vocabulary > limit:
-        reserved = f" less {sentinels} sentinels" if sentinels else ""
+        reserved = f" less {sentinels} sentinels, one per span" if sentinels else ""
         raise ConfigError(
             "data.vocabulary",
             config.data.vocabulary,

@@ -228,8 +228,9 @@ def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None)
     shares = corpus_shares(sizes, dict.fromkeys(sizes), config.blend_alpha)
     texts: list[str] = []
     for corpus, source in corpora_and_sources:
-        scans = scan_files(source, config, processes, report)
-        build = CorpusBuild(corpus, config, source, scans, processes, report)
+        own = config.of(corpus)
+        scans = scan_files(source, own, processes, report)
+        build = CorpusBuild(corpus, own, source, scans, processes, report)
         build.check_files()
         texts += build.choose_texts(shares[corpus.name] * TOKENIZER_TEXT_BYTES)
     report(f"training a tokenizer of {config.vocabulary} tokens", 0.0)

@@ -108,7 +108,7 @@ def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
 
 def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
     """Return the path of the tokenizer that is trained on all sources of a blend."""
-    settings = (
+    settings: tuple[object, ...] = (
         FORMAT,
         config.format,
         config.text_key,
@@ -116,6 +116,9 @@ def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
         config.blend_alpha,
         config.validation_percent,
     )
+    own = [(corpus.format, corpus.text_key) for corpus in config.sources]
+    if any(any(pair) for pair in own):
+        settings += tuple(own)
     inputs = "\0".join(map(str, (*settings, *(source.fingerprint() for source in sources))))
     digest = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     return Path(config.directory, f"{config.name}-{digest}.model")
@@ -131,7 +134,7 @@ class _Preparation:
         report: "Progress" = lambda stage, fraction: None,
         workers: int = 1,
     ) -> None:
-        self._corpus, self._config = corpus, config
+        self._corpus, self._config = corpus, config.of(corpus)
         self._report, self._workers = report, workers
         self._directory = Path(config.directory)
         self._tokenizer = None if config.tokenizer is None else Path(config.tokenizer)

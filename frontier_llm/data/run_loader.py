@@ -15,6 +15,7 @@ import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
+from frontier_llm.config.span_lengths import span_lengths
 from frontier_llm.data.batch import Batch, LossMean
 from frontier_llm.data.corpora import (
     BlendedSamples,
@@ -34,7 +35,6 @@ from frontier_llm.data.spans import SpanCorruption
 from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary
 from frontier_llm.errors import DataError
 from frontier_llm.geometry.context_cut import context_cut
-from frontier_llm.geometry.lengths import span_lengths
 from frontier_llm.parallel.context_ranks import token_numbers
 
 
@@ -177,9 +177,9 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
         return causal_batch
     length = config.data.sequence_length
     key = make_key("spans", corpora.manifest.digest, config.trainer.seed)
-    corruption = SpanCorruption(
-        span_lengths(length).text, length, tokenizer.first_sentinel, tokenizer.eod, key
-    )
+    lengths = span_lengths(length)
+    sentinels = tokenizer.sentinels(lengths.spans)
+    corruption = SpanCorruption(lengths.text, length, sentinels, tokenizer.eod, key)
     return corruption.batch
 
 

@@ -350,6 +350,7 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     Raises:
         DataError: the path does not exist, holds no text, or is a folder of this program.
     """
+    config = config.of(corpus)
     root = _root(corpus)
     single = root.is_file()
     if corpus.kind == "stdlib":

@@ -50,7 +50,8 @@ def choose_files(source: Source, corpus: CorpusConfig, config: DataConfig, worke
             return error.strerror or str(error)
 
     detected = dict(run_jobs(detect_one, range(len(source.files)), workers))
-    chooser = _Chooser(source, config)
+    is_own_key = config.kind == "text" or corpus.text_key is not None
+    chooser = _Chooser(source, config.of(corpus), is_own_key)
     for index, file in enumerate(source.files):
         found = detected[index]
         if isinstance(found, str):
@@ -63,8 +64,8 @@ def choose_files(source: Source, corpus: CorpusConfig, config: DataConfig, worke
 class _Chooser:
     """Chooses among the files of one source."""
 
-    def __init__(self, source: Source, config: DataConfig) -> None:
-        self._source, self._config = source, config
+    def __init__(self, source: Source, config: DataConfig, is_own_key: bool) -> None:
+        self._source, self._config, self._is_own_key = source, config, is_own_key
         self.files: list[SourceFile] = []
         self._left_out = {r: tally.model_copy(deep=True) for r, tally in source.left_out.items()}
         self._skips = {"refuse": False, "skip": True}[config.broken]
@@ -91,9 +92,9 @@ class _Chooser:
         return replace(chosen, divided=chosen.single or self._is_in_one_split(chosen))
 
     def _check_use_of_key(self) -> None:
-        """Refuse data.text_key for plain text. The corpora of a blend share the key."""
+        """Refuse data.text_key for plain text, unless the key is for all corpora of a blend."""
         key, has_records = self._config.text_key, any(f.detected.is_structured for f in self.files)
-        if key != _USUAL_KEY and not has_records and self._config.kind == "text":
+        if key != _USUAL_KEY and not has_records and self._is_own_key:
             raise ConfigError(
                 "data.text_key",
                 key,

@@ -5,10 +5,9 @@
     targets   <0> brown fox <1> the lazy </s>
 
 15% of the tokens are removed, in spans of 3 tokens on average. Each span is replaced by a sentinel
-(written <0> and <1> above), a special token that occurs once per text. The first sentinel has the
-highest token id, and each further sentinel the next lower id. All samples have the same lengths
-(geometry/lengths.py). The choice of spans depends only on a key and the index of the sample, so a
-checkpoint need not store any random state.
+(written <0> and <1> above), a special token that occurs once per text. All samples have the same
+lengths (config/span_lengths.py). The choice of spans depends only on a key and the index of the
+sample, so a checkpoint need not store any random state.
 
 Paper: T5, arXiv:1910.10683, section 3.1.4; mT5, arXiv:2010.11934, section 3. As in the code of the
 authors of T5, a text always begins with kept tokens and ends with a removed span.
@@ -21,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from frontier_llm.config.model import DECODER_MULTIPLE
+from frontier_llm.config.span_lengths import corrupted
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.permutation import make_key, random_uint64
-from frontier_llm.geometry.lengths import corrupted
 
 Tokens = npt.NDArray[np.int64]
 START = 0
@@ -34,16 +33,19 @@ class SpanCorruption:
     """Builds micro-batches of an encoder-decoder from windows of text.
 
     The encoder reads `inputs` tokens per sample. If corruption leaves fewer, the rest is padding.
-    Further sentinels have the ids below the first, `sentinel`.
+    `sentinels` has at least one token id per span.
     """
 
-    def __init__(self, text_tokens: int, inputs: int, sentinel: int, eos: int, key: int) -> None:
+    def __init__(
+        self, text_tokens: int, inputs: int, sentinels: Sequence[int], eos: int, key: int
+    ) -> None:
         self._lengths = corrupted(text_tokens)
-        # both sides have one sentinel per span and one end token in addition to the text
-        self._spans = self._lengths.inputs + self._lengths.targets - text_tokens - 2 >> 1
+        self._spans = self._lengths.spans
         self._removed_tokens = self._lengths.targets - self._spans - 1
         assert self._spans >= 1, "checked in config/rules.py"
-        self._inputs, self._sentinel, self._eos, self._key = inputs, sentinel, eos, key
+        assert len(sentinels) >= self._spans, "see Tokenizer.sentinels"
+        self._inputs, self._eos, self._key = inputs, eos, key
+        self._sentinels = np.array(sentinels[: self._spans], dtype=np.int64)
 
     def corrupt(self, text: Tokens, index: int) -> tuple[Tokens, Tokens]:
         """Divide a text into the inputs of the encoder and the targets of the decoder.
@@ -54,12 +56,11 @@ class SpanCorruption:
         follows_removed = np.concatenate([[False], removed[:-1]])
         first_of_span = removed & ~follows_removed
         before_span = np.concatenate([first_of_span[1:], [False]])
-        sentinels = self._sentinel - np.arange(self._spans)
         # In the inputs a sentinel takes the place of a span's first token. In the targets it takes
         # the place of the kept token before the span; there always is one.
         inputs, targets = text.copy(), text.copy()
-        inputs[first_of_span] = sentinels
-        targets[before_span] = sentinels
+        inputs[first_of_span] = self._sentinels
+        targets[before_span] = self._sentinels
         return (
             np.append(inputs[~removed | first_of_span], self._eos),
             np.append(targets[removed | before_span], self._eos),
@@ -95,15 +96,16 @@ class SpanCorruption:
         return np.repeat(np.tile([False, True], self._spans), lengths)
 
 
-def restore(inputs: Sequence[int], targets: Sequence[int], sentinel: int, eos: int) -> list[int]:
+def restore(
+    inputs: Sequence[int], targets: Sequence[int], sentinels: Sequence[int], eos: int
+) -> list[int]:
     """Return the original text: the inputs with the span of each sentinel put back in its place."""
     spans: dict[int, list[int]] = {}
     span: list[int] = []
-    next_sentinel = sentinel
+    marks = set(sentinels)
     for token in targets[:-1]:
-        if token == next_sentinel:
+        if token in marks:
             span = spans[token] = []
-            next_sentinel -= 1
         else:
             span.append(token)
     assert inputs[-1] == targets[-1] == eos, "inputs and targets end with eos"

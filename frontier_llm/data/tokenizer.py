@@ -11,17 +11,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 
-from frontier_llm.config.reading import SENTINELS
+from frontier_llm.config.span_lengths import SENTINELS
 from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
 
-_FIRST_SENTINEL = ("\u2581<extra_id_0>", "<extra_id_0>")
-"""Names of the first sentinel in the tokenizers of mT5 and T5."""
+_SENTINELS = ("\u2581<extra_id_{}>", "<extra_id_{}>")
+"""Names of the sentinels in the tokenizers of mT5 and T5, by number."""
 BLOCK_CHARACTERS = MIB
 """Number of characters that are split into substrings at a time. This limits the memory, because
 the list of substrings takes ten times the memory of the text."""
@@ -109,17 +110,25 @@ class Tokenizer(ABC):
         An ASCII substring must be a match of `ascii_runs`, unless this is None.
         """
 
-    @property
-    def first_sentinel(self) -> int:
-        """Token id of the first sentinel, by which span corruption replaces the first span.
+    def sentinels(self, count: int) -> list[int]:
+        """Return the token ids of sentinels, by which span corruption replaces spans in order.
 
-        Further sentinels have the ids below it. The tokenizers of T5 have tokens for sentinels;
-        with other tokenizers the sentinels are ids after the vocabulary.
+        The tokenizers of T5 and mT5 have tokens for 100 sentinels. Without them the first 100 are
+        the ids after the vocabulary, the highest first as in T5. Further sentinels follow these
+        ids: no sentinel is a token of text, and none changes if another length needs more.
         """
-        for token in _FIRST_SENTINEL:
-            if (found := self.id_of(token)) is not None:
-                return found
-        return self.vocabulary + SENTINELS - 1
+        highest = self.vocabulary + SENTINELS - 1
+        found = self._named_sentinels(count) or [highest - k for k in range(SENTINELS)][:count]
+        after = max(self.vocabulary, max(found) + 1)
+        return [*found, *range(after, after + count - len(found))]
+
+    def _named_sentinels(self, count: int) -> list[int]:
+        """Return the ids of the first `count` sentinels that are tokens of this tokenizer."""
+        for names in _SENTINELS:
+            ids = [self.id_of(names.format(k)) for k in range(count)]
+            if found := list(takewhile(lambda token: token is not None, ids)):
+                return [token for token in found if token is not None]
+        return []
 
     def named_end(self, path: Path, token: str) -> int:
         """Return the id of `token`, the value of data.end_of_document."""

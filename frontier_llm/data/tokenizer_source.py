@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.run import RunConfig
+from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.data.json_tokenizer import SETTINGS_FILES, JsonTokenizer
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.data.source_format import sha256_of
@@ -82,14 +82,17 @@ def check_given_tokenizer(config: RunConfig) -> None:
 
 def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that has more tokens than the model's embedding has rows."""
-    spans = config.data.objective == "spans"
-    ids = max(tokenizer.vocabulary, tokenizer.first_sentinel + 1 if spans else 0)
+    count = 0
+    if config.data.objective == "spans":
+        count = sentinels_of(config.data.sequence_length)
+    sentinels = tokenizer.sentinels(count) if count else []
+    ids = max([tokenizer.vocabulary, *(token + 1 for token in sentinels)])
     if ids > config.model.vocabulary:
         raise ConfigError(
             "model.vocabulary",
             config.model.vocabulary,
             f"at least {ids}: the tokenizer's {tokenizer.vocabulary} tokens"
-            + (f" and {SENTINELS} sentinels" if spans else ""),
+            + (f" and {count} sentinels, one per removed span" if count else ""),
             f"set model.vocabulary={ids}, or use another tokenizer",
         )
 

@@ -104,7 +104,7 @@ class Sampler:
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
         """As `_batch`: the encoder reads the prompt and a sentinel, the decoder what is written."""
-        sentinel = self._tokenizer.first_sentinel
+        sentinel = self._tokenizer.sentinels(1)[0]
         source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
         target = [START, sentinel, *written]
         encoder, decoder = self._padded(source), self._padded(target)

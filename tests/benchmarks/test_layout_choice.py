@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.planner_accuracy import choices, stored, table_choices
 from docs.generate.planner_page import PAGE, choices_table
-from frontier_llm.planner.measured import MeasuredRun, Prediction
+from frontier_lab.planning.measured import MeasuredRun, Prediction
 from tests.planner.layouts import make
 
 VTRAIN = "vtrain_single_node"

@@ -17,9 +17,9 @@ from benchmarks.planner_accuracy import (
     stored,
 )
 from docs.generate.planner_page import PAGE, validation
-from frontier_llm.calibration.device import Sample, fitted
+from frontier_lab.calibration.device import Sample, fitted
+from frontier_lab.planning.measured import cluster_constants
 from frontier_llm.planner.compute import tile_flops
-from frontier_llm.planner.measured import cluster_constants
 
 pytestmark = pytest.mark.slow
 

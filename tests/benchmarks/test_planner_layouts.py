@@ -18,7 +18,7 @@ from benchmarks.planner_layouts import (
 )
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.shape import Shape
-from frontier_llm.calibration.foreign_load import is_disturbed
+from frontier_lab.calibration.foreign_load import is_disturbed
 from frontier_llm.geometry.resolved import ResolvedLayout
 from tests.covering import covering
 

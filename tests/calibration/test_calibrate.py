@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from frontier_llm.calibration.device import DeviceFigures, KernelFigures, ProductFigures, Sample
-from frontier_llm.calibration.host_times import CASES, host_times
-from frontier_llm.calibration.links import LinkFigures, Speed, fit_speed
-from frontier_llm.calibration.ranks import Figures, combine, measured
-from frontier_llm.cli.calibrate import cluster_file, main, small_config
+from frontier_lab.calibration.device import DeviceFigures, KernelFigures, ProductFigures, Sample
+from frontier_lab.calibration.host_times import CASES, host_times
+from frontier_lab.calibration.links import LinkFigures, Speed, fit_speed
+from frontier_lab.calibration.ranks import Figures, combine, measured
+from frontier_lab.commands.calibrate import cluster_file, main, small_config
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.engine import HostTimes
@@ -35,7 +35,9 @@ def figures(links=LINKS, seconds=SECONDS):
 
 @pytest.mark.parametrize("name", ["a/b", "", "../x", "cpu_laptop"])
 def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeypatch):
-    monkeypatch.setattr("frontier_llm.cli.calibrate.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "frontier_lab.commands.calibrate.measure", lambda *_: pytest.fail("measured")
+    )
     with pytest.raises(ConfigError, match="--write"):
         main(["--write", name])
     assert cluster_file("my-own_1").name == "my-own_1.yaml"
@@ -49,7 +51,7 @@ def test_a_disturbed_measurement_is_not_written(
     monkeypatch, tmp_path, capsys, foreign, options, writes
 ):
     """Of ten seconds in which the ranks of the calibration use two cores."""
-    seconds, name = iter([0.0, 10.0]), "frontier_llm.cli.calibrate"
+    seconds, name = iter([0.0, 10.0]), "frontier_lab.commands.calibrate"
     busy, own = iter([0.0, 10 * (2 + foreign)]), iter([0.0, 20.0])
     monkeypatch.setattr(f"{name}.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     monkeypatch.setattr(f"{name}.busy_seconds", lambda: next(busy))

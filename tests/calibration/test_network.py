@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from frontier_llm.calibration import network
-from frontier_llm.calibration.links import network_speeds
-from frontier_llm.calibration.network import Outcome
-from frontier_llm.cli.doctor import main
+from frontier_lab.calibration import network
+from frontier_lab.calibration.links import network_speeds
+from frontier_lab.calibration.network import Outcome
+from frontier_lab.commands.doctor import main
 from frontier_llm.cli.experiments import composed
 from frontier_llm.launch.world import World
 from tests.patience import patient

@@ -11,12 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from frontier_llm.cli import convert as convert_checkpoint
-from frontier_llm.cli import evaluate, generate, inspect_data, preprocess
+from frontier_lab.commands import convert as convert_checkpoint
+from frontier_lab.commands import evaluate, inspect_data
+from frontier_lab.convert.ours import write_weights
+from frontier_llm.cli import generate, preprocess
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
-from frontier_llm.convert.ours import write_weights
 from frontier_llm.data.corpora import open_data
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontier_llm.cli.doctor import main, network
+from frontier_lab.commands.doctor import main, network
 from frontier_llm.errors import ConfigError
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 import yaml
 
-from frontier_llm.cli import console, evaluate
-from frontier_llm.cli.evaluate_text import evaluate_texts, windows_of
+from frontier_lab.commands import evaluate
+from frontier_lab.commands.evaluate_text import evaluate_texts, windows_of
+from frontier_llm.cli import console
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Copy the package, and inside it the folders that pyproject.toml puts into the wheel."""
+    """Copy the packages, and inside it the folders that pyproject.toml puts into the wheel."""
     site = tmp_path_factory.mktemp("site")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "frontier_llm", site / "frontier_llm", ignore=ignored)
+    for package in ("frontier_llm", "frontier_lab"):
+        shutil.copytree(ROOT / package, site / package, ignore=ignored)
     sources = re.search(
         r"^\[tool\.hatch\.build\.targets\.wheel\.sources\]\n((?:\w+ = .+\n)+)",
         (ROOT / "pyproject.toml").read_text(), re.MULTILINE,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frontier_llm.cli import convert, evaluate, generate, inspect_data
+from frontier_lab.commands import convert, evaluate, inspect_data
+from frontier_llm.cli import generate
 from frontier_llm.cli.options import run_command
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer

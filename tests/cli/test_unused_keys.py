@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from frontier_lab.sweeps.sweep import first_configuration
 from frontier_llm.cli.compose import compose, configured, groups
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
-from frontier_llm.cli.sweep import first_configuration
 from frontier_llm.cli.train import configure
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.needed import NEEDS, Need, unused

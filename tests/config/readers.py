@@ -1,5 +1,17 @@
 """The modules that read keys whose effect no prediction shows: an explicit list."""
 
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "frontier_llm", ROOT / "frontier_lab")
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a module such as model/gpt.py, which one of the packages has."""
+    (found,) = (folder / module for folder in PACKAGES if (folder / module).exists())
+    return found
+
+
 READERS = {
     "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon model.qkv_bias"
     " model.attention_dropout",
@@ -46,9 +58,9 @@ READERS = {
     "cli/launch.py": "launch.nodes",
     "health/preflight.py": "launch.meeting_seconds",
     "launch/stop.py": "launch.stop_minutes",
-    "cli/funnel.py": "launch.trial_minutes",
-    "cli/sweep.py": "launch.trial_value launch.trial_runner",
-    "cli/trial_runner.py": "launch.trial_micro_batches",
+    "sweeps/funnel.py": "launch.trial_minutes",
+    "sweeps/sweep.py": "launch.trial_value launch.trial_runner",
+    "sweeps/trial_runner.py": "launch.trial_micro_batches",
     "cli/compose.py": "launch.elastic",
     "cli/replaceable.py": "recovery.spares recovery.tries recovery.timeout_seconds",
     "config/partner_copies.py": "recovery.copies_path recovery.partner_copies",
@@ -85,7 +97,8 @@ READERS = {
     "health/rank_checks.py": "cluster.environment",
     "saving/changes.py": "run.allow_changes",
     "config/cluster.py": "cluster.host.cores",
-    "cli/plan.py": "cluster.host.memory_gib planner.collectives planner.tokens planner.engine.name",
+    "commands/plan.py": "cluster.host.memory_gib planner.collectives planner.tokens"
+    " planner.engine.name",
     "planner/state_costs.py": "planner.engine.second_copy_ranks planner.engine.exchanges_gradients"
     " planner.engine.broadcasts_refresh planner.engine.refresh_owner_us"
     " planner.engine.reduces_once",

@@ -4,17 +4,16 @@ import ast
 import types
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 
 from frontier_llm.config import RunConfig
-from frontier_llm.config.data import CorpusConfig
+from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.config.optimizer import RateFactors
+from tests.config.readers import source_of
 
-PACKAGE = Path(__file__).parents[2] / "frontier_llm"
 FORMATS = {"bf16", "fp32", "int4", "int8"}
 
 # The module that chooses by a key, with a table of the names. Then names that this module, or the
@@ -54,8 +53,8 @@ CHOOSERS = {
     "data.objective": "data/run_loader.py",
     "data.documents": "data/run_loader.py",
     "data.packing": "data/run_loader.py",
-    "launch.trial_value": "cli/sweep_trials.py",
-    "launch.trial_runner": "cli/sweep.py",
+    "launch.trial_value": "sweeps/sweep_trials.py",
+    "launch.trial_runner": "sweeps/sweep.py",
     "checkpoint.mode": "checkpoint/manager.py saving/tier_writers.py:off",
     "checkpoint.files": "saving/tier_writers.py",
     "checkpoint.when_busy": "saving/checkpoints.py",
@@ -72,6 +71,7 @@ CHOOSERS = {
 }
 OTHERWISE = {
     "data.kind": {"blend", *get_args(CorpusConfig.model_fields["kind"].annotation)},
+    "data.corpora.format": set(get_args(DataConfig.model_fields["format"].annotation)),
     "optimizer.decayed": set(RateFactors.model_fields),
     "cluster.device.peak_tflops": {"fp32", "bf16", "fp16"},
 }
@@ -108,7 +108,7 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
 @cache
 def tables(module: str) -> list[set[str]]:
     """Return the names in each dictionary and each tuple of a module."""
-    tree = ast.parse((PACKAGE / module).read_text())
+    tree = ast.parse(source_of(module).read_text())
     found = []
     for node in ast.walk(tree):
         items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
@@ -133,7 +133,7 @@ def test_the_chooser_names_every_choice(key):
     wanted = CHOICES[key] - {name.rpartition(":")[2] for name in apart}
     assert not wanted or wanted in tables(module), (key, wanted)
     for place, _, name in (name.rpartition(":") for name in apart):
-        assert f'"{name}"' in (PACKAGE / (place or module)).read_text(), name
+        assert f'"{name}"' in source_of(place or module).read_text(), name
 
 
 @pytest.mark.parametrize("key", OTHERWISE)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, reduce
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import pytest
@@ -21,10 +20,9 @@ from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes, estimate
 from frontier_llm.trainer.learning_rate import LearningRate
-from tests.config.readers import READERS
+from tests.config.readers import READERS, source_of
 from tests.values import tiny_values
 
-PACKAGE = Path(__file__).parents[2] / "frontier_llm"
 RANKS, PER_NODE = 16, 4
 LAYOUT = ("parallel.tensor=2", "parallel.pipeline=2", "data.global_batch=32", "data.micro_batch=2")
 ROTARY = ("model.positions=rotary", "model.heads=2")
@@ -184,7 +182,7 @@ def test_a_key_changes_something_or_is_refused(section):
 
 @pytest.mark.parametrize("module", READERS)
 def test_the_listed_module_reads_the_key(module):
-    tree = ast.parse((PACKAGE / module).read_text())
+    tree = ast.parse(source_of(module).read_text())
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     read |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     names = {

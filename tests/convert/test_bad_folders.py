@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from frontier_llm.cli.convert import from_theirs
-from frontier_llm.convert.families import check_surplus, family_of
-from frontier_llm.convert.ours import OurWeights
-from frontier_llm.convert.table import select
-from frontier_llm.convert.theirs import TheirWeights, save_tensors
+from frontier_lab.commands.convert import from_theirs
+from frontier_lab.convert.families import check_surplus, family_of
+from frontier_lab.convert.ours import OurWeights
+from frontier_lab.convert.table import select
+from frontier_lab.convert.theirs import TheirWeights, save_tensors
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from tests.hostile import cpu_seconds

@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from frontier_lab.commands import convert as convert_checkpoint
+from frontier_lab.commands import evaluate
+from frontier_lab.convert import compare_logits
+from frontier_lab.convert.decoders import Llama, Qwen3
+from frontier_lab.convert.families import FAMILIES, family_for
+from frontier_lab.convert.ours import OurWeights, write_weights
+from frontier_lab.convert.table import TRANSPOSED
 from frontier_llm.checkpoint.discovery import find
-from frontier_llm.cli import convert as convert_checkpoint
-from frontier_llm.cli import evaluate
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
-from frontier_llm.convert import compare_logits
-from frontier_llm.convert.decoders import Llama, Qwen3
-from frontier_llm.convert.families import FAMILIES, family_for
-from frontier_llm.convert.ours import OurWeights, write_weights
-from frontier_llm.convert.table import TRANSPOSED
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -251,7 +251,7 @@ def test_windows_in_some_layers_are_refused():
 
 
 def test_many_shards_are_written_and_read(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("frontier_llm.cli.convert.SHARD_BYTES", 10_000)
+    monkeypatch.setattr("frontier_lab.commands.convert.SHARD_BYTES", 10_000)
     ours = make_ours(tmp_path / "ours")
     assert main(["--to", "hf", str(ours), str(tmp_path / "out"), "--no-check"]) == 0
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -267,7 +267,7 @@ def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypat
     pytest.importorskip("transformers")
     ours = make_ours(tmp_path / "ours")
     monkeypatch.setattr(
-        "frontier_llm.convert.decoders.query_key_value",
+        "frontier_lab.convert.decoders.query_key_value",
         lambda model, joined: TRANSPOSED,  # heads left interleaved: the classic
     )
     assert main(["--to", "hf", str(ours), str(tmp_path / "out")]) == FrontierError.exit_code

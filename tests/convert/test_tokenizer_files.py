@@ -8,8 +8,8 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
+from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.config import decode
-from frontier_llm.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,

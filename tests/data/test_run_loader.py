@@ -10,6 +10,7 @@ import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
+from frontier_llm.config.span_lengths import span_lengths
 from frontier_llm.data.batch import Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
 from frontier_llm.data.prepare import prepare
@@ -17,7 +18,6 @@ from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_loader, make_windows
 from frontier_llm.data.spans import restore
 from frontier_llm.errors import ConfigError, DataError
-from frontier_llm.geometry.lengths import span_lengths
 from tests.data.conftest import config, documents, write_jsonl
 from tests.values import tiny_values
 
@@ -97,11 +97,12 @@ def test_batches_of_spans_restore_the_text(one: tuple[DataConfig, Corpora]):
     text = restore(
         batch.encoder_tokens[0].tolist(),
         batch.labels[0][batch.loss_mask[0] > 0].tolist(),
-        corpora.tokenizer.first_sentinel,
+        corpora.tokenizer.sentinels(span_lengths(48).spans),
         corpora.tokenizer.eod,
     )
     assert text == window.tolist()
-    assert corpora.tokenizer.first_sentinel == corpora.tokenizer.vocabulary + 99
+    last = corpora.tokenizer.vocabulary + 99
+    assert corpora.tokenizer.sentinels(3) == [last, last - 1, last - 2]
 
 
 def test_causal_is_the_default(one: tuple[DataConfig, Corpora]):

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.cli.sweep_trials import Trial
+from frontier_lab.convert import theirs
+from frontier_lab.convert.ours import write_weights
+from frontier_lab.sweeps.sweep_trials import Trial
 from frontier_llm.config import decode
-from frontier_llm.config.reading import check_files
-from frontier_llm.convert import theirs
-from frontier_llm.convert.ours import write_weights
+from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data import file_formats
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.corpus_manifest import (
@@ -33,7 +33,7 @@ from frontier_llm.data.corpus_manifest import (
     Account,
     Manifest,
 )
-from frontier_llm.data.prepare import prepare
+from frontier_llm.data.prepare import prepare, unprepared
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.saving import run_directory
 from tests.data.conftest import config, documents, write_jsonl
@@ -350,6 +350,46 @@ def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
     opened = open_all(blend, prepare_all(blend, workers=1))
     assert opened.left_out == "a: 9 of 11 files left out, b: nothing left out"
     assert [corpus.manifest.account.documents for corpus in opened.corpora] == [62, 50]
+
+
+def test_each_corpus_of_a_blend_may_have_its_format_and_key(tmp_path: Path):
+    write_jsonl(tmp_path / "raw.jsonl", 50)
+    rows = [f"{number},the river and the stone {number}" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["id,body", *rows]))
+    raw: dict[str, object] = {"name": "raw", "path": str(tmp_path / "raw.jsonl")}
+    table: dict[str, object] = {"name": "rows", "path": str(tmp_path / "rows.csv")}
+
+    def prepared(*corpora: dict[str, object]) -> tuple[Path, ...]:
+        blend = config(tmp_path / "c", None, kind="blend", corpora=corpora)
+        folders = prepare_all(blend, workers=1)
+        assert not unprepared(blend)
+        return folders
+
+    folders = prepared({**raw, "format": "text"}, {**table, "text_key": "body"})
+    manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
+    assert manifests[1].account is not None
+    assert manifests[1].account.documents == 60
+    lines = (tmp_path / "raw.jsonl").read_text()
+    assert manifests[0].train.text_bytes + manifests[0].validation.text_bytes == len(lines.encode())
+    with pytest.raises(DataError, match="text_key"):
+        prepared(raw, table)
+    other = prepared({**raw, "format": "jsonl"}, {**table, "text_key": "id"})
+    assert not set(other) & set(folders)
+
+
+@pytest.mark.parametrize("key", ["path", "format", "text_key"])
+def test_a_key_that_an_entry_does_not_read_is_refused(tmp_path: Path, key: str):
+    corpora = [{"name": "lib", "kind": "stdlib", key: "text"}]
+    with pytest.raises(ConfigError, match=rf"\(lib\)\n.*{key}: text(.|\n)*leave {key} out"):
+        check_sources(config(tmp_path, None, kind="blend", corpora=corpora))
+
+
+def test_an_own_key_for_plain_text_is_refused(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("plain words " * 300)
+    entry = {"name": "a", "path": str(tmp_path / "a.txt"), "text_key": "body"}
+    blend = config(tmp_path / "c", None, kind="blend", corpora=[entry])
+    with pytest.raises(ConfigError, match=r"text_key(.|\n)*body(.|\n)*plain text"):
+        prepare_all(blend, workers=1)
 
 
 WRITERS: dict[str, Callable[[Path, random.Random, list[Path], list[Path]], object]] = {

@@ -17,11 +17,11 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-ROOMS = "benchmarks|conf|docs|examples|frontier_llm|scripts|tests|tools"
+ROOMS = "benchmarks|conf|docs|examples|frontier_lab|frontier_llm|scripts|tests|tools"
 """Folders of the repository; a path in backticks that begins with one of them must exist."""
 IN_BACKTICKS = re.compile(rf"`((?:{ROOMS})/[\w./-]*\w/?|[\w-]+\.(?:py|sh|sbatch|yaml|toml|md))`")
 PROGRAM = re.compile(r"frontier-llm +((?:--conf-dir \S+ +)?[a-z][\w-]*)")
-MODULE = re.compile(r"python -m +((?:benchmarks|docs|frontier_llm)[\w.]*)")
+MODULE = re.compile(r"python -m +((?:benchmarks|docs|frontier_lab|frontier_llm)[\w.]*)")
 MADE_BY_OTHERS = {"config.yaml", "mine.yaml", "my_callbacks.py"}
 """Files that a run or the reader makes."""
 

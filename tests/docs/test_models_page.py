@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from docs.generate.models_and_clusters_page import models
+from frontier_lab.convert.families import FAMILIES, family_for
 from frontier_llm.cli.experiments import composed
-from frontier_llm.convert.families import FAMILIES, family_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

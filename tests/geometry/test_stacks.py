@@ -5,13 +5,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.config.span_lengths import corrupted, span_lengths
 from frontier_llm.geometry.inventory import (
     chunk_parameters,
     count_parameters,
     model_shapes,
     shared_parameters,
 )
-from frontier_llm.geometry.lengths import corrupted, sample_lengths, span_lengths
+from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.geometry.model_chunks import chunk_stacks, make_model_chunks
 from frontier_llm.geometry.pipeline_schedule import Placement
 from tests.geometry.models import any_t5_models, make_model, make_t5

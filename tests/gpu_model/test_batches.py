@@ -53,7 +53,7 @@ def wait_for_thread(loader: BatchLoader) -> None:
 
 
 @pytest.mark.parametrize(
-    "make_batch", [causal_batch, SpanCorruption(LENGTH, LENGTH, 200, 1, 7).batch]
+    "make_batch", [causal_batch, SpanCorruption(LENGTH, LENGTH, range(200, 100, -1), 1, 7).batch]
 )
 def test_batches_arrive_without_a_wait_and_equal_those_of_a_cpu(make_batch: MakeBatch) -> None:
     with (

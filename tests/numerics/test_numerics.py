@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from frontier_lab.numerics.compare import checks, compare_on_all_ranks, explain
+from frontier_lab.numerics.subject import Check
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import FrontierError
-from frontier_llm.numerics.compare import checks, compare_on_all_ranks, explain
-from frontier_llm.numerics.subject import Check
 from frontier_llm.parallel import megatron_cpu
 from tests.ranks import run_ranks
 

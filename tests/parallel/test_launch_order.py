@@ -111,7 +111,10 @@ ON_GPU = ("collectives.pairwise=false",)
 class Letters:
     """A tokenizer."""
 
-    vocabulary, eod, first_sentinel = 100, 0, 90
+    vocabulary, eod = 100, 0
+
+    def sentinels(self, count: int) -> list[int]:
+        return [90 - k for k in range(count)]
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) % 64 for letter in text]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.commands.inspect_data import View
 from frontier_llm.checkpoint.discovery import find
-from frontier_llm.cli.inspect_data import View
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.loader import causal_batch

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from frontier_lab.planning.state_layout import StateLayout
 from frontier_llm.cli.compose import compose
 from frontier_llm.collectives.transport import Transport, narrow
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
-from frontier_llm.planner.state_layout import StateLayout
 from frontier_llm.sharding.muon import orthogonalise
 from frontier_llm.sharding.parameters import Parameters
 from frontier_llm.sharding.unit_gradients import UnitGradients

@@ -11,10 +11,10 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from frontier_lab.commands.inspect_data import View
 from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.cli.inspect_data import View
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.loader import causal_batch

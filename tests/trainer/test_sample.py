@@ -25,7 +25,9 @@ class Letters:
 
     vocabulary = 100
     eod = 1
-    first_sentinel = 120
+
+    def sentinels(self, count: int) -> list[int]:
+        return [120 - k for k in range(count)]
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) % 90 + 2 for letter in text]
@@ -57,8 +59,9 @@ def test_an_encoder_decoder_fills_the_hole_behind_the_prompt() -> None:
         rig = make_rig(world, values)
         rig.train(1)
         chunk, letters = rig.model.chunks[0].eval(), Letters()
-        read = torch.tensor([[*letters.encode(PROMPTS[0]), letters.first_sentinel, letters.eod]])
-        said = [0, letters.first_sentinel]
+        (sentinel,) = letters.sentinels(1)
+        read = torch.tensor([[*letters.encode(PROMPTS[0]), sentinel, letters.eod]])
+        said = [0, sentinel]
         with torch.no_grad():
             for _ in range(4):
                 logits = chunk(encoder_tokens=read, decoder_tokens=torch.tensor([said]))

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from frontier_llm.cli import convert
+from frontier_lab.commands import convert
 from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.run_loader import make_loader

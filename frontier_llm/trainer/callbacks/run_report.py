@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.config.paths import on_this_node
-from frontier_llm.config.reading import SENTINELS
 from frontier_llm.config.recovery import RecoveryConfig
+from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
@@ -330,7 +330,9 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
         asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
-        smaller = f"model.vocabulary={tokens + SENTINELS * (config.data.objective == 'spans')}"
+        has_spans = config.data.objective == "spans"
+        sentinels = sentinels_of(config.data.sequence_length) if has_spans else 0
+        smaller = f"model.vocabulary={tokens + sentinels}"
         if config.data.tokenizer is None and tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"

@@ -1,0 +1,7 @@
+"""Studies that no training run needs: layouts, sweeps, machines, kernels and other formats.
+
+`frontier-llm` finds the commands of this package by name. The package imports frontier_llm, which
+never imports it.
+"""
+
+import frontier_llm  # noqa: F401  (before megatron-core, as in every process of the program)

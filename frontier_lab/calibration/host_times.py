@@ -1,0 +1,111 @@
+"""Measure steps of small models, and compute from them the times of the CPU of a rank.
+
+On a GPU the models are so small that their kernels do almost no work: their steps take as long as
+the program needs to start them, in Python, in torch and in autograd. On a CPU the same core starts
+the kernels and computes, and its caches are full of operands when the program goes on. So the
+models have layers of a usual size, and the planned times of their kernels are subtracted. The rest
+also contains small kernels that the planner does not count, such as copies.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from frontier_lab.calibration.device import device
+from frontier_llm.config.engine import HostTimes
+from frontier_llm.config.run import RunConfig
+from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.geometry.resolved import ResolvedLayout
+from frontier_llm.parallel import megatron_cpu
+from frontier_llm.parallel.groups import Groups, make_groups
+from frontier_llm.trainer.states import bare_step
+
+WARM_UP, STEPS = 3, 9
+"""Steps before the measured ones, and measured steps."""
+SIZES = {
+    "cpu": {"hidden": 256, "heads": 4, "tokens": 256, "vocabulary": 1024},
+    "cuda": {"hidden": 32, "heads": 2, "tokens": 8, "vocabulary": 64},
+}
+"""Sizes of the models, by type of device."""
+
+
+class SmallCase(NamedTuple):
+    """Number of layers of a small model, and of micro-batches per step."""
+
+    layers: int
+    micro_batches: int
+
+
+CASES = (SmallCase(2, 1), SmallCase(2, 4), SmallCase(6, 4))
+"""The measured cases: a base, one with more micro-batches, and one with more layers too."""
+
+
+Configs = Mapping[str, Mapping[SmallCase, RunConfig]]
+"""Configurations of the small models, by number format and case."""
+Seconds = dict[str, dict[SmallCase, float]]
+"""Seconds of a step, by number format and case."""
+
+
+def measure_steps(configs: Configs) -> Seconds:
+    """Return the median seconds of a step of each case. Collective over all ranks."""
+    if device().type == "cpu":
+        megatron_cpu.install()
+    any_config = next(iter(next(iter(configs.values())).values()))
+    ranks = dist.get_world_size()
+    layout = ResolvedLayout.resolve(any_config, ranks, ranks)
+    groups = make_groups(layout.grid, head_stage=0)
+    return {
+        precision: {case: _step_seconds(config, groups) for case, config in cases.items()}
+        for precision, cases in configs.items()
+    }
+
+
+def host_times(
+    measured: Mapping[SmallCase, float], planned: Mapping[SmallCase, float], defaults: HostTimes
+) -> HostTimes:
+    """Return the seconds that the planned times of kernels and messages do not contain.
+
+    `planned` are seconds of a step that the planner predicts without times of the CPU; 0 on a GPU,
+    where the CPU does not wait for the kernels. `defaults.backward_share` divides the time of a
+    layer.
+    """
+    base, repeated, deeper = (measured[case] - planned[case] for case in CASES)
+    few, many = CASES[0], CASES[2]
+    layer = max(0.0, deeper - repeated) / (many.layers - few.layers) / many.micro_batches
+    micro_batch = (repeated - base) / (many.micro_batches - few.micro_batches)
+    micro_batch = max(0.0, micro_batch - few.layers * layer)
+    step = max(0.0, base - micro_batch - few.layers * layer)
+    return HostTimes(
+        layer_us=1e6 * layer / (1 + defaults.backward_share),
+        backward_share=defaults.backward_share,
+        tensor_us=0.0,
+        tensor_rank_us=0.0,
+        micro_batch_us=1e6 * micro_batch,
+        step_us=1e6 * step,
+    )
+
+
+def _batches(layout: ResolvedLayout) -> list[AnyBatch]:
+    """Return the micro-batches of a step, all of the first token."""
+    tokens = torch.zeros(layout.micro_batch, layout.sequence_length, dtype=torch.int64)
+    positions = torch.arange(layout.sequence_length).expand_as(tokens)
+    batch = Batch(tokens, tokens, positions).to(device())
+    return [batch] * layout.micro_batches
+
+
+def _step_seconds(config: RunConfig, groups: Groups) -> float:
+    ranks = dist.get_world_size()
+    layout = ResolvedLayout.resolve(config, ranks, ranks)
+    _, step = bare_step(config, layout, groups, device())
+    batches = _batches(layout)
+    times = []
+    for number in range(1, WARM_UP + STEPS + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        step.run(number, batches, learning_rate=1e-4)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[WARM_UP:])

@@ -1,0 +1,233 @@
+"""Start the ranks that measure, and make a cluster file of what they measured.
+
+All ranks measure the same at the same time, because the ranks of a run compute at the same time.
+"""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from frontier_lab.calibration.device import (
+    DeviceFigures,
+    KernelFigures,
+    ProductFigures,
+    fitted,
+    measure_device,
+    measure_products,
+)
+from frontier_lab.calibration.host_times import (
+    Configs,
+    Seconds,
+    SmallCase,
+    host_times,
+    measure_steps,
+)
+from frontier_lab.calibration.links import LinkFigures, Speed, measure_links
+from frontier_llm.config.cluster import ClusterConfig
+from frontier_llm.config.engine import EngineConfig, HostTimes
+from frontier_llm.config.run import RunConfig
+from frontier_llm.device.accelerator import keep_freed_memory
+from frontier_llm.errors import LaunchError
+from frontier_llm.launch.cores import share
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.step_time import step_time
+
+TIMEOUT = timedelta(seconds=120)
+"""Time after which a collective fails."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured on this machine."""
+
+    ranks: int
+    products: tuple[ProductFigures, ...]
+    device: DeviceFigures
+    links: LinkFigures | None
+    """None if there was only one rank."""
+    small_steps: Seconds
+
+
+def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
+    """Measure on `ranks` new processes; return the means over the ranks.
+
+    On a machine with GPUs, each rank uses the GPU whose number is the rank.
+
+    Raises:
+        LaunchError: the machine has GPUs, but fewer than ranks.
+    """
+    if torch.cuda.is_available() and torch.cuda.device_count() < ranks:
+        raise LaunchError(
+            f"{ranks} ranks need {ranks} GPUs, and this machine has {torch.cuda.device_count()}\n"
+            "  do: set --ranks to a smaller number"
+        )
+    with tempfile.TemporaryDirectory(prefix="calibrate_") as name:
+        folder = Path(name)
+        arguments = (ranks, folder, tuple(precisions), small)
+        multiprocessing.spawn(_run_rank, args=arguments, nprocs=ranks)
+        found = [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(ranks)]
+    return combine(found)
+
+
+def combine(figures: Sequence[Figures]) -> Figures:
+    """Return the means over the ranks, with curves that are fitted to the means.
+
+    The figures of links are the first rank's: all ranks take part in them.
+    """
+    means = _mean(figures)
+    products = [
+        fitted(of_format.precision, of_format.samples, of_format.processors)
+        for of_format in means.products
+    ]
+    return replace(means, products=tuple(products), links=figures[0].links)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, field by field if they are in data classes or collections."""
+    first = values[0]
+    if isinstance(first, float):
+        return mean(values)
+    if isinstance(first, dict):
+        return {key: _mean([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        means = map(_mean, zip(*values, strict=True))
+        return first._make(means) if hasattr(first, "_make") else tuple(means)
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in fields(first)]
+        found = {name: _mean([getattr(value, name) for value in values]) for name in names}
+        return replace(first, **found)
+    return first
+
+
+def _run_rank(
+    rank: int,
+    ranks: int,
+    folder: Path,
+    precisions: tuple[str, ...],
+    small: Configs,
+) -> None:
+    """Measure as one rank; write the figures to a file whose name is the rank."""
+    torch.set_num_threads(share(ranks, os.environ))
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    else:
+        keep_freed_memory()  # as in a training run
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=TIMEOUT,
+    )
+    figures = Figures(
+        ranks,
+        tuple(measure_products(precision) for precision in precisions),
+        measure_device(precisions),
+        measure_links() if ranks > 1 else None,
+        measure_steps(small),
+    )
+    (folder / f"{rank}").write_bytes(pickle.dumps(figures))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[str, Any]:
+    """Return the content of the new cluster file: `cluster` with the measured values replaced.
+
+    `small` are the configurations of the small models whose steps were measured.
+    """
+    device = figures.device
+    source = f"measured on {device.name} by frontier-llm calibrate"
+    calibration = {
+        **cluster["device"]["calibration"],
+        "kernel_us": round(device.kernel_seconds * 1e6, 2),
+        "source": f"{source}; memory and channels from the file it is based on",
+    }
+    for of_format in figures.products:
+        curve = {"tflops": round(of_format.tflops, 5), "half_size": round(of_format.half_size, 1)}
+        calibration["products"] = {**calibration["products"], of_format.precision: curve}
+    calibration["kernels"] = {
+        **calibration["kernels"],
+        **{of_format.precision: _kernels(of_format) for of_format in device.kernels},
+    }
+    calibration["attention_share"] = _attention_share(figures)
+    measured_gb = device.memory_bytes_per_second / 1e9
+    nominal_gb = cluster["device"]["memory_gb_per_second"]
+    calibration["memory_share"] = round(min(1.0, measured_gb / nominal_gb), 3)
+    new_device: dict[str, Any] = {**cluster["device"], "calibration": calibration}
+    new_device["processors"] = figures.products[0].processors
+    if measured_gb > nominal_gb:
+        new_device |= {"memory_gb_per_second": round(measured_gb, 1), "source": source}
+    local_link = dict(cluster["links"][0])
+    if figures.links is not None:
+        calibration["hidden_share"] = round(figures.links.hidden_share, 3)
+        local_link |= _link(figures.links, source)
+    changed = {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
+    hosts = {
+        precision: _host(changed, figures, precision, cases).model_dump(mode="json")
+        for precision, cases in small.items()
+    }
+    calibration["host"] = {**calibration["host"], **hosts}
+    return changed
+
+
+def _kernels(figures: KernelFigures) -> dict[str, float]:
+    return {
+        "attention_tflops": round(figures.attention_tflops, 5),
+        "attention_backward_tflops": round(figures.attention_backward_tflops, 5),
+        "weight_gradient_ratio": round(figures.weight_gradient_ratio, 3),
+        "elementwise_gb_per_second": round(figures.elementwise_bytes_per_second / 1e9, 2),
+    }
+
+
+def _attention_share(figures: Figures) -> float:
+    """Return the speed of attention relative to products, in the last format that was measured."""
+    products: ProductFigures = figures.products[-1]
+    return round(figures.device.kernels[-1].attention_tflops / products.tflops, 3)
+
+
+def _link(links: LinkFigures, source: str) -> dict[str, Any]:
+    return {
+        **_speed(links.messages),
+        "efficiency": 1.0,
+        "collectives": {name: _speed(speed) for name, speed in links.collectives.items()},
+        "source": f"{source} with {links.ranks} ranks",
+    }
+
+
+def _speed(speed: Speed) -> dict[str, float]:
+    return {
+        "latency_us": round(speed.latency_seconds * 1e6, 1),
+        "gb_per_second": round(speed.bytes_per_second / 1e9, 3),
+    }
+
+
+def _host(
+    values: dict[str, Any],
+    figures: Figures,
+    precision: str,
+    cases: Mapping[SmallCase, RunConfig],
+) -> HostTimes:
+    """Return the times of the CPU in one format, given a cluster file without them."""
+    planned = dict.fromkeys(cases, 0.0)
+    if values["device"]["kind"] == "cpu":
+        calibration = {**values["device"]["calibration"], "host": {}}
+        device = {**values["device"], "calibration": calibration}
+        cluster = ClusterConfig.model_validate({**values, "device": device})
+        for case, config in cases.items():
+            candidate = Candidate.of(config, figures.ranks, figures.ranks).with_cluster(cluster)
+            planned[case] = step_time(candidate).seconds
+    times = host_times(figures.small_steps[precision], planned, EngineConfig().host)
+    names = ("layer_us", "micro_batch_us", "step_us")
+    return times.model_copy(update={name: round(getattr(times, name), 1) for name in names})

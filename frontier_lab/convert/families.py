@@ -1,0 +1,153 @@
+"""List the families of models that can be converted, and choose the family of a model.
+
+Tensors that our model does not need are checked by their values: they are second copies of tied
+weights, and buffers, whose values follow from the settings.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frontier_lab.convert.base_family import Family, Values
+from frontier_lab.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, Qwen2, Qwen3
+from frontier_lab.convert.encoder_decoders import MT5, T5
+from frontier_lab.convert.theirs import TheirWeights
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.span_lengths import SENTINELS
+from frontier_llm.errors import DataError
+
+FAMILIES: tuple[Family, ...] = (
+    Gpt2(),
+    GptNeoX(),
+    Llama(),
+    Mistral(),
+    Qwen2(),
+    Qwen3(),
+    Olmo2(),
+    MT5(),
+    T5(),
+)
+_SIZES = (
+    "layers", "encoder_layers", "vocabulary", "hidden", "heads", "kv_heads", "head_dim", "ffn",
+    "relative_buckets",
+)  # fmt: skip
+"""Our settings that are limited by the number of their tensors, or by the largest dim of them."""
+NEW_VOCABULARY = 4096
+"""Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
+_BASES = {"gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "t5": "mt5_tiny", "mt5": "mt5_tiny"}
+"""The file of conf/model/ from which the configuration of a converted model is composed, unless it
+is llama_7b. All its dimensions are overridden."""
+
+
+def family_for(model: ModelConfig, name: str | None) -> Family:
+    """Return the family that our model belongs to: the first that fits, if it has no name."""
+    chosen = [family for family in FAMILIES if name in (None, family.name)]
+    if not chosen:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise DataError(f"there is no family {name}\n  do: choose one of {known}")
+    mismatches = {family.name: family.mismatches(model) for family in chosen}
+    for family in chosen:
+        if not mismatches[family.name]:
+            return family
+    if name is not None:
+        fitting = [family.name for family in FAMILIES if not family.mismatches(model)]
+        todo = f"write --family {' or '.join(fitting)}" if fitting else "leave out --family"
+        reasons = "; ".join(mismatches[name])
+        raise DataError(f"{model.name} is no model of the family {name}: {reasons}\n  do: {todo}")
+    lines = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in mismatches.items())
+    raise DataError(
+        f"no family has models like {model.name}:\n{lines}\n"
+        "  do: only a model whose settings are those of one of these families can be exported"
+    )
+
+
+def family_of(theirs: Values) -> Family:
+    """Return the family of their model."""
+    for family in FAMILIES:
+        if theirs.get("model_type") == family.name:
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise DataError(
+        f"config.json: model_type={theirs.get('model_type')!r} is unknown here\n"
+        f"  do: only models of these families can be converted: {known}"
+    )
+
+
+def model_overrides(
+    family: Family, theirs: Values, home: Path, tokenizer: Path | None, weights: TheirWeights
+) -> list[str]:
+    """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
+
+    The run directory `home` gives the model its name, and their tensors limit the sizes.
+    """
+    try:
+        family.refuse_variants(theirs)
+        values = family.to_ours(theirs)
+        for key, value in values.items():
+            limit = len(weights.names) if "layers" in key else weights.largest_dim
+            if key in _SIZES and value is not None and value > limit:
+                raise ValueError(f"{key}={value}, but the tensors are for at most {limit}")
+    except KeyError as error:
+        raise DataError(f"config.json lacks {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"config.json has an unusable setting: {error}") from None
+    settings: dict[str, Any] = {"model.name": home.name.strip(".").partition(".")[0]}
+    for key, value in {**family.wants, **values}.items():
+        settings[key if "." in key else f"model.{key}"] = value
+    if tokenizer is not None:
+        settings["data.tokenizer"] = tokenizer
+    spans = family.wants["kind"] == "t5"
+    if tokenizer is None:
+        # the sentinels of span corruption need ids after the tokenizer's vocabulary
+        available_ids = values["vocabulary"] - (SENTINELS if spans else 0)
+        settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
+    data = "stdlib_spans" if spans else "stdlib"
+    bases = [f"model={_BASES.get(family.name, 'llama_7b')}", f"data={data}"]
+    return bases + [f"{key}={_override_value(value)}" for key, value in settings.items()]
+
+
+def _override_value(value: Any) -> str:
+    """Write a value as it is written on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # fields of type int and of type float both accept an integer
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_surplus(
+    family: Family, weights: TheirWeights, names: Iterable[str], rotary_base: float
+) -> None:
+    """Refuse tensors without a place in our model that the conversion would lose."""
+    for name in names:
+        first = next((of for suffix, of in family.copies.items() if name.endswith(suffix)), None)
+        if first is not None:
+            if not torch.equal(weights.read(name), weights.read(first)):
+                raise DataError(
+                    f"{name} differs from {first}, to which it should be tied by config.json\n"
+                    "  do: set tie_word_embeddings=false in config.json if the model is not tied"
+                )
+        elif not name.endswith(tuple(family.unused)):
+            raise DataError(
+                f"{name} has no place in our model, so the conversion would lose it\n  do: if our "
+                "model computes with it, add a row to its family in frontier_lab/convert"
+            )
+        elif not _is_usual(name, weights.read_any(name), rotary_base):
+            raise DataError(f"the buffer {name} has other values than this project computes with")
+
+
+def _is_usual(name: str, buffer: torch.Tensor, rotary_base: float) -> bool:
+    """Return whether a buffer is a causal mask, its fill value, or inverse wavelengths."""
+    size, kind = buffer.shape[-1] if buffer.dim() else 1, name.rpartition(".")[2]
+    if kind == "masked_bias":
+        return buffer.numel() == 1 and float(buffer) <= -1e4
+    if kind == "bias":
+        is_square = buffer.numel() == size * size
+        return is_square and torch.equal(
+            buffer.float().view(size, size), torch.ones(size, size).tril()
+        )
+    usual = rotary_base ** -(torch.arange(size) / size)
+    # the values may have been rounded to 16 bits
+    return buffer.dim() == 1 and torch.allclose(buffer.float(), usual, rtol=1e-2)

@@ -1,0 +1,158 @@
+"""Copy the tokenizer that belongs to a converted model.
+
+Both sides read the same files: a sentencepiece model, or a tokenizer.json with its settings files.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from frontier_lab.convert.sentencepiece_json import needs_json, write_json
+from frontier_lab.convert.theirs import read_config
+from frontier_llm.config import RunConfig
+from frontier_llm.data.corpora import prepare_all
+from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import (
+    JSON_FILE,
+    MODEL_FILE,
+    copy_tokenizer,
+    digest_tokenizer,
+    open_tokenizer,
+    tokens_before_text,
+)
+from frontier_llm.errors import ConfigError, DataError, FrontierError
+
+SAMPLE_TEXT = "def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"
+"""A text that both tokenizers must encode equally. Many tokenizers normalise its characters."""
+_SETTINGS_FILE = "tokenizer_config.json"
+
+_LOG = logging.getLogger(__name__)
+
+
+def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict[str, Any]:
+    """Copy the tokenizer of a run to a Hugging Face folder; return token ids for config.json.
+
+    A tokenizer that was trained on the run's corpus is taken from the prepared corpus. If the
+    tokenizer is missing, or the corpus neither exists nor can be prepared, none is written. The
+    digest of the tokenizer in the checkpoint must not have changed.
+    """
+    try:
+        configured = config.data.tokenizer
+        source = Path(configured) if configured else prepare_all(config.data)[0]
+        tokenizer = open_tokenizer(source, config.data.end_of_document)
+    except FrontierError as error:
+        _LOG.warning("no tokenizer is written: %s", error)
+        return {}
+    copy_tokenizer(source, out)
+    if trained_with not in (None, found := digest_tokenizer(out)):
+        raise DataError(
+            f"the tokenizer {source} has the digest {found}; the model was trained with another, "
+            f"of digest {trained_with}\n  do: restore the files that the run was started with"
+        )
+    if (out / MODEL_FILE).exists() and needs_json(out / MODEL_FILE):
+        write_json(out / MODEL_FILE, out / JSON_FILE)
+    before = tokens_before_text(config.data, tokenizer)
+    _write_settings(tokenizer, out, before, ends=config.model.kind == "t5")
+    return {"eos_token_id": tokenizer.eod, "bos_token_id": before[0] if before else None}
+
+
+def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, ends: bool) -> None:
+    """Write settings, so that transformers adds to a text the tokens that the model has read.
+
+    With a sentencepiece model these are the settings of tokenizer_config.json. In a tokenizer.json
+    it is the post-processor: transformers ignores the settings beside it. The tokens `before`
+    precede a text; if it `ends`, the end-of-document token follows.
+    """
+    path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
+    if (out / MODEL_FILE).exists() and not (out / JSON_FILE).exists():
+        settings = {
+            # used for T5 as well, because T5Tokenizer would drop blanks
+            "tokenizer_class": "LlamaTokenizer",
+            "unk_token": "<unk>",
+            # LlamaTokenizer would add a token beyond the vocabulary for its default, "<s>"
+            "bos_token": None if tokenizer.id_of("<s>") is None else "<s>",
+            "add_prefix_space": False,
+            "legacy": False,
+        }
+    elif path.exists():
+        settings = json.loads(path.read_bytes())
+    else:
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    named = settings.get("eos_token")
+    if end not in (named, named.get("content") if isinstance(named, dict) else None):
+        settings["eos_token"] = end
+    if before:
+        settings["bos_token"] = settings["eos_token"]
+    added = {"add_bos_token": bool(before), "add_eos_token": ends}
+    settings = {"clean_up_tokenization_spaces": False, **settings, **added}
+    path.write_text(json.dumps(settings, indent=2) + "\n")
+    if (out / JSON_FILE).exists():
+        start, after = [end] * bool(before), [end] * ends
+        _write_post_processor(out / JSON_FILE, start, after, [tokenizer.eod])
+
+
+def _write_post_processor(file: Path, start: list[str], end: list[str], ids: list[int]) -> None:
+    """Let a tokenizer.json add special tokens, and no others, before and after a text."""
+    content = json.loads(file.read_bytes())
+    found = content.get("post_processor") or {"type": "Sequence", "processors": []}
+    processors = found["processors"] if found["type"] == "Sequence" else [found]
+    # other kinds than these two add tokens
+    kept = [one for one in processors if one["type"] in ("ByteLevel", "Sequence")]
+
+    def part(text: str, number: int) -> list[dict[str, Any]]:
+        first, last = (
+            [{"SpecialToken": {"id": token, "type_id": number}} for token in tokens]
+            for tokens in (start, end)
+        )
+        return [*first, {"Sequence": {"id": text, "type_id": number}}, *last]
+
+    names = {token: {"id": token, "ids": ids, "tokens": [token]} for token in [*start, *end]}
+    if names:
+        single = part("A", 0)
+        kept.append({"type": "TemplateProcessing", "single": single,
+                     "pair": single + part("B", 1), "special_tokens": names})  # fmt: skip
+    if kept != processors:
+        content["post_processor"] = {"type": "Sequence", "processors": kept}
+        file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def check_theirs(out: Path) -> None:
+    """Refuse a Hugging Face folder if transformers encodes text differently with its tokenizer."""
+    if not ((out / JSON_FILE).exists() or (out / MODEL_FILE).exists()):
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        theirs = AutoTokenizer.from_pretrained(out)
+        found = theirs.encode(SAMPLE_TEXT, add_special_tokens=False)
+        whole = theirs.encode(SAMPLE_TEXT)
+    except Exception as error:
+        raise DataError(f"transformers cannot load the tokenizer of {out}: {error}") from error
+    settings = read_config(out)
+    is_model = (out / MODEL_FILE).exists()
+    ours = open_tokenizer(out / MODEL_FILE if is_model else out, settings["eos_token_id"])
+    wanted = ours.encode(SAMPLE_TEXT)
+    if (found, theirs.eos_token_id) != (wanted, ours.eod):
+        raise DataError(
+            f"transformers reads the tokenizer differently: it gives {found[:9]}... and ends "
+            f"documents by {theirs.eos_token_id}, this project {wanted[:9]}... and {ours.eod}\n"
+            "  do: convert with --no-check, and remove the tokenizer from the folder"
+        )
+    before = [token for token in [settings.get("bos_token_id")] if token is not None]
+    if whole[: len(before) + len(wanted)] != before + wanted:
+        raise DataError(
+            f"transformers begins a text with {whole[:9]}..., this project with "
+            f"{[*before, *wanted][:9]}...\n"
+            "  do: convert with --no-check, and encode texts with add_special_tokens=False"
+        )
+
+
+def copy_to_ours(folder: Path, out: Path) -> Path | None:
+    """Copy the tokenizer of a Hugging Face folder to a run directory; None if it has none."""
+    try:
+        return copy_tokenizer(folder, out)
+    except ConfigError as error:
+        _LOG.warning("the tokenizer is not converted: %s", error)
+        return None
