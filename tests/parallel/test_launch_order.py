@@ -96,6 +96,13 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
         "parallel.pipeline=4", "parallel.tensor=2", "model.tied=true",
         "collectives.communicators=few",
     ),
+    "context": (
+        "parallel.context=2", "parallel.pipeline=2", "parallel.schedule=zb_h1", "sharding=zero3",
+    ),
+    "context, few": (
+        "parallel.context=2", "parallel.tensor=2", "parallel.sequence=true", "recompute=full",
+        "collectives.communicators=few",
+    ),
     "one, of replicas": ("sharding=zero2", "collectives.communicators=one"),
 }  # fmt: skip
 COVERED = (

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from frontier_llm.checkpoint.discovery import find
+from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.data.batch import Batch
 from frontier_llm.geometry.context_cut import sent_tokens
 from frontier_llm.launch.world import World
@@ -66,6 +68,17 @@ def test_runs_of_all_contexts_are_one_run(runs: dict[int, Path]) -> None:
         assert [m[3] for m in learned(runs[context])] == [m[3] for m in whole]
         assert all(row["sent_bytes"]["context"]["node"] > 0 for row in cut)
     assert not any(row["sent_bytes"]["context"]["node"] for row in alone)
+
+
+def test_checkpoints_of_all_contexts_have_the_same_states(runs: dict[int, Path]) -> None:
+    alone = find(runs[1])
+    for context in (2, 4):
+        cut = find(runs[context])
+        assert cut.manifest.tensors == alone.manifest.tensors, "places of the states"
+        for name in alone.manifest.tensors:
+            wanted = read_tensor(alone, name)["master"]
+            difference = read_tensor(cut, name)["master"] - wanted
+            assert difference.abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max())), name
 
 
 def test_another_context_goes_on_as_the_same_run(

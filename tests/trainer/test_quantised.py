@@ -73,6 +73,7 @@ LAYOUTS = {
     ),
     "sums_bf16": (4, "bf16", ["collectives.sums_format=bf16", *factors((2, 2, 2))]),
     "zero3_recompute": (4, "bf16", ["recompute=full", *factors((4, 4, 4))]),
+    "context": (4, "fp32", ["parallel.context=2", *factors((2, 4, 4))]),
     "t5": (4, "fp32", [*TINY_T5, "parallel.pipeline=2", *factors((2, 2, 2))]),
 }  # fmt: skip
 STEPS = 3

@@ -52,6 +52,13 @@ def test_every_layout_says_the_same(model: str) -> None:
             assert texts == alone
 
 
+def test_context_ranks_read_the_whole_prompt() -> None:
+    (alone,) = run_ranks(sample, 1, tiny_values("data.sequence_length=16"), 0.0)
+    values = tiny_values("data.sequence_length=16", "parallel.context=2")
+    for texts in run_ranks(sample, 2, values, 0.0):
+        assert texts == alone
+
+
 def test_an_encoder_decoder_fills_the_hole_behind_the_prompt() -> None:
     """Word by word the likeliest, by the model itself fed with the hole and what was said."""
 
