@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.cli import plan
+from frontier_lab.commands import plan
 from frontier_llm.cli.experiments import composed
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.packing import pack
