@@ -338,6 +338,17 @@ def test_what_a_refusal_says_to_do_passes(defaults, wrong):
     check(decode(values), ranks)
 
 
+def test_an_encoder_decoder_with_cut_samples_is_refused():
+    values = _changed(compose(["model=mt5_tiny", "data=stdlib_spans"]), CUT)
+    refusal = _refusal(values, 4)
+    assert refusal.key == "model.kind"
+    assert refusal.got == "t5, with parallel.context=2"
+    assert "too few tokens" in refusal.wants
+    values, ranks = _advised(values, 4, refusal.todo)
+    check(decode(values), ranks)
+    assert values["parallel"]["context"] == 1
+
+
 def test_what_it_got_is_said_with_what_it_depends_on(defaults):
     values = _changed(defaults, {"parallel.pipeline": 4})
     assert str(_refusal(values, 6)) == (

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.elastic import refit
+from frontier_llm.geometry.elastic import fitting_ranks, refit
 from frontier_llm.geometry.resolved import ResolvedLayout
 from tests.values import tiny_values
 
@@ -63,5 +63,7 @@ def test_context_ranks_share_samples_and_divide_states():
     values = _with(parallel__context=2, sharding__optimizer=8)
     assert _refit(values, 8) == {"sharding.optimizer": 4}, "of 4 data ranks"
     assert _refit(values, 6) == {}, "a part of a replica"
+    config = decode(values)
+    assert fitting_ranks(config.parallel, config.data, 15) == 12, "3 replicas of 4 ranks"
     wide = _with(parallel__context=2, data__micro_batch=5)
     assert _refit(wide, 24)["data.micro_batch"] == 4, "24 samples on 6 replicas of 4 ranks"

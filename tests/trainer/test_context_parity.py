@@ -1,11 +1,17 @@
 """Samples that are cut over context ranks: the losses and gradients of one process."""
 
 import pytest
+import torch
 
 from tests.covering import covering
+from tests.ranks import run_ranks
 from tests.trainer.test_documents import MODELS as SEPARATE
+from tests.trainer.test_loss_mean import ADAMW
 from tests.trainer.test_parity import MODELS as JOINED
-from tests.trainer.test_parity import STEPS, check, trained
+from tests.trainer.test_parity import STEPS, check, reference, trained
+from tests.trainer.test_quantised import ZEROPP, train
+from tests.trainer.test_sharding_parity import factors
+from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +79,20 @@ def test_context_ranks_are_one_process(case: tuple[str, str]) -> None:
     results = trained(size, together)[overrides_of(case)]
     alone = [o for o in (*LAYOUTS[case[0]][1], *BATCH) if not o.startswith("recompute")]
     check(results, alone, MODELS[case[1]], STEPS)
+
+
+def test_quantised_collectives_of_cut_samples_stay_as_near() -> None:
+    """On two nodes: not further from plain fp32 than the same ranks without a cut, and equal."""
+    model = (*MODELS["by_tokens"], *ADAMW, "data.global_batch=8")
+    losses, norms = reference(model, 4)[:2]
+    errors = []
+    for context in (1, 2):
+        values = tiny_values(*model, *ZEROPP, *factors((2, 4, 4)), f"parallel.context={context}")
+        ranks = run_ranks(train, 4, values, "fp32", 4, ranks_per_node=2)
+        errors.append(max(abs(a / b - 1) for a, b in zip(ranks[0]["losses"], losses, strict=True)))
+        assert ranks[0]["norms"][0] == pytest.approx(norms[0], rel=2e-2)
+        for other in ranks[1:]:
+            assert other["losses"] == ranks[0]["losses"]
+            for name, tensor in ranks[0]["weights"].items():
+                assert torch.equal(other["weights"][name], tensor), name
+    assert 0 < errors[1] < 2 * errors[0]

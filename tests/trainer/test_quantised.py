@@ -46,6 +46,7 @@ def train(world: World, values: dict[str, Any], precision: str, steps: int) -> d
     results = rig.train(steps)
     return {
         "losses": [result.loss for result in results],
+        "norms": [result.grad_norm for result in results],
         "weights": weights(rig),
         "exact": exact(rig),
         "sent": [(result.sent, result.unquantised) for result in results],
@@ -73,7 +74,6 @@ LAYOUTS = {
     ),
     "sums_bf16": (4, "bf16", ["collectives.sums_format=bf16", *factors((2, 2, 2))]),
     "zero3_recompute": (4, "bf16", ["recompute=full", *factors((4, 4, 4))]),
-    "context": (4, "fp32", ["parallel.context=2", *factors((2, 4, 4))]),
     "t5": (4, "fp32", [*TINY_T5, "parallel.pipeline=2", *factors((2, 2, 2))]),
 }  # fmt: skip
 STEPS = 3

@@ -16,8 +16,9 @@ PROMPTS = ["abc", "", "a prompt that is longer than the window of sixteen tokens
 LAYOUTS = {
     "tensor2_sequence": (2, ["parallel.tensor=2", "parallel.sequence=true"]),
     "pipeline2_chunks2": (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
+    "context2_pipeline2": (4, ["parallel.context=2", "parallel.pipeline=2"]),
 }
-MODELS = {"gpt": [], "t5": list(TINY_T5)}
+MODELS = {"gpt": [], "rotary": ["model.positions=rotary"], "t5": list(TINY_T5)}
 
 
 class Letters:
@@ -47,16 +48,11 @@ def sample(world: World, values: dict[str, Any], temperature: float) -> list[str
 def test_every_layout_says_the_same(model: str) -> None:
     alone = run_ranks(sample, 1, tiny_values(*MODELS[model]), 0.5)[0]
     assert [len(text.split()) for text in alone] == [4] * len(PROMPTS)
-    for size, overrides in LAYOUTS.values():
+    for name, (size, overrides) in LAYOUTS.items():
+        if model == "t5" and "context" in name:
+            continue  # refused
         for texts in run_ranks(sample, size, tiny_values(*MODELS[model], *overrides), 0.5):
             assert texts == alone
-
-
-def test_context_ranks_read_the_whole_prompt() -> None:
-    (alone,) = run_ranks(sample, 1, tiny_values("data.sequence_length=16"), 0.0)
-    values = tiny_values("data.sequence_length=16", "parallel.context=2")
-    for texts in run_ranks(sample, 2, values, 0.0):
-        assert texts == alone
 
 
 def test_an_encoder_decoder_fills_the_hole_behind_the_prompt() -> None:
