@@ -20,7 +20,6 @@ from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.cli.preprocess import show_account
 from frontier_llm.config import RunConfig
-from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
@@ -70,10 +69,8 @@ class View:
         self._samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
         self._make_batch = make_batch_maker(config, corpora)
         self._marks = {corpora.tokenizer.eod: "<end>"}
-        if config.data.objective == "spans":
-            count = sentinels_of(config.data.sequence_length)
-            ids = corpora.tokenizer.sentinels(count)
-            self._marks |= {token: f"<{k}>" for k, token in enumerate(ids)}
+        sentinels = corpora.tokenizer.sentinels(config.data.sentinels)
+        self._marks |= {token: f"<{k}>" for k, token in enumerate(sentinels)}
         self._schedule: Schedule | None = None
         if config.data.kind == "blend":
             self._schedule = initial_schedule(corpora, config.trainer.seed)

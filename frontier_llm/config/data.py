@@ -6,6 +6,7 @@ from pydantic import Field
 
 from frontier_llm.config.paths import PathName
 from frontier_llm.config.section import Section
+from frontier_llm.config.span_lengths import sentinels_of
 
 Format = Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "tsv"]
 
@@ -108,6 +109,11 @@ class DataConfig(Section):
     def pairs_read(self) -> float:
         """Share of the pairs of tokens of a sample that attention reads; 1 if it is not known."""
         return (self.read_share or 1.0) if self.documents == "separate" else 1.0
+
+    @property
+    def sentinels(self) -> int:
+        """Number of token ids that the sentinels of removed spans need; 0 without spans."""
+        return sentinels_of(self.sequence_length) if self.objective == "spans" else 0
 
     @property
     def sources(self) -> tuple[CorpusConfig, ...]:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.errors import ConfigError
 
 TEXTS = "a file of text, JSON lines, JSON, CSV or Parquet, or a directory of them"
@@ -115,8 +114,7 @@ def _check_documents(data: DataConfig) -> None:
 def _check_vocabulary(config: RunConfig) -> None:
     if config.data.tokenizer is not None:
         return  # data/run_loader.py checks the size of a given tokenizer
-    has_spans = config.data.objective == "spans"
-    sentinels = sentinels_of(config.data.sequence_length) if has_spans else 0
+    sentinels = config.data.sentinels
     limit = config.model.vocabulary - sentinels
     if config.data.vocabulary > limit:
         reserved = f" less {sentinels} sentinels, one per span" if sentinels else ""

@@ -11,7 +11,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -119,15 +118,20 @@ class Tokenizer(ABC):
         """
         highest = self.vocabulary + SENTINELS - 1
         found = self._named_sentinels(count) or [highest - k for k in range(SENTINELS)][:count]
-        after = max(self.vocabulary, max(found) + 1)
+        after = max([self.vocabulary, *(token + 1 for token in found)])
         return [*found, *range(after, after + count - len(found))]
 
     def _named_sentinels(self, count: int) -> list[int]:
         """Return the ids of the first `count` sentinels that are tokens of this tokenizer."""
         for names in _SENTINELS:
-            ids = [self.id_of(names.format(k)) for k in range(count)]
-            if found := list(takewhile(lambda token: token is not None, ids)):
-                return [token for token in found if token is not None]
+            found = list[int]()
+            for number in range(count):
+                token = self.id_of(names.format(number))
+                if token is None:
+                    break
+                found.append(token)
+            if found:
+                return found
         return []
 
     def named_end(self, path: Path, token: str) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.data.json_tokenizer import SETTINGS_FILES, JsonTokenizer
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.data.source_format import sha256_of
@@ -82,11 +81,8 @@ def check_given_tokenizer(config: RunConfig) -> None:
 
 def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that has more tokens than the model's embedding has rows."""
-    count = 0
-    if config.data.objective == "spans":
-        count = sentinels_of(config.data.sequence_length)
-    sentinels = tokenizer.sentinels(count) if count else []
-    ids = max([tokenizer.vocabulary, *(token + 1 for token in sentinels)])
+    count = config.data.sentinels
+    ids = max([tokenizer.vocabulary, *(token + 1 for token in tokenizer.sentinels(count))])
     if ids > config.model.vocabulary:
         raise ConfigError(
             "model.vocabulary",

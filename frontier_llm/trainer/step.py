@@ -80,7 +80,7 @@ class TrainStep:
         self.timer.begin()
         self._states.begin_step(step, len(batches))
         if self._groups.context is not None:
-            self._groups.context.take_sent()  # in an evaluation
+            self._groups.context.take_sent()  # what an evaluation sent is not of this step
         # The gradients of all replicas are summed. The update divides their sum by the weight per
         # sample, which is known after the passes: with data.loss_mean=tokens it is the share of
         # labels that the step predicts, else the share of samples that predict one.

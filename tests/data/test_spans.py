@@ -107,6 +107,7 @@ def test_no_sentinel_is_a_token_of_text(
     assert sentinels[: min(named, count)] == ids[:count]
     not_text = {*ids, *range(tokenizer.vocabulary, tokenizer.vocabulary + max(100, count))}
     assert not_text.issuperset(sentinels)
+    assert tokenizer.sentinels(0) == []
     assert tokenizer.sentinels(max(100, count // 2)) == sentinels[: max(100, count // 2)]
 
 

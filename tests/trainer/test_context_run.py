@@ -48,6 +48,8 @@ def runs(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dic
             "trainer.sample_tokens=8", "sharding=zero1",
         )  # fmt: skip
         assert ended.code == 0, ended.text
+        parts = f" (replicas {4 // context} x context {context})" if context > 1 else ""
+        assert f"data 4{parts}; sharding=zero1" in ended.text
     return found
 
 

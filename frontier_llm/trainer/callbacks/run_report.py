@@ -14,7 +14,6 @@ import torch.distributed as dist
 from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.recovery import RecoveryConfig
-from frontier_llm.config.span_lengths import sentinels_of
 from frontier_llm.data.run_loader import describe_samples
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
@@ -295,9 +294,10 @@ class Announcements(Callback):
         config, grid = self.context.config, self.context.groups.grid
         factors = self.context.states.factors
         state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
+        parts = f" (replicas {grid.replicas} x context {grid.context})" if grid.context > 1 else ""
         lines = {
             "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline "
-            f"{grid.pipeline} x data {grid.data}; sharding={config.sharding.name}",
+            f"{grid.pipeline} x data {grid.data}{parts}; sharding={config.sharding.name}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
@@ -330,9 +330,7 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
         asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
-        has_spans = config.data.objective == "spans"
-        sentinels = sentinels_of(config.data.sequence_length) if has_spans else 0
-        smaller = f"model.vocabulary={tokens + sentinels}"
+        smaller = f"model.vocabulary={tokens + config.data.sentinels}"
         if config.data.tokenizer is None and tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"
