@@ -146,7 +146,7 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
             "run.init_from=RUN_DIR ... data=text data.path=FILE",
         )
     names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
-    print(f"step {checkpoint.step} on the validation split of {names}", file=sys.stderr)
+    print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
         return open_all(config.data, prepare_all(config.data, progress))
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from frontier_lab.commands.plan_measured import compare
 from frontier_lab.planning.plan_page import make_page
-from frontier_llm.cli.compose import compose, configured
+from frontier_llm.cli.compose import compose, configured, warn_of_short_samples
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.cli.planned_experiment import (
@@ -71,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return compare(options, console)
     config = configured(options.overrides, SEARCHED).config
     config = with_known_share(config, partial(console.print, soft_wrap=True))
+    if warning := warn_of_short_samples(config, options.overrides):
+        console.print(f"warning: {warning}", soft_wrap=True)
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if options.this:
@@ -262,7 +264,7 @@ def layouts_table(found: Found) -> Table:
     columns = [name for name in rows[0] if name not in (*same, *zero, *equal)]
     title = (
         f"{best.candidate.config.model.name} on {counted(best.candidate.grid.size, 'rank')} of "
-        f"{best.candidate.config.cluster.name}, {best.candidate.config.data.global_batch} samples "
+        f"{best.candidate.config.cluster.name}, {best.candidate.config.data.batch_in_words} "
         f"per step: {counted(found.examined, 'legal combination')}, {found.timed} with a predicted "
         "time"
     )
@@ -401,7 +403,7 @@ def scaling_table(config: RunConfig, points: Sequence[Point]) -> Table:
     """Return the table of the scaling curves."""
     title = (
         f"{config.model.name} on {config.cluster.name}: strong scaling with "
-        f"{config.data.global_batch} samples per step; weak scaling starts with the same number"
+        f"{config.data.batch_in_words} per step; weak scaling starts with the same number"
     )
     columns = ["scaling", "nodes", "ranks", "tokens/s", "efficiency", "MFU", "layout"]
     table = plain_table(title, columns)

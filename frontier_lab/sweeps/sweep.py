@@ -72,6 +72,10 @@ def main(arguments: Sequence[str]) -> int:
         wants = "no --cfg in a sweep, which has a configuration for each trial"
         todo = "use frontier-llm train --cfg job with the settings of one trial"
         raise ConfigError(THE_LINE, "--cfg", wants, todo)
+    if not overrides:
+        wants = "keys with several values, or a file with a grid or a search"
+        todo = "write KEY=VALUE,VALUE, or sweep=NAME; see frontier-llm sweep --help"
+        raise ConfigError(THE_LINE, "nothing", wants, todo)
     settings = [*file_settings(overrides), *overrides]
     _check_plugins(settings)
     config = first_configuration(settings)

@@ -24,8 +24,10 @@ from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from frontier_llm.cli import machine_defaults  # also registers its resolvers
+from frontier_llm.cli.file_mistakes import check_choices, refused_default, unreadable
 from frontier_llm.cli.group_files import (
     file_choices,
     file_values,
@@ -77,13 +79,18 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """
     overrides = [_quoted_path(placed(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
-    for override in parsed:
-        _check_choice(override)
-    _check_experiment(parsed)
     try:
+        for override in parsed:
+            _check_choice(override)
+        _check_experiment(parsed)
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = hydra_compose("train", overrides=overrides)
-            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            composed = hydra_compose("train", overrides=overrides, return_hydra_config=True)
+        chosen = composed.hydra.runtime.choices
+        composed = OmegaConf.masked_copy(composed, [k for k in map(str, composed) if k != "hydra"])
+        check_choices(composed, chosen, groups())
+        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise unreadable(error) from None
     except MissingMandatoryValue as error:
         raise _missing(parsed, str(error.full_key)) from None
     except OmegaConfBaseException as error:
@@ -288,6 +295,11 @@ def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
     message = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     in_quotes = [o for o in overrides if f"'{o.key_or_group}'" in message]
     named = in_quotes or [o for o in overrides if o.key_or_group in message]
+    for override in overrides:
+        if override.key_or_group in groups() and isinstance(override.value(), str):
+            found = refused_default(override.key_or_group, str(override.value()), groups())
+            if found is not None:
+                return found
     if not named:
         return ConfigError(
             "conf/", message, "files that compose", "correct the file that the message names"
@@ -354,6 +366,22 @@ def _check_idle_keys(name: str, idle: Collection[str]) -> None:
         if key in own and differs(choices, key, values):
             todo = f"choose {need.setting} in experiment {name}, or take {key} out of it"
             raise _without_effect(key, _value(values, key), need, todo)
+
+
+def gives(overrides: Sequence[str], key: str) -> bool:
+    """Return whether the command line or the experiment that it chooses sets a key."""
+    given = {key_of(word): word.partition("=")[2] for word in overrides}
+    experiment = given.get("experiment")
+    in_file = leaves(file_values("experiment", experiment)) if experiment else ()
+    return key in given or key in dict(in_file)
+
+
+def warn_of_short_samples(config: RunConfig, overrides: Sequence[str]) -> str | None:
+    """Return a warning if a GPU's run would have samples of the length that suits a laptop."""
+    if config.cluster.device.kind == "cpu" or gives(overrides, "data.sequence_length"):
+        return None
+    length = config.data.sequence_length
+    return f"data.sequence_length={length} is the default for a laptop: set the length of your run"
 
 
 def differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:

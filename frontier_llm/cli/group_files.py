@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from frontier_llm.cli.package_files import conf_file
+from frontier_llm.errors import ConfigError
 
 SECTIONS = {"engine": "planner.engine"}
 """Sections of the groups that are not named after their section."""
@@ -33,8 +34,26 @@ def placed(override: str) -> str:
     key, equals, value = override.partition("=")
     for group, section in SECTIONS.items():
         if key in (group, section):
-            return f"{group}@{section}{equals}{value}"
+            return f"{choice_word(group)}{equals}{value}"
     return override
+
+
+def choice_word(group: str) -> str:
+    """Return the word by which a list of defaults and hydra name a group."""
+    return f"{group}@{SECTIONS[group]}" if group in SECTIONS else group
+
+
+def load_file(group: str, name: str) -> dict[str, Any]:
+    """Return what a file contains, interpolations unresolved; a ConfigError if it has no keys."""
+    path = conf_file(group, name)
+    if not path.is_file():
+        wants = f"a file of {group}: {path} does not exist"
+        raise ConfigError(group, name, wants, "correct the name, or add the file")
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(content, dict):
+        wants = "keys and values, such as `trainer: {steps: 9}`"
+        raise ConfigError(str(path), f"a {type(content).__name__}", wants, "correct the file")
+    return {str(key): value for key, value in content.items()}
 
 
 def file_values(group: str, name: str) -> dict[str, Any]:
@@ -43,10 +62,7 @@ def file_values(group: str, name: str) -> dict[str, Any]:
     Interpolations stay unresolved, except in the names of the files that it extends. Files of other
     groups, which an experiment chooses, are not read.
     """
-    content = OmegaConf.to_container(OmegaConf.load(conf_file(group, name)))
-    assert isinstance(content, dict)
-    own = {str(key): value for key, value in content.items()}
-    values: dict[str, Any] = {}
+    own, values = load_file(group, name), dict[str, Any]()
     for base in own.pop("defaults", []):
         if isinstance(base, str) and base != "_self_":
             path, _, _ = str(OmegaConf.create([base])[0]).partition("@")
@@ -60,10 +76,8 @@ def file_choices(group: str, name: str) -> dict[str, str]:
     Choices of the files that it extends are included. Groups of hydra, such as `hydra/sweeper`, are
     groups, too.
     """
-    content = OmegaConf.to_container(OmegaConf.load(conf_file(group, name)))
-    assert isinstance(content, dict)
     choices: dict[str, str] = {}
-    for default in content.get("defaults", []):
+    for default in load_file(group, name).get("defaults", []):
         if isinstance(default, Mapping):
             of_default = {str(key).split()[-1].lstrip("/"): str(default[key]) for key in default}
         else:

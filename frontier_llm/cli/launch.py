@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose, configured, groups
+from frontier_llm.cli.compose import compose, configured, groups, warn_of_short_samples
 from frontier_llm.cli.group_files import file_choices, key_of
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
@@ -234,7 +234,9 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     warning, because the command may be used elsewhere or with other options.
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
-    lines = [check_data(config, job.overrides)]
+    lines = [check_data(config, job.overrides), f"batch      {config.data.batch_in_words}"]
+    if warning := warn_of_short_samples(config, job.overrides):
+        lines.append(f"warning    {warning}")
     done, problem, todo = check_run_dir(candidate, is_given=is_given)
     if problem:
         if submit:

@@ -17,7 +17,8 @@ from frontier_llm.cli.options import check_writable
 from frontier_llm.cli.planned_experiment import conf_dir_option
 from frontier_llm.cli.run_preparation import lock_run_dir
 from frontier_llm.config import RunConfig
-from frontier_llm.data.prepare import unprepared
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
+from frontier_llm.data.prepare import find_prepared
 from frontier_llm.data.tokenizer_source import check_given_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.planner.candidate import Candidate
@@ -50,22 +51,37 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
         DataError: a source is absent, cannot be read, or is damaged.
     """
     check_given_tokenizer(config)
-    missing = unprepared(config.data)
+    found = find_prepared(config.data)
+    name = f"corpus     data={config.data.name}"
+    if config.data.kind == "stdlib":
+        name += ", the sources of Python's standard library (data=text data.path=PATH: your text)"
+    missing = [source for source, folder in found if folder is None]
     if not missing:
-        return f"corpus     prepared in {config.data.directory}"
+        folders = [folder for _, folder in found if folder is not None]
+        count = sum(Manifest.load(folder / MANIFEST_FILE).train.tokens for folder in folders)
+        tokens = f"{format_count(count)} training tokens"
+        return f"{name}, prepared in {config.data.directory}: {tokens}{_epochs(config, count)}"
     for path in (file.path for source in missing for file in source.files):
         if not os.access(path, os.R_OK):
             raise DataError(f"cannot read {path}: permission denied\n  do: make it readable")
     size = sum(source.size for source in missing)
     text = f"{', '.join(str(source.root) for source in missing)} ({format_bytes(size)})"
     if size <= SMALL_SOURCE:
-        return f"corpus     the first node prepares {text} when the job starts"
+        return f"{name}; the first node prepares {text} when the job starts"
     raise ConfigError(
         "data", f"text that is not prepared: {text}",
         "prepared corpora: all nodes of a job would wait for its first node",
         "run this command, and then launch again:\n    "
         f"frontier-llm {conf_dir_option()}{shlex.join(['preprocess', *overrides])}",
     )  # fmt: skip
+
+
+def _epochs(config: RunConfig, tokens: int) -> str:
+    """Return how often a run reads a corpus; each corpus of a blend has a rate of its own."""
+    if config.data.kind == "blend" or config.data.objective != "causal":
+        return ""
+    read = config.trainer.steps * config.data.global_batch * config.data.sequence_length
+    return f", read {format_figure(read / max(1, tokens))} times"
 
 
 def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, str]:

@@ -6,7 +6,7 @@ A run writes its report at its end; this command also works while the run contin
 
 from collections.abc import Sequence
 
-from frontier_llm.cli.options import check_writable, folder_of_one, tool_parser
+from frontier_llm.cli.options import check_writable, run_folder, tool_parser
 from frontier_llm.telemetry.report_page import write_report
 
 
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write report.html into a run directory and print its path; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument(
-        "run_dir", type=folder_of_one, help="run.dir of a run, which need not have finished"
+        "run_dir", type=run_folder, help="run.dir of a run, which need not have finished"
     )
     run_dir = parser.parse_args(arguments).run_dir
     check_writable("RUN_DIR", run_dir)

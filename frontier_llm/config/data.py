@@ -116,6 +116,11 @@ class DataConfig(Section):
         return sentinels_of(self.sequence_length) if self.objective == "spans" else 0
 
     @property
+    def batch_in_words(self) -> str:
+        """What a step reads; the samples of an encoder-decoder have a target besides."""
+        return f"{self.global_batch:,} samples of {self.sequence_length:,} tokens"
+
+    @property
     def sources(self) -> tuple[CorpusConfig, ...]:
         """The corpora of a blend, or the single corpus."""
         if self.kind == "blend":

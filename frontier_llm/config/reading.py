@@ -123,5 +123,5 @@ def _check_vocabulary(config: RunConfig) -> None:
             config.data.vocabulary,
             f"at most model.vocabulary ({config.model.vocabulary}){reserved}: every token needs a "
             "row of the embedding",
-            f"set data.vocabulary={limit}",
+            f"set model.vocabulary={config.data.vocabulary + sentinels} or data.vocabulary={limit}",
         )

@@ -192,7 +192,7 @@ def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(
     (tmp_path / "kept.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in kept))
     assert evaluate.main([str(run), "--json", split]) == 0
     said = capsys.readouterr().err
-    assert f"step 2 on the validation split of {tmp_path}/text.jsonl\n" in said
+    assert f"step 2 in fp32 on the validation split of {tmp_path}/text.jsonl\n" in said
     assert evaluate.main([str(run), "--text", f"{tmp_path}/kept.jsonl", "--json", text]) == 0
     of_split, of_text = (json.loads(Path(f).read_text())[0] for f in (split, text))
     assert of_split["bits_per_byte"] == pytest.approx(of_text["bits_per_byte"], rel=1e-5)

@@ -17,6 +17,7 @@ from frontier_llm.cli import launch_checks, preprocess
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.launch import main
 from frontier_llm.cli.launch_options import seconds_of, time_limit, with_joined_values
+from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, DataError, FrontierError, LaunchError
 from frontier_llm.planner.candidate import Candidate
@@ -27,7 +28,8 @@ from frontier_llm.units import GIB
 
 pytestmark = pytest.mark.slow
 
-JOB = ["cluster=frontier_mi250x", "launch.nodes=1", "precision=bf16", "data.global_batch=64"]
+JOB = ["cluster=frontier_mi250x", "launch.nodes=1", "precision=bf16", "data.global_batch=64",
+       "data.sequence_length=256"]  # fmt: skip
 
 
 @pytest.fixture
@@ -56,6 +58,40 @@ def _predicted(*overrides):
 
 
 # Data
+
+
+@pytest.mark.usefixtures("site")
+def test_the_length_of_a_laptop_is_mentioned(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv(CONF_DIR_VARIABLE, str(tmp_path))
+    (tmp_path / "experiment").mkdir()
+    keys = {"long": "data: {sequence_length: 512}", "none": "trainer: {steps: 9}"}
+    for name, text in keys.items():
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+    warning = "warning    data.sequence_length=256 is the default for a laptop"
+    cases = {"checkpoint=off": True, "data.sequence_length=256": False, "experiment=long": False,
+             "experiment=none": True}  # fmt: skip
+    for override, warned in cases.items():
+        assert main([*JOB[:4], override]) == 0
+        printed = capsys.readouterr().out
+        assert (warning in printed) == warned
+        length = 512 if override == "experiment=long" else 256
+        assert f"batch      64 samples of {length} tokens\n" in printed
+
+
+@pytest.mark.usefixtures("site")
+def test_the_corpus_is_named_with_what_is_read_of_it(capsys, tmp_path):
+    assert main([*JOB, "trainer.steps=5", "data.directory=new"]) == 0
+    assert "corpus     data=stdlib, the sources of Python's standard" in capsys.readouterr().out
+    text = _text(tmp_path)
+    assert preprocess.main(text) == 0
+    (manifest,) = (tmp_path / "corpora").glob("*/manifest.json")
+    tokens = json.loads(manifest.read_text())["train"]["tokens"]
+    capsys.readouterr()
+    assert main([*JOB, "trainer.steps=5", *text]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "corpus " in line)
+    assert line.startswith("corpus     data=text, prepared in corpora: ")
+    read = float(line.split("read ")[1].removesuffix(" times"))
+    assert read == pytest.approx(5 * 64 * 256 / tokens, rel=0.05)
 
 
 @pytest.mark.parametrize(
