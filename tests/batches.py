@@ -40,7 +40,7 @@ def _documents(config: RunConfig, index: int) -> Row:
 
 def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:
     """Pad the end of most samples, by lengths of their own."""
-    lengths = sample_lengths(config.model, config.data.sequence_length)
+    lengths = sample_lengths(config.model, config.data)
     rows = torch.stack([_tokens(config, index, lengths.total) for index in samples])
     inputs, labels = rows.split([lengths.encoder, lengths.decoder], dim=1)
     read = torch.cat([torch.zeros(len(samples), 1, dtype=torch.int64), labels[:, :-1]], dim=1)

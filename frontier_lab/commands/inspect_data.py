@@ -28,6 +28,7 @@ from frontier_llm.data.document_rows import Row
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
+from frontier_llm.data.tokenizer_source import mode_tokens
 from frontier_llm.errors import DataError, FrontierError
 from frontier_llm.saving.ledger_file import blend_of, lengths_of
 from frontier_llm.trainer.single_process_model import read_config
@@ -71,6 +72,7 @@ class View:
         self._marks = {corpora.tokenizer.eod: "<end>"}
         sentinels = corpora.tokenizer.sentinels(config.data.sentinels)
         self._marks |= {token: f"<{k}>" for k, token in enumerate(sentinels)}
+        self._marks |= {token: f"<{mode}>" for mode, token in mode_tokens(config).items()}
         self._schedule: Schedule | None = None
         if config.data.kind == "blend":
             self._schedule = initial_schedule(corpora, config.trainer.seed)

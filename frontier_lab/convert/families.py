@@ -14,8 +14,8 @@ from frontier_lab.convert.base_family import Family, Values
 from frontier_lab.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_lab.convert.encoder_decoders import MT5, T5
 from frontier_lab.convert.theirs import TheirWeights
+from frontier_llm.config.denoisers import SENTINELS
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.config.span_lengths import SENTINELS
 from frontier_llm.errors import DataError
 
 FAMILIES: tuple[Family, ...] = (

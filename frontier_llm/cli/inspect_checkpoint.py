@@ -247,7 +247,7 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
     if config is not None:
         model, parallel, data = config.model, config.parallel, config.data
         if isinstance(samples, int):
-            tokens = samples * sample_lengths(model, data.sequence_length).total
+            tokens = samples * sample_lengths(model, data).total
             facts["tokens"] = format_count(tokens)
         facts |= {
             "model": f"{model.name}, {model.layers} layers, hidden size {model.hidden}, "

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from frontier_llm.config.denoisers import T5, Denoiser, modes_of, sentinels_of
 from frontier_llm.config.paths import PathName
 from frontier_llm.config.section import Section
-from frontier_llm.config.span_lengths import sentinels_of
 
 Format = Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "tsv"]
 
@@ -75,8 +75,14 @@ class DataConfig(Section):
     unique: bool
     """Whether only the first of several equal documents is kept."""
     objective: Literal["causal", "spans"]
-    """`causal`: predict the next token (GPT); `spans`: predict spans that were removed from the
-    text (T5: 15% of it, in spans of 3 tokens on average)."""
+    """`causal`: predict the next token (GPT); `spans`: predict parts that were removed from the
+    text (an encoder-decoder), as `data.denoisers` says."""
+    denoisers: tuple[Denoiser, ...] = Field(default=T5, strict=False, min_length=1)
+    """What is removed from the texts of an encoder-decoder: [{rate: 0.15, span: 3.0}, ...]. Of
+    several denoisers, one is drawn for each sample. The keys are optional: `rate` is the share of
+    removed tokens (0.15), `span` their mean number in a span (3.0; null: the end of the text is
+    cut off, prefix language modelling), `weight` the relative share of samples (1), and `mode` the
+    name of a token that is put before the encoder's input (null)."""
     documents: Literal["joined", "separate"] = "joined"
     """Whether the documents of a GPT's sample read each other. `joined`: as one text; `separate`:
     attention and positions begin anew at each document, and the first token of a document is not
@@ -113,7 +119,14 @@ class DataConfig(Section):
     @property
     def sentinels(self) -> int:
         """Number of token ids that the sentinels of removed spans need; 0 without spans."""
-        return sentinels_of(self.sequence_length) if self.objective == "spans" else 0
+        if self.objective != "spans":
+            return 0
+        return sentinels_of(self.sequence_length, self.denoisers)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Names of the modes of the denoisers, each of which needs a token id."""
+        return modes_of(self.denoisers) if self.objective == "spans" else ()
 
     @property
     def batch_in_words(self) -> str:

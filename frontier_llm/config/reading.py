@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -109,19 +110,29 @@ def _check_documents(data: DataConfig) -> None:
                 f"{wanted}: span corruption reads windows of joined documents",
                 f"set data.{key}={wanted}, or train a GPT",
             )
+    if data.objective == "spans" and sample_parts(data.sequence_length, data.denoisers).text == 0:
+        raise ConfigError(
+            "data.sequence_length",
+            data.sequence_length,
+            "enough tokens for a text of 2 tokens, of which one is removed, and the tokens that "
+            "mark the place, the mode and the end",
+            "set a length that is useful, such as data.sequence_length=512",
+        )
 
 
 def _check_vocabulary(config: RunConfig) -> None:
     if config.data.tokenizer is not None:
         return  # data/run_loader.py checks the size of a given tokenizer
-    sentinels = config.data.sentinels
-    limit = config.model.vocabulary - sentinels
-    if config.data.vocabulary > limit:
-        reserved = f" less {sentinels} sentinels, one per span" if sentinels else ""
+    data = config.data
+    reserved_ids = data.sentinels + len(data.modes)
+    limit = config.model.vocabulary - reserved_ids
+    if data.vocabulary > limit:
+        reserved = f" less {data.sentinels} sentinels, one per span" if data.sentinels else ""
+        reserved += f" and {len(data.modes)} modes" if data.modes else ""
         raise ConfigError(
             "data.vocabulary",
-            config.data.vocabulary,
+            data.vocabulary,
             f"at most model.vocabulary ({config.model.vocabulary}){reserved}: every token needs a "
             "row of the embedding",
-            f"set model.vocabulary={config.data.vocabulary + sentinels} or data.vocabulary={limit}",
+            f"set model.vocabulary={data.vocabulary + reserved_ids} or data.vocabulary={limit}",
         )

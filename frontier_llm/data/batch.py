@@ -1,6 +1,6 @@
 """Define the micro-batches that the models read.
 
-data/loader.py and data/spans.py build them; trainer/pipeline.py passes them to the model.
+data/loader.py and data/denoising.py build them; trainer/pipeline.py passes them to the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator

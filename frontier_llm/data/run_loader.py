@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from frontier_llm.config.data import DataConfig
+from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
-from frontier_llm.config.span_lengths import span_lengths
 from frontier_llm.data.batch import Batch, LossMean
 from frontier_llm.data.corpora import (
     BlendedSamples,
@@ -26,13 +26,17 @@ from frontier_llm.data.corpora import (
     prepare_all,
 )
 from frontier_llm.data.corpus_build import Progress
+from frontier_llm.data.denoising import Denoising
 from frontier_llm.data.document_rows import BorderRows, DocumentSamples, RowWindows, document_batch
 from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
 from frontier_llm.data.packing import PackedSamples
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
-from frontier_llm.data.spans import SpanCorruption
-from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary
+from frontier_llm.data.tokenizer_source import (
+    check_given_tokenizer,
+    check_vocabulary,
+    mode_tokens,
+)
 from frontier_llm.errors import DataError
 from frontier_llm.geometry.context_cut import context_cut
 from frontier_llm.parallel.context_ranks import token_numbers
@@ -148,7 +152,7 @@ def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSa
 def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
     """Return the tokens of text per sample, for the configured sequence length or another one."""
     length = sequence_length or data.sequence_length
-    return span_lengths(length).text if data.objective == "spans" else length
+    return sample_parts(length, data.denoisers).text if data.objective == "spans" else length
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
@@ -175,12 +179,15 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
         return partial(document_batch, separate=data.documents == "separate")
     if {"causal": True, "spans": False}[data.objective]:
         return causal_batch
-    length = config.data.sequence_length
-    key = make_key("spans", corpora.manifest.digest, config.trainer.seed)
-    lengths = span_lengths(length)
-    sentinels = tokenizer.sentinels(lengths.spans)
-    corruption = SpanCorruption(lengths.text, length, sentinels, tokenizer.eod, key)
-    return corruption.batch
+    return Denoising(
+        data.denoisers,
+        window_tokens(data),
+        data.sequence_length,
+        tokenizer.sentinels(data.sentinels),
+        mode_tokens(config),
+        tokenizer.eod,
+        make_key("spans", corpora.manifest.digest, config.trainer.seed),
+    ).batch
 
 
 def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frontier_llm.config.span_lengths import SENTINELS
+from frontier_llm.config.denoisers import SENTINELS
 from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB

@@ -81,16 +81,27 @@ def check_given_tokenizer(config: RunConfig) -> None:
 
 def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that has more tokens than the model's embedding has rows."""
-    count = config.data.sentinels
+    count, modes = config.data.sentinels, len(config.data.modes)
     ids = max([tokenizer.vocabulary, *(token + 1 for token in tokenizer.sentinels(count))])
+    ids += modes
     if ids > config.model.vocabulary:
         raise ConfigError(
             "model.vocabulary",
             config.model.vocabulary,
             f"at least {ids}: the tokenizer's {tokenizer.vocabulary} tokens"
-            + (f" and {count} sentinels, one per removed span" if count else ""),
+            + (f" and {count} sentinels, one per removed span" if count else "")
+            + (f" and {modes} modes" if modes else ""),
             f"set model.vocabulary={ids}, or use another tokenizer",
         )
+
+
+def mode_tokens(config: RunConfig) -> dict[str, int]:
+    """Return the token ids of the modes of denoisers: the last rows of the embedding.
+
+    They depend on nothing else, so that they are the same at another length.
+    """
+    last = config.model.vocabulary - 1
+    return {mode: last - number for number, mode in enumerate(config.data.modes)}
 
 
 def copy_tokenizer(path: Path, folder: Path) -> Path:

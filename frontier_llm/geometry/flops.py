@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.geometry.lengths import SampleLengths
 
 
 class ForwardFlops(NamedTuple):
@@ -36,14 +36,12 @@ class ForwardFlops(NamedTuple):
 
 
 def forward_flops(
-    model: ModelConfig, sequence_length: int, read_share: float = 1.0
+    model: ModelConfig, lengths: SampleLengths, read_share: float = 1.0
 ) -> ForwardFlops:
     """Count the operations of a forward pass over one sample.
 
-    The length of the decoder of an encoder-decoder follows from `sequence_length`, the tokens that
-    the encoder reads (geometry/lengths.py). `read_share` is that of `score_pairs`.
+    `read_share` is that of `score_pairs`.
     """
-    lengths = sample_lengths(model, sequence_length)
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     matrices = 3 if model.gated else 2
     products = attention = 0.0
@@ -94,19 +92,23 @@ def score_pairs(
 
 
 def step_model_flops(
-    model: ModelConfig, sequence_length: int, samples: int, read_share: float = 1.0
+    model: ModelConfig, lengths: SampleLengths, samples: int, read_share: float = 1.0
 ) -> float:
     """Count the operations of a forward and a backward pass over a number of samples."""
-    return 3 * samples * forward_flops(model, sequence_length, read_share).total
+    return 3 * samples * forward_flops(model, lengths, read_share).total
 
 
 def step_hardware_flops(
-    model: ModelConfig, sequence_length: int, samples: int, recompute: str, read_share: float = 1.0
+    model: ModelConfig,
+    lengths: SampleLengths,
+    samples: int,
+    recompute: str,
+    read_share: float = 1.0,
 ) -> float:
     """Count the operations that a step executes, including recomputation.
 
     `recompute` is `none`, `selective` (attention without its projections) or `full` (every layer).
     """
-    forward = forward_flops(model, sequence_length, read_share)
+    forward = forward_flops(model, lengths, read_share)
     repeated = {"none": 0.0, "selective": forward.attention, "full": forward.layers}
     return samples * (3 * forward.total + repeated[recompute])

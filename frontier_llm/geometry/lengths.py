@@ -1,13 +1,14 @@
 """Compute the number of tokens per sample on the encoder and on the decoder.
 
 A GPT has only a decoder. In an encoder-decoder model, the encoder reads `data.sequence_length`
-tokens of corrupted text, and the decoder predicts the removed spans (config/span_lengths.py).
+tokens of corrupted text, and the decoder predicts the removed spans (config/denoisers.py).
 """
 
 from dataclasses import dataclass
 
+from frontier_llm.config.data import DataConfig
+from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
-from frontier_llm.config.span_lengths import span_lengths
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class SampleLengths:
         return self.encoder + self.decoder
 
 
-def sample_lengths(model: ModelConfig, sequence_length: int) -> SampleLengths:
-    """Return the lengths of a model's samples for `data.sequence_length`."""
+def sample_lengths(model: ModelConfig, data: DataConfig) -> SampleLengths:
+    """Return the lengths of a model's samples, padding included."""
     if not model.encoder_layers:
-        return SampleLengths(0, sequence_length)
-    targets = span_lengths(sequence_length).targets
-    return SampleLengths(sequence_length, -(-targets // DECODER_MULTIPLE) * DECODER_MULTIPLE)
+        return SampleLengths(0, data.sequence_length)
+    targets = sample_parts(data.sequence_length, data.denoisers).targets
+    decoder = -(-targets // DECODER_MULTIPLE) * DECODER_MULTIPLE
+    return SampleLengths(data.sequence_length, decoder)

@@ -123,7 +123,7 @@ class ResolvedLayout:
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
-            lengths=sample_lengths(config.model, data.sequence_length),
+            lengths=sample_lengths(config.model, data),
             model_chunks=make_model_chunks(
                 config.model.layers, placement, parallel.layers_per_stage
             ),

@@ -62,16 +62,16 @@ class Estimate:
     @property
     def model_tflops(self) -> float:
         """TFLOP/s per device, counting the operations of the model without recomputation."""
-        data, share = self.candidate.config.data, self.candidate.layout.read_share
-        model, length = self.candidate.config.model, data.sequence_length
-        return self._per_device(step_model_flops(model, length, data.global_batch, share))
+        config, layout = self.candidate.config, self.candidate.layout
+        sizes = layout.lengths, config.data.global_batch
+        return self._per_device(step_model_flops(config.model, *sizes, layout.read_share))
 
     @property
     def hardware_tflops(self) -> float:
         """TFLOP/s per device, counting recomputed operations too."""
-        config, share = self.candidate.config, self.candidate.layout.read_share
-        length, samples = config.data.sequence_length, config.data.global_batch
-        flops = step_hardware_flops(config.model, length, samples, config.recompute, share)
+        config, layout = self.candidate.config, self.candidate.layout
+        sizes = layout.lengths, config.data.global_batch
+        flops = step_hardware_flops(config.model, *sizes, config.recompute, layout.read_share)
         return self._per_device(flops)
 
     @property

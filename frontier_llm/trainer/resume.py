@@ -94,8 +94,9 @@ def _load_newest(context: "TrainerContext", before: int | None = None) -> Resume
     context.train_step.sums = None  # from here on the states are no longer those of a step
     resumed = context.restorer.restore(before)
     if resumed is not None:
-        stored = resumed.meta["config"]["data"]["sequence_length"]
-        length = sample_lengths(context.config.model, stored).total
+        stored = {"sequence_length": resumed.meta["config"]["data"]["sequence_length"]}
+        config = context.config
+        length = sample_lengths(config.model, config.data.model_copy(update=stored)).total
         context.progress.load_meta(resumed.meta["progress"], length)
         context.train_step.loss_scale.load_meta(resumed.meta["loss_scale"])
         # rounded moments do not count as saved: if the run stops here, it saves the states

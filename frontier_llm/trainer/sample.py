@@ -8,9 +8,9 @@ import torch.distributed as dist
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora
-from frontier_llm.data.spans import START
+from frontier_llm.data.denoising import START
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.tokenizer_source import tokens_before_text
+from frontier_llm.data.tokenizer_source import mode_tokens, tokens_before_text
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.model.build import Model
@@ -29,8 +29,9 @@ _PROMPTS, _PROMPT_TOKENS = 3, 6
 class Sampler:
     """Continues prompts token by token.
 
-    A GPT continues the prompt. An encoder-decoder (T5) is trained to fill gaps, which are marked by
-    sentinel tokens. It gets the prompt with a sentinel after it, and writes the text of this gap.
+    A GPT continues the prompt, and so does an encoder-decoder that is trained to continue prefixes.
+    Another one is trained to fill gaps, which are marked by sentinel tokens. It gets the prompt
+    with a sentinel after it, and writes the text of this gap.
     Keys and values of attention are not cached: sampling is for inspecting a model, not for serving
     it.
     """
@@ -41,7 +42,14 @@ class Sampler:
         self._model, self._groups, self._tokenizer = model, groups, tokenizer
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
-        self._fills_spans = config.model.kind == "t5"
+        self._has_encoder = config.model.encoder_layers > 0
+        # what the encoder reads around a prompt, and the decoder before it writes
+        (sentinel,) = tokenizer.sentinels(1) if self._has_encoder else (0,)
+        self._ends: tuple[list[int], ...] = [], [sentinel, tokenizer.eod], [START, sentinel]
+        prefixes = [d.mode for d in config.data.denoisers if d.span is None]
+        if self._has_encoder and prefixes:
+            modes = [mode_tokens(config)[mode] for mode in prefixes[:1] if mode is not None]
+            self._ends = modes, [tokenizer.eod], [START]
         self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
         self._device = next(model.chunks[0].parameters()).device
@@ -92,7 +100,7 @@ class Sampler:
 
     def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:
         """Return the model's input, and the position whose logits give the next token."""
-        if self._fills_spans:
+        if self._has_encoder:
             return self._encoder_decoder_batch(prompt, written)
         context = [*self._before, *prompt, *written] or [self._tokenizer.eod]
         context = context[-self._window :]
@@ -103,10 +111,10 @@ class Sampler:
     def _encoder_decoder_batch(
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
-        """As `_batch`: the encoder reads the prompt and a sentinel, the decoder what is written."""
-        sentinel = self._tokenizer.sentinels(1)[0]
-        source = [*prompt[-(self._window - 2) :], sentinel, self._tokenizer.eod]
-        target = [START, sentinel, *written]
+        """As `_batch`: the encoder reads the prompt, the decoder what is written."""
+        before, after, start = self._ends
+        source = [*before, *prompt[-(self._window - len(before) - len(after)) :], *after]
+        target = [*start, *written]
         encoder, decoder = self._padded(source), self._padded(target)
         mask = (torch.arange(encoder.shape[1]) < len(source))[None]
         batch = Seq2SeqBatch(encoder, mask, decoder, decoder, torch.ones(decoder.shape))

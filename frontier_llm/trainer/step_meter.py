@@ -45,9 +45,9 @@ class Throughput:
     ) -> None:
         data = config.data
         self._world_size, self.precision = world_size, precision
-        tokens = sample_lengths(config.model, data.sequence_length).total
-        self._tokens = data.global_batch * tokens
-        sizes = data.sequence_length, data.global_batch
+        lengths = sample_lengths(config.model, data)
+        self._tokens = data.global_batch * lengths.total
+        sizes = lengths, data.global_batch
         self._model_flops = step_model_flops(config.model, *sizes, data.pairs_read)
         self._hardware_flops = step_hardware_flops(
             config.model, *sizes, config.recompute, data.pairs_read

@@ -80,6 +80,8 @@ SOURCES = {key: "a source of figures" for key, _, _ in keys() if key.endswith(".
 EXAMPLES = (
     *(0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 0.1, 0.25, 0.5, 1.5, 8.0, 100.0, True, False, None),
     *("text", "cpu", "cuda", ["text"], [2], {"network": "int8"}, {"fp32": 3.0}, {"A": "b"}),
+    [{"rate": 0.5}],
+    [{"rate": 0.5}],
 )
 
 

@@ -239,7 +239,7 @@ REFUSED = {
         4,
         {"data.vocabulary": 5000},
         "data.vocabulary",
-        "set data.vocabulary=4096",
+        "set model.vocabulary=5000 or data.vocabulary=4096",
     ),
     "an odd number of rotated dimensions": (
         4,

@@ -15,6 +15,7 @@ from frontier_llm.data.read_share import read_share, with_known_share, with_read
 from frontier_llm.data.run_loader import window_corpus
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.geometry.flops import forward_flops, score_pairs, step_hardware_flops
+from frontier_llm.geometry.lengths import SampleLengths
 from tests.data.text_stream import samples_of
 from tests.geometry.models import make_model
 
@@ -44,12 +45,13 @@ def test_flops_are_those_of_the_documents_of_the_samples(documents, length):
     share = read_share(np.array(documents), length, "stream")
     model = make_model(layers=3)
     width = model.heads * model.head_dim
-    counted = forward_flops(model, length, share)
+    lengths = SampleLengths(0, length)
+    counted = forward_flops(model, lengths, share)
     assert counted.attention == pytest.approx(3 * 4 * width * pairs, rel=1e-9)
-    whole = forward_flops(model, length)
+    whole = forward_flops(model, lengths)
     assert counted.total - counted.attention == pytest.approx(whole.total - whole.attention)
     assert score_pairs(model, 0, length, share, causal=True) == pytest.approx(pairs / 2)
-    extra = step_hardware_flops(model, length, 1, "selective", share) - 3 * counted.total
+    extra = step_hardware_flops(model, lengths, 1, "selective", share) - 3 * counted.total
     assert extra == pytest.approx(counted.attention)
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from frontier_llm.config.data import DataConfig
+from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
-from frontier_llm.config.span_lengths import span_lengths
 from frontier_llm.data.batch import Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
+from frontier_llm.data.denoising import restore
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_loader, make_windows
-from frontier_llm.data.spans import restore
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
 from tests.values import tiny_values
@@ -93,11 +93,11 @@ def test_batches_of_spans_restore_the_text(one: tuple[DataConfig, Corpora]):
     assert isinstance(batch, Seq2SeqBatch)
     assert torch.equal(batch.encoder_tokens, again.encoder_tokens)
     window = make_windows(settings, corpora, train=True)[18]
-    assert len(window) == span_lengths(48).text
+    assert len(window) == sample_parts(48).text
     text = restore(
         batch.encoder_tokens[0].tolist(),
         batch.labels[0][batch.loss_mask[0] > 0].tolist(),
-        corpora.tokenizer.sentinels(span_lengths(48).spans),
+        corpora.tokenizer.sentinels(sample_parts(48).spans),
         corpora.tokenizer.eod,
     )
     assert text == window.tolist()

@@ -11,12 +11,17 @@ from frontier_llm.geometry.flops import (
     step_model_flops,
 )
 from frontier_llm.geometry.inventory import chunk_parameters
-from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import ModelChunk
 from tests.geometry.models import any_models, any_t5_models, make_model
 
 widths = st.integers(1, 400).map(lambda width: 64 * width)
 lengths = st.integers(1, 8192)
+
+
+def of(tokens: int) -> SampleLengths:
+    """Return the lengths of a sample of a GPT."""
+    return SampleLengths(0, tokens)
 
 
 @given(st.integers(1, 128), widths, st.integers(2, 250_000), lengths, st.integers(1, 4096))
@@ -31,7 +36,9 @@ def test_a_gpts_step_is_megatrons_formula(layers, hidden, vocabulary, length, sa
         * hidden**2
         * (1 + length / (6 * hidden) + vocabulary / (16 * layers * hidden))
     )
-    assert step_hardware_flops(model, length, samples, "full") == pytest.approx(formula, rel=1e-6)
+    assert step_hardware_flops(model, of(length), samples, "full") == pytest.approx(
+        formula, rel=1e-6
+    )
 
 
 def _matrices(model):
@@ -48,7 +55,7 @@ def _matrices(model):
 @given(any_models(), lengths)
 def test_every_weight_of_a_matrix_costs_two_operations_a_token(model, length):
     weights = sum(parameter.elements for parameter in _matrices(model))
-    once = forward_flops(model, length)
+    once = forward_flops(model, of(length))
     assert once.total - once.attention == pytest.approx(2 * length * weights, rel=1e-9)
 
 
@@ -62,36 +69,36 @@ def test_a_window_bounds_the_scores_of_its_layers():
     counted = sum(score_pairs(model, layer, tokens, causal=True) for layer in range(5))
     assert counted == pytest.approx(3 * unmasked + 2 * without, rel=0.02)
     scores = 3 * tokens * 8 + 2 * tokens**2
-    assert forward_flops(model, tokens).attention == 4 * width * scores
+    assert forward_flops(model, of(tokens)).attention == 4 * width * scores
     wide = make_model(**layers, window=200)
-    assert forward_flops(wide, tokens) == forward_flops(make_model(**layers), tokens)
+    assert forward_flops(wide, of(tokens)) == forward_flops(make_model(**layers), of(tokens))
 
 
 @given(any_t5_models(), st.integers(16, 8192))
 def test_every_weight_costs_two_operations_a_token_that_meets_it(model, length):
-    both = sample_lengths(model, length)
+    both = SampleLengths(length, 8 + length // 3)
     cost = 0
     for parameter in _matrices(model):
         unit, name = parameter.unit, parameter.name
         in_encoder = unit.startswith("layers.") and int(unit[7:]) < model.encoder_layers
         reads_encoder = in_encoder or name.endswith("key_value.weight")
         cost += 2 * parameter.elements * (both.encoder if reads_encoder else both.decoder)
-    once = forward_flops(model, length)
+    once = forward_flops(model, both)
     assert once.total - once.attention == pytest.approx(cost, rel=1e-9)
 
 
 @given(any_models(), lengths)
 def test_attention_is_scores_and_weighted_values_of_every_query_head(model, length):
     one_head = 2 * (2 * length * length * model.head_dim)
-    attention = forward_flops(model, length).attention
+    attention = forward_flops(model, of(length)).attention
     assert attention == pytest.approx(model.layers * model.heads * one_head, rel=1e-9)
 
 
 @given(any_models(), lengths, st.integers(1, 64))
 def test_recomputation_adds_what_it_runs_again(model, length, samples):
-    once, needed = forward_flops(model, length), step_model_flops(model, length, samples)
+    once, needed = forward_flops(model, of(length)), step_model_flops(model, of(length), samples)
     added = {
-        kind: step_hardware_flops(model, length, samples, kind) - needed
+        kind: step_hardware_flops(model, of(length), samples, kind) - needed
         for kind in ("none", "selective", "full")
     }
     tolerance = 1e-9 * needed
@@ -102,4 +109,4 @@ def test_recomputation_adds_what_it_runs_again(model, length, samples):
 
 def test_the_backward_pass_costs_twice_the_forward():
     model = make_model()
-    assert step_model_flops(model, 32, 5) == 3 * 5 * forward_flops(model, 32).total
+    assert step_model_flops(model, of(32), 5) == 3 * 5 * forward_flops(model, of(32)).total

@@ -5,7 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.config.span_lengths import corrupted, span_lengths
+from frontier_llm.config import decode
+from frontier_llm.config.denoisers import divided, sample_parts
 from frontier_llm.geometry.inventory import (
     chunk_parameters,
     count_parameters,
@@ -16,6 +17,7 @@ from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.geometry.model_chunks import chunk_stacks, make_model_chunks
 from frontier_llm.geometry.pipeline_schedule import Placement
 from tests.geometry.models import any_t5_models, make_model, make_t5
+from tests.values import tiny_values
 
 
 @st.composite
@@ -89,18 +91,18 @@ def test_a_decoder_layer_has_a_second_attention_and_its_norm():
 @given(st.integers(16, 4096))
 def test_lengths_are_the_longest_text_that_leaves_as_many_tokens(inputs):
     """T5's own search (arXiv:1910.10683): sentinels and ends counted, nothing padded."""
-    found = span_lengths(inputs)
-    assert found.inputs <= inputs < corrupted(found.text + 1).inputs
-    spans = found.inputs + found.targets - found.text - 2
-    assert spans % 2 == 0
-    assert spans // 2 >= 1
+    found = sample_parts(inputs)
+    assert found.inputs <= inputs < divided(found.text + 1).inputs
+    assert found.inputs + found.targets - found.text - 2 == 2 * found.spans
+    assert found.spans >= 1
 
 
 def test_the_lengths_of_t5_and_mt5():
     """512 tokens of input come from 568 of text, with 114 of targets; 1024 from 1137, with 229."""
-    t5, mt5 = span_lengths(512), span_lengths(1024)
+    t5, mt5 = sample_parts(512), sample_parts(1024)
     assert (t5.text, t5.inputs, t5.targets) == (568, 512, 114)
     assert (mt5.text, mt5.inputs, mt5.targets) == (1137, 1024, 229)
-    lengths = sample_lengths(make_t5(), 1024)
+    data = decode(tiny_values("data.sequence_length=1024")).data
+    lengths = sample_lengths(make_t5(), data)
     assert (lengths.encoder, lengths.decoder, lengths.total) == (1024, 232, 1256)
-    assert sample_lengths(make_model(), 1024).total == 1024
+    assert sample_lengths(make_model(), data).total == 1024

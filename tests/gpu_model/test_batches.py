@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from frontier_llm.config.denoisers import T5
 from frontier_llm.data.batch import Batch, named_tensors
+from frontier_llm.data.denoising import Denoising
 from frontier_llm.data.loader import BatchLoader, MakeBatch, Reading, causal_batch
-from frontier_llm.data.spans import SpanCorruption
 from tests.gpu_model import fake_cuda
 
 pytestmark = pytest.mark.skipif(not fake_cuda.PRELOADED, reason="run `make test-gpu-model`")
@@ -53,7 +54,8 @@ def wait_for_thread(loader: BatchLoader) -> None:
 
 
 @pytest.mark.parametrize(
-    "make_batch", [causal_batch, SpanCorruption(LENGTH, LENGTH, range(200, 100, -1), 1, 7).batch]
+    "make_batch",
+    [causal_batch, Denoising(T5, LENGTH, LENGTH, range(200, 100, -1), {}, 1, 7).batch],
 )
 def test_batches_arrive_without_a_wait_and_equal_those_of_a_cpu(make_batch: MakeBatch) -> None:
     with (

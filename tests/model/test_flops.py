@@ -46,7 +46,7 @@ def test_forward_is_counted_exactly(model: list[str]) -> None:
     values = tiny_values(*model)
     counted = run_ranks(lambda w: count(w, values, train=False), 1)[0]
     config = make_config(values)
-    assert counted == forward_flops(config.model, config.data.sequence_length).total
+    assert counted == forward_flops(config.model, sample_lengths(config.model, config.data)).total
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -58,7 +58,9 @@ def test_step_is_counted_exactly_over_all_ranks(layout: list[str], model: str) -
     values = tiny_values("model.vocabulary=256", *MODELS[model], *layout)
     config = make_config(values)
     counted = sum(run_ranks(lambda w: count(w, values, train=True), 2))
-    expected = step_model_flops(config.model, config.data.sequence_length, config.data.global_batch)
+    expected = step_model_flops(
+        config.model, sample_lengths(config.model, config.data), config.data.global_batch
+    )
     assert counted == expected
 
 
@@ -68,9 +70,9 @@ def test_a_t5s_step_is_counted_without_the_recomputation_of_attention(layout: li
     values = tiny_values(*T5, "model.vocabulary=256", *layout)
     config = make_config(values)
     data = config.data
-    lengths = sample_lengths(config.model, data.sequence_length)
+    lengths = sample_lengths(config.model, data)
     counted = sum(run_ranks(lambda w: count(w, values, train=True), 2))
-    needed = step_model_flops(config.model, data.sequence_length, data.global_batch)
+    needed = step_model_flops(config.model, sample_lengths(config.model, data), data.global_batch)
     heads = config.model.heads * config.model.head_dim
     scores = 2 * heads * (2 * lengths.encoder**2 + 3 * lengths.decoder**2)
     assert counted == needed + data.global_batch * scores
@@ -82,9 +84,13 @@ def test_recomputation_counts_as_hardware_only(recompute: str) -> None:
     config = make_config(values)
     counted = sum(run_ranks(lambda w: count(w, values, train=True), 1))
     data = config.data
-    hardware = step_hardware_flops(config.model, data.sequence_length, data.global_batch, recompute)
+    hardware = step_hardware_flops(
+        config.model, sample_lengths(config.model, data), data.global_batch, recompute
+    )
     assert counted == hardware
-    assert hardware > step_model_flops(config.model, data.sequence_length, data.global_batch)
+    assert hardware > step_model_flops(
+        config.model, sample_lengths(config.model, data), data.global_batch
+    )
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:

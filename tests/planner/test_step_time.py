@@ -7,6 +7,7 @@ import pytest
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import step_hardware_flops
+from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.planner.block import Product, chunk_blocks, stage_activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.compute import Speed
@@ -62,7 +63,9 @@ def test_more_micro_batches_shrink_the_bubble():
 def test_no_device_is_faster_than_its_calibration():
     candidate = _large()
     config = candidate.config
-    flops = step_hardware_flops(config.model, config.data.sequence_length, 640, "full")
+    flops = step_hardware_flops(
+        config.model, sample_lengths(config.model, config.data), 640, "full"
+    )
     curve = config.cluster.device.calibration.products["fp16"]
     assert _seconds(candidate) > 0.8 * flops / (1024 * curve.tflops * 1e12)
 

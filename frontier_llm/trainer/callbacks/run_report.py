@@ -330,7 +330,8 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
         asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
-        smaller = f"model.vocabulary={tokens + config.data.sentinels}"
+        reserved = config.data.sentinels + len(config.data.modes)
+        smaller = f"model.vocabulary={tokens + reserved}"
         if config.data.tokenizer is None and tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"
