@@ -55,21 +55,27 @@ def test_every_layout_says_the_same(model: str) -> None:
             assert texts == alone
 
 
-def test_an_encoder_decoder_fills_the_hole_behind_the_prompt() -> None:
-    """Word by word the likeliest, by the model itself fed with the hole and what was said."""
+@pytest.mark.parametrize("fills", [True, False])
+def test_an_encoder_decoder_fills_the_hole_or_continues_the_prompt(fills: bool) -> None:
+    """Word by word the likeliest, by the model itself fed with the prompt and what was said."""
 
     def expected(world: World, values: dict[str, Any]) -> list[str]:
         rig = make_rig(world, values)
         rig.train(1)
         chunk, letters = rig.model.chunks[0].eval(), Letters()
         (sentinel,) = letters.sentinels(1)
-        read = torch.tensor([[*letters.encode(PROMPTS[0]), sentinel, letters.eod]])
-        said = [0, sentinel]
+        prompt, last_row = letters.encode(PROMPTS[0]), rig.config.model.vocabulary - 1
+        read = [*prompt, sentinel] if fills else [last_row - 1, *prompt]
+        said = start = [0, sentinel] if fills else [0]
         with torch.no_grad():
             for _ in range(4):
-                logits = chunk(encoder_tokens=read, decoder_tokens=torch.tensor([said]))
-                said.append(int(logits[0, -1, : letters.vocabulary].argmax()))
-        return [letters.decode(said[2:])]
+                logits = chunk(
+                    encoder_tokens=torch.tensor([[*read, letters.eod]]),
+                    decoder_tokens=torch.tensor([said]),
+                )
+                said = [*said, int(logits[0, -1, : letters.vocabulary].argmax())]
+        return [letters.decode(said[len(start) :])]
 
-    values = tiny_values(*TINY_T5)
+    prefix = "data.denoisers=[{mode: R}, {rate: 0.5, span: null, mode: S}]"
+    values = tiny_values(*TINY_T5, *([] if fills else [prefix]))
     assert run_ranks(sample, 1, values, 0.0)[0][:1] == run_ranks(expected, 1, values)[0]
