@@ -57,35 +57,34 @@ from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
-from rich.console import Console
-
 from benchmarks.harness import (
     MEGA,
     Contender,
     add_numbers,
-    bench_console,
     bench_parser,
+    compare,
     fixed,
-    make_table,
     parse_bench,
-    refuse_failures,
+    print_table,
     span,
     spread,
-    take_turns,
     threads_of,
     work_folder,
     write_json,
 )
-from benchmarks.own_loop.loops import CONTENDERS, Precision, Shape, import_model
-from benchmarks.own_loop.turns import (
+from benchmarks.own_loop import (
+    CONTENDERS,
     SAVERS,
     SaveFigures,
+    Setting,
     SpeedFigures,
-    Steps,
+    import_model,
     save_turn,
     speed_turn,
 )
+from benchmarks.peers.turn import Precision
 from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.errors import TrainingError
 
@@ -121,13 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse(arguments)
     import_model()
-    console = bench_console()
     speeds = [
-        compare_speed(ranks, precision, options, console)
+        compare_speed(ranks, precision, options)
         for ranks in options.ranks
         for precision in options.precision
     ]
-    saves = compare_saves(options, console) if options.savers else None
+    saves = compare_saves(options) if options.savers else None
     write_json(options, {"speed": speeds, "saves": saves})
     return 0
 
@@ -150,22 +148,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parse_bench(parser, arguments, QUICK)
 
 
-def compare_speed(
-    ranks: int, precision: Precision, options: argparse.Namespace, console: Console
-) -> dict[str, Any]:
+def setting_of(
+    options: argparse.Namespace, ranks: int, precision: Precision, steps: int
+) -> Setting:
+    """Return the settings of all turns with a number of ranks."""
+    return Setting(Shape.of(options), options.samples, precision, threads_of(options, ranks),
+                   options.warmup, steps, options.every)  # fmt: skip
+
+
+def compare_speed(ranks: int, precision: Precision, options: argparse.Namespace) -> dict[str, Any]:
     """Compare the contenders without saves, print their table and return the results.
 
     Raises:
         TrainingError: one failed, or their losses differ.
     """
-    settings = shape_of(options), precision, threads_of(options, ranks)
-    steps = Steps(options.warmup, options.steps)
-    outcomes = [
-        Contender(name, partial(on_ranks, speed_turn, ranks, name, *settings, steps))
-        for name in CONTENDERS
-    ]
-    take_turns(outcomes, options.rounds)
-    refuse_failures(outcomes)
+    setting = setting_of(options, ranks, precision, options.steps)
+    turns = {name: partial(on_ranks, speed_turn, ranks, name, setting) for name in CONTENDERS}
+    outcomes = list(compare(turns, options.rounds).values())
     difference = check_losses(outcomes, precision)
     base = baseline_of(outcomes)
     rows = [speed_row(outcome, base) for outcome in outcomes]
@@ -180,32 +179,29 @@ def compare_speed(
         f"{ranks} ranks, {precision}; baseline {base.name}; losses differ by at most "
         f"{difference:.1e} of the loss"
     )
-    console.print(make_table(title, SPEED_COLUMNS, cells))
+    print_table(title, SPEED_COLUMNS, cells)
     return {"ranks": ranks, "precision": precision, "loss_difference": difference, "rows": rows}
 
 
-def compare_saves(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def compare_saves(options: argparse.Namespace) -> dict[str, Any]:
     """Compare the savers, print their table and return the results."""
     ranks, precision = options.ranks[0], options.precision[0]
-    settings = shape_of(options), precision, threads_of(options, ranks)
-    steps = Steps(options.warmup, options.save_steps, options.every)
+    setting = setting_of(options, ranks, precision, options.save_steps)
 
     def turn(name: str) -> list[SaveFigures]:
         with work_folder("bench_library", options.folder) as folder:
-            return on_ranks(save_turn, ranks, name, *settings, steps, folder)
+            return on_ranks(save_turn, ranks, name, setting, folder)
 
-    outcomes = [Contender(name, partial(turn, name)) for name in options.savers]
-    take_turns(outcomes, options.rounds)
-    refuse_failures(outcomes)
-    rows = [save_row(outcome) for outcome in outcomes]
+    outcomes = compare({name: partial(turn, name) for name in options.savers}, options.rounds)
+    rows = [save_row(outcome) for outcome in outcomes.values()]
     cells = [
         [row["saver"], span(row["blocked_seconds"], 1, 1000), span(row["slowdown"]),
          fixed(row["added_seconds"]["median"], 0, 1000),
          fixed(row["step_seconds"]["median"], 0, 1000)]
         for row in rows
     ]  # fmt: skip
-    title = f"{ranks} ranks, {precision}, a save every {options.every} steps"
-    console.print(make_table(title, SAVE_COLUMNS, cells))
+    print_table(f"{ranks} ranks, {precision}, a save every {options.every} steps",
+                SAVE_COLUMNS, cells)  # fmt: skip
     return {"ranks": ranks, "precision": precision, "every": options.every, "rows": rows}
 
 
@@ -289,18 +285,6 @@ def _other_cores(ranks: Sequence[SpeedFigures]) -> float:
     first, cores = ranks[0], os.cpu_count() or 1
     own = sum(rank.cpu_seconds for rank in ranks) / first.step_seconds
     return max(0.0, cores * (1 - first.idle_share) - own)
-
-
-def shape_of(options: argparse.Namespace) -> Shape:
-    """Return the dimensions of the model."""
-    return Shape(
-        options.layers,
-        options.hidden,
-        options.heads,
-        options.vocabulary,
-        options.sequence,
-        options.samples,
-    )
 
 
 if __name__ == "__main__":

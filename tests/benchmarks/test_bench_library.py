@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.bench_library import baseline_of, check_losses, main, save_row, speed_row
 from benchmarks.harness import Contender, alternating
-from benchmarks.own_loop.loops import CONTENDERS
-from benchmarks.own_loop.turns import SAVERS, SaveFigures, SpeedFigures
+from benchmarks.own_loop import CONTENDERS, SAVERS, SaveFigures, SpeedFigures
 from benchmarks.testbed.sent_counter import SentBytes, read_info, tcp_sent_bytes
 from frontier_llm.errors import TrainingError
 from tests.forked_train import run
@@ -87,7 +86,7 @@ def test_ratios_are_those_of_a_round() -> None:
     }
     slow = outcome("fsdp2-prefetch", [[speed(3.0)], [speed(3.0)]])
     assert baseline_of([own, slow, base]) is base
-    saved = outcome("library", [[SaveFigures(0.1, 3.0, 2.0, 3), SaveFigures(0.2, 3.0, 2.0, 3)]])
+    saved = outcome("library", [[SaveFigures(0.1, 3.0, 2.0), SaveFigures(0.2, 3.0, 2.0)]])
     row = save_row(saved)
     assert row["blocked_seconds"]["median"] == 0.2
     assert (row["slowdown"]["median"], row["added_seconds"]["median"]) == (1.5, 1.0)
