@@ -81,9 +81,7 @@ def take_turns(
                     contender.error = str(error)
 
 
-def compare(
-    turns: Mapping[str, Callable[[], Turn]], rounds: int
-) -> dict[str, Contender[Turn]]:
+def compare(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> dict[str, Contender[Turn]]:
     """Return contenders that have all taken their turns, by name.
 
     Raises:
