@@ -28,7 +28,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,15 +38,14 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import (
-    bench_console,
     bench_parser,
-    make_table,
     parse_bench,
+    print_table,
     ratios,
     write_json,
 )
 from benchmarks.testbed.forked import on_ranks
-from benchmarks.testbed.namespaces import namespaces
+from benchmarks.testbed.namespaces import namespaces_of_ranks
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
@@ -120,20 +118,19 @@ class FlowFigure:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements of the command line; return the exit code."""
     options = parse(arguments)
-    console = bench_console()
     codec = list(codec_figures(options.codec_elements, options.codec_seconds))
     cells = [
         [kernels, name, dtype, *(f"{speed:.2f}" for speed in speeds)]
         for kernels, name, dtype, *speeds in map(astuple, codec)
     ]
     headings = ("kernels", "format", "dtype", *HEADINGS)
-    console.print(make_table("Codec, one thread, GB/s", headings, cells, left=3))
+    print_table("Codec, one thread, GB/s", headings, cells, left=3)
     flows: list[FlowFigure] = []
     for per_node in options.ranks_per_node:
         for link in options.links:
             measured = flow_figures(link, per_node, options)
             title = f"{NODES} nodes x {per_node}, {link}"
-            console.print(make_table(title, FLOW_HEADINGS, flow_cells(measured), left=2))
+            print_table(title, FLOW_HEADINGS, flow_cells(measured), left=2)
             flows += measured
     facts = {
         "elements": options.elements,
@@ -157,12 +154,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="elements of the buffer (default 3 Mi, about one layer)")  # fmt: skip
     add("--codec-elements", type=at_least(1), default=16 << 20,
         help="elements for the codec (default 16 Mi)")  # fmt: skip
-    add(
-        "--codec-seconds",
-        type=positive,
-        default=0.3,
-        help="time per row of the codec (default 0.3)",
-    )
+    add("--codec-seconds", type=positive, default=0.3,
+        help="time per row of the codec (default 0.3)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 
@@ -237,32 +230,18 @@ def _seconds(work: Callable[[], object], limit: float) -> float:
 
 def flow_figures(link: str, per_node: int, options: argparse.Namespace) -> list[FlowFigure]:
     """Measure all flows in all formats on two nodes."""
-    with _namespaces_of_ranks(link, per_node) as places:
-        ranks = on_ranks(
-            measure_rank,
-            NODES * per_node,
-            per_node,
-            options.elements,
-            options.rounds,
-            namespaces=places,
+    ranks, rate = NODES * per_node, None if link == "loopback" else link
+    with namespaces_of_ranks(ranks, rate, per_node) as places:
+        found = on_ranks(
+            measure_rank, ranks, per_node, options.elements, options.rounds, namespaces=places
         )
     figures = []
-    for flow, format_name in ranks[0]:
-        of_ranks = [rank[flow, format_name] for rank in ranks]
+    for flow, format_name in found[0]:
+        of_ranks = [rank[flow, format_name] for rank in found]
         slowest = [max(times) for times in zip(*(times for times, _ in of_ranks), strict=True)]
         sent = statistics.mean(sent for _, sent in of_ranks)
         figures.append(FlowFigure(link, per_node, flow, format_name, slowest, sent))
     return figures
-
-
-@contextmanager
-def _namespaces_of_ranks(link: str, per_node: int) -> Iterator[list[str]]:
-    """Yield the network namespace of each rank's node; an empty list on loopback."""
-    if link == "loopback":
-        yield []
-        return
-    with namespaces(NODES, link) as nodes:
-        yield [node for node in nodes for _ in range(per_node)]
 
 
 def measure_rank(

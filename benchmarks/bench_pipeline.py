@@ -47,10 +47,9 @@ import torch
 
 from benchmarks.harness import (
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
     parse_bench,
+    print_table,
     ratios,
     write_json,
 )
@@ -255,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = Shape.of(options)
     settings = {"waiting": options.waiting, "rounds": options.rounds,
                 "recompute": options.recompute}  # fmt: skip
-    console, results = bench_console(), []
+    results = []
     for ranks in options.ranks:
         for micro_batches in options.micro_batches:
             case = Case(ranks, micro_batches, sizes, **settings)
@@ -263,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             latency = found[0][0]
             rows = make_rows(case, latency, [figures for _, figures in found])
             title = f"{ranks} ranks on {os.cpu_count()} cores, {micro_batches} micro-batches"
-            console.print(make_table(title, COLUMNS, [row.cells() for row in rows]))
+            print_table(title, COLUMNS, [row.cells() for row in rows])
             numbers = {"ranks": ranks, "micro_batches": micro_batches, "message_seconds": latency}
             results.append({**numbers, "rows": [asdict(row) for row in rows]})
     write_json(options, {"sizes": asdict(sizes), **settings, "cases": results})

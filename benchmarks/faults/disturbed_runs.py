@@ -77,6 +77,10 @@ class DisturbedRun:
     def stop(self) -> int | None:
         """Ask the run to stop; return its exit code, or None if it does not stop."""
         (self.run / "STOP").touch()
+        return self.wait_for_end()
+
+    def wait_for_end(self) -> int | None:
+        """Return the exit code of the run, or None if it does not end."""
         self._wait(lambda: False)
         return self.exit_code()
 

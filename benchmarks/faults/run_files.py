@@ -42,6 +42,11 @@ def read_samples(run_dir: Path) -> tuple[Values, list[int]]:
     return found, double
 
 
+def count_steps(run_dir: Path) -> int:
+    """Return the number of steps in the ledger; a step that was done twice counts twice."""
+    return sum("digest" in entry for entry in _lines(run_dir / LEDGER))
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete lines of a JSON lines file; none if the file is absent."""
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
