@@ -107,3 +107,6 @@ class Ours:
         They are averaged over ranks. With packages, each has an interface; otherwise each node.
         """
         return self._counted_bytes
+
+    def settle(self) -> None:
+        """Do nothing: a step may leave messages to the next step, as the warm-up does."""

@@ -59,6 +59,9 @@ class _TorchPeer:
         """Return None: torch does not count bytes."""
         return None
 
+    def settle(self) -> None:
+        """Do nothing: a step leaves no messages under way."""
+
 
 class Ddp(_TorchPeer):
     """DistributedDataParallel: gradients are reduced once per step, during the last backward pass.
