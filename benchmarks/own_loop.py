@@ -27,10 +27,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from benchmarks.checkpoint.savers import Dcp, DcpMode, Place
 from benchmarks.peers.torch_peers import shard_layers
-from benchmarks.peers.turn import Precision
-from benchmarks.testbed.sent_counter import tcp_sent_bytes
+from benchmarks.peers.turn import SEED, MicroBatch, Peer, Turn
 from benchmarks.testbed.shape import Shape
-from frontier_lab.calibration.foreign_load import busy_seconds, idle_share
 from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.errors import ConfigError
 from frontier_llm.library import AdamW, Checkpoints, Formats, Sharded, shard
@@ -39,7 +37,6 @@ from frontier_llm.protocols import StateShard
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-SEED = 1
 RATE = 1e-3
 """Learning rate."""
 UPDATE = AdamW()
@@ -50,30 +47,6 @@ _DCP_MODES: dict[str, DcpMode] = {
     "dcp-async-stager": "async-stager",
 }
 SAVERS = ("library", *_DCP_MODES)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Settings of a turn that are the same for all contenders."""
-
-    shape: Shape
-    samples: int
-    """Samples per rank and step."""
-    precision: Precision
-    threads: int
-    """CPU threads per rank."""
-    warmup: int
-    """Steps before the timed ones."""
-    timed: int
-    every: int
-    """Steps from one save to the next; only for a turn with saves."""
-
-    def batches(self, rank: int, steps: int) -> list[torch.Tensor]:
-        """Return [samples, sequence] int64 per step: tokens that depend on rank and step only."""
-        size, ranks = (self.samples, self.shape.sequence), dist.get_world_size()
-        seeds = (SEED + step * ranks + rank for step in range(steps))
-        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
-        return [torch.randint(self.shape.vocabulary, size, generator=one) for one in generators]
 
 
 def import_model() -> None:
@@ -120,16 +93,18 @@ def build(shape: Shape) -> "LlamaForCausalLM":
 class LibraryLoop:
     """`frontier_llm.library.shard` with p = g = o = all ranks."""
 
-    def __init__(self, setting: Setting) -> None:
-        model, ranks, formats = build(setting.shape), dist.get_world_size(), Formats.PLAIN
-        if setting.precision == "bf16":
+    def __init__(self, turn: Turn) -> None:
+        keep_freed_memory()
+        model, ranks, formats = build(turn.shape), turn.ranks, Formats.PLAIN
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        if turn.precision == "bf16":
             formats = Formats.BF16
             for parameter in model.parameters():  # not the buffers, which FSDP2 leaves in fp32
                 parameter.data = parameter.data.bfloat16()
         self.states: Sharded = shard(
             model, params=ranks, grads=ranks, optimizer=ranks, formats=formats, update=UPDATE
         )
-        self._model = model
+        self._model, self._counted = model, 0.0
 
     def passes(self, tokens: torch.Tensor) -> float:
         """Run the forward and the backward pass; return the loss."""
@@ -141,9 +116,16 @@ class LibraryLoop:
         """Clip the gradients and update; `saved`: whether the states are saved after it."""
         self.states.step(RATE, saved=saved)
 
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step on the tokens of the only micro-batch; return the loss."""
+        loss = self.passes(batches[0][0])
+        self.update()
+        self._counted = sum(sent.total for sent in self.states.sent_bytes().values())
+        return loss
+
     def counted_bytes(self) -> float | None:
-        """Return the bytes that this rank has sent since the last call."""
-        return sum(sent.total for sent in self.states.sent_bytes().values())
+        """Return the bytes that this rank has sent in the last step."""
+        return self._counted
 
     def settle(self) -> None:
         """Wait for all messages under way. Collective over all ranks."""
@@ -158,10 +140,13 @@ class FsdpLoop:
     with CUDA streams; on a CPU a layer is gathered when it is needed.
     """
 
-    def __init__(self, setting: Setting, name: str) -> None:
-        model = build(setting.shape)
-        shard_layers(model, model.model.layers, setting.precision, keep=name == "fsdp2-keep")
-        if name == "fsdp2-prefetch":
+    def __init__(self, turn: Turn) -> None:
+        keep_freed_memory()
+        self.model = model = build(turn.shape)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        keep = turn.contender == "fsdp2-keep"
+        shard_layers(model, model.model.layers, turn.precision, keep=keep)
+        if turn.contender == "fsdp2-prefetch":
             _prefetch(model)
         parameters = list(model.parameters())
         groups = [
@@ -172,7 +157,6 @@ class FsdpLoop:
         self.optimizer = torch.optim.AdamW(
             groups, RATE, betas=betas, eps=UPDATE.epsilon, fused=True
         )
-        self.model = model
 
     def passes(self, tokens: torch.Tensor) -> float:
         """Run the forward and the backward pass; return the loss."""
@@ -187,12 +171,23 @@ class FsdpLoop:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step on the tokens of the only micro-batch; return the loss."""
+        loss = self.passes(batches[0][0])
+        self.update()
+        return loss
+
     def counted_bytes(self) -> float | None:
         """Return None: torch counts no bytes."""
         return None
 
     def settle(self) -> None:
         """Do nothing: a step of FSDP2 leaves no messages under way."""
+
+
+def make(turn: Turn, rank: int) -> Peer:
+    """Build one rank of a contender. Collective over all ranks."""
+    return LibraryLoop(turn) if turn.contender == "library" else FsdpLoop(turn)
 
 
 def _prefetch(model: Any) -> None:
@@ -212,8 +207,8 @@ class LibrarySaver:
     The library counts the stall: planning, waits of the update, and copies.
     """
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
-        self.loop = LibraryLoop(setting)
+    def __init__(self, turn: Turn, folder: Path) -> None:
+        self.loop = LibraryLoop(turn)
         self._checkpoints = Checkpoints(folder, self.loop.states, keep=1)
         self._blocked = 0.0
 
@@ -258,9 +253,10 @@ class _FsdpStates:
 class DcpSaver(Dcp):
     """DCP of an FSDP2 model and optimizer, which times its calls."""
 
-    def __init__(self, setting: Setting, folder: Path, mode: DcpMode) -> None:
-        self.loop, self._blocked = FsdpLoop(setting, "fsdp2"), 0.0
-        place = Place(dist.get_rank(), dist.get_world_size(), dist.HashStore(), folder)
+    def __init__(self, turn: Turn, folder: Path) -> None:
+        self.loop, self._blocked = FsdpLoop(turn), 0.0
+        place = Place(dist.get_rank(), turn.ranks, dist.HashStore(), folder)
+        mode = _DCP_MODES[turn.contender]
         super().__init__(_FsdpStates(self.loop), place, mode, keeps_all=True)
 
     def fence(self) -> None:
@@ -278,24 +274,6 @@ class DcpSaver(Dcp):
 
 
 @dataclass(frozen=True)
-class SpeedFigures:
-    """Measurements of one rank without saves."""
-
-    step_seconds: float
-    """Mean time of the timed steps."""
-    cpu_seconds: float
-    """CPU time of this process per timed step, with the threads of gloo."""
-    idle_share: float
-    """Idle share of all cores of the machine during the timed steps."""
-    losses: tuple[float, ...]
-    """Losses of all steps, warm-up first."""
-    sent_bytes: float | None
-    """Bytes per step that this rank wrote to TCP sockets; None if they cannot be counted."""
-    counted_bytes: float | None
-    """Bytes of a step as the library counts them; None for other contenders."""
-
-
-@dataclass(frozen=True)
 class SaveFigures:
     """Measurements of one rank with saves."""
 
@@ -308,46 +286,15 @@ class SaveFigures:
     """Time per step without saves, just before."""
 
 
-def speed_turn(rank: int, name: str, setting: Setting) -> SpeedFigures:
-    """Build a contender, warm up, and time some steps. Collective over all ranks."""
-    _set_up(setting)
-    loop = LibraryLoop(setting) if name == "library" else FsdpLoop(setting, name)
-    batches, losses = setting.batches(rank, setting.warmup + setting.timed), []
-
-    def train(steps: list[torch.Tensor]) -> None:
-        for batch in steps:
-            losses.append(loop.passes(batch))
-            loop.update()
-        loop.settle()
-
-    train(batches[: setting.warmup])
-    loop.counted_bytes()
-    sent, busy, cpu = tcp_sent_bytes(), busy_seconds(), _cpu_seconds()
-    seconds = _time(lambda: train(batches[setting.warmup :]))
-    idle = idle_share(busy_seconds() - busy, seconds) or 0.0
-    cpu, after, counted = _cpu_seconds() - cpu, tcp_sent_bytes(), loop.counted_bytes()
-    return SpeedFigures(
-        step_seconds=seconds / setting.timed,
-        cpu_seconds=cpu / setting.timed,
-        idle_share=idle,
-        losses=tuple(losses),
-        sent_bytes=(after.written - sent.written) / setting.timed if sent and after else None,
-        counted_bytes=None if counted is None else counted / setting.timed,
-    )
-
-
-def save_turn(rank: int, name: str, setting: Setting, folder: Path) -> SaveFigures:
+def save_turn(rank: int, turn: Turn, every: int, folder: Path) -> SaveFigures:
     """Time steps without saves, then as many with a save every few steps. Collective.
 
     The saves before are not counted, because the first one allocates memory.
     """
-    _set_up(setting)
-    saver = (
-        LibrarySaver(setting, folder)
-        if name == "library"
-        else DcpSaver(setting, folder, _DCP_MODES[name])
-    )
-    batches, done = setting.batches(rank, setting.timed), 0
+    torch.set_num_threads(turn.threads)
+    saver: LibrarySaver | DcpSaver
+    saver = (LibrarySaver if turn.contender == "library" else DcpSaver)(turn, folder)
+    batches, done = [turn.batches(rank, step)[0][0] for step in range(turn.steps)], 0
 
     def step(batch: torch.Tensor, is_due: bool) -> None:
         nonlocal done
@@ -363,25 +310,15 @@ def save_turn(rank: int, name: str, setting: Setting, folder: Path) -> SaveFigur
             step(batch, every is not None and index % every == 0)
         saver.settle()
 
-    for batch in batches[: setting.warmup]:
+    for batch in batches[: turn.warmup]:
         step(batch, True)
         saver.settle()
     plain = _time(lambda: train(None))
     saver.take_blocked_seconds()
-    seconds = _time(lambda: train(setting.every))
+    seconds = _time(lambda: train(every))
     blocked = saver.take_blocked_seconds()
     saver.close()
-    return SaveFigures(*(value / setting.timed for value in (blocked, seconds, plain)))
-
-
-def _set_up(setting: Setting) -> None:
-    torch.set_num_threads(setting.threads)
-    keep_freed_memory()
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
+    return SaveFigures(*(value / turn.steps for value in (blocked, seconds, plain)))
 
 
 def _seconds(work: Callable[[], None]) -> float:
