@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cluster.wait_idle(90)
     rows = [
         (one.fault, f"{fixed(one.seconds_to_step, 1)} s", str(one.steps_done_twice), one.job,
-         fixed(one.largest_loss_difference, 9))
+         "-" if one.largest_loss_difference is None else f"{one.largest_loss_difference:g}")
         for one in outcomes
     ]  # fmt: skip
     names = ["fault", "next step after", "steps done twice", "the job", "largest loss difference"]
