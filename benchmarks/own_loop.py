@@ -104,7 +104,7 @@ class LibraryLoop:
         self.states: Sharded = shard(
             model, params=ranks, grads=ranks, optimizer=ranks, formats=formats, update=UPDATE
         )
-        self._model, self._counted = model, 0.0
+        self._model = model
 
     def passes(self, tokens: torch.Tensor) -> float:
         """Run the forward and the backward pass; return the loss."""
@@ -120,12 +120,11 @@ class LibraryLoop:
         """Run one step on the tokens of the only micro-batch; return the loss."""
         loss = self.passes(batches[0][0])
         self.update()
-        self._counted = sum(sent.total for sent in self.states.sent_bytes().values())
         return loss
 
     def counted_bytes(self) -> float | None:
-        """Return the bytes that this rank has sent in the last step."""
-        return self._counted
+        """Return the bytes that this rank has sent since the last call."""
+        return sum(sent.total for sent in self.states.sent_bytes().values())
 
     def settle(self) -> None:
         """Wait for all messages under way. Collective over all ranks."""

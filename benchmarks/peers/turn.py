@@ -50,7 +50,7 @@ class Peer(Protocol):
         """
 
     def counted_bytes(self) -> float | None:
-        """Return the bytes sent in the last step; None if they are not counted."""
+        """Return the bytes sent since the last call; None if they are not counted."""
 
     def settle(self) -> None:
         """Wait for all messages under way. Collective over all ranks."""
@@ -124,7 +124,7 @@ class RankFigures:
     """Bytes of one more step that the counter of the network interface shows, without those sent
     again; None on loopback. With packages, an interface is that of a package."""
     counted_bytes: float | None
-    """Bytes of a step as counted by frontier_llm; None for other libraries."""
+    """Bytes per timed step as counted by frontier_llm; None for other libraries."""
     idle_share: float | None
     """Idle share of all cores' time during the timed steps; None if unknown."""
 
@@ -137,6 +137,7 @@ def measure(rank: int, make: Callable[[Turn, int], Peer], turn: Turn) -> RankFig
     batches = [turn.batches(rank, index) for index in range(turn.warmup + turn.steps + 1)]
     losses = [peer.step(step) for step in batches[: turn.warmup]]
     peer.settle()
+    peer.counted_bytes()
     dist.barrier()
     sent, busy, cpu, start = tcp_sent_bytes(), busy_seconds(), _cpu_seconds(), time.perf_counter()
     losses += [peer.step(step) for step in batches[turn.warmup : -1]]
@@ -144,6 +145,7 @@ def measure(rank: int, make: Callable[[Turn, int], Peer], turn: Turn) -> RankFig
     dist.barrier()
     seconds = time.perf_counter() - start
     cpu, after, idle = _cpu_seconds() - cpu, tcp_sent_bytes(), busy_seconds() - busy
+    counted = peer.counted_bytes()
     return RankFigures(
         seconds=seconds / turn.steps,
         cpu_seconds=cpu / turn.steps,
@@ -152,7 +154,7 @@ def measure(rank: int, make: Callable[[Turn, int], Peer], turn: Turn) -> RankFig
         start_bytes=start_bytes,
         peak_bytes=_peak_bytes(),
         tcp_bytes=(after.written - sent.written) / turn.steps if sent and after else None,
-        counted_bytes=peer.counted_bytes(),
+        counted_bytes=None if counted is None else counted / turn.steps,
         sent_bytes=_count_sent(peer, turn, batches[-1]) if turn.namespaces else None,
         idle_share=idle_share(idle, seconds),
     )
