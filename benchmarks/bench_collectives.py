@@ -27,8 +27,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,11 +62,12 @@ FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
 """The quantised formats have the block and scale sizes of conf/collectives/."""
 ROTATIONS = (64, 256)
 """Elements per run of the rotated int4 formats of the codec's table."""
-HEADINGS = (
-    "quantise", "dequantise", "add to fp32", "add 8", "difference", "add difference", "feedback",
-    "feedback, int8",
-)  # fmt: skip
-"""Columns of the codec's table, in the order of the speeds of CodecFigure."""
+SPEEDS = ("quantise", "dequantise", "add", "add_eight", "difference", "add_difference", "feedback",
+          "feedback_int8")  # fmt: skip
+"""Columns of the codec's table."""
+CodecFigure = dict[str, Any]
+"""A row of it: kernels, quantised format, type of the unquantised buffer, and each of `SPEEDS` in
+GB/s of the unquantised side."""
 FLOW_HEADINGS = ("flow", "format", "ms", "min..max", "speed over bf16", "speed over fp32",
                  "MB between nodes")  # fmt: skip
 NODES = 2
@@ -74,31 +75,6 @@ NODES = 2
 QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
 Flow = str
 """`gather`, `reduce` or `two hops`."""
-
-
-@dataclass(frozen=True)
-class CodecFigure:
-    """One row of the codec's table, in GB/s of the unquantised side."""
-
-    kernels: str
-    format: str
-    """Quantised format."""
-    dtype: str
-    """Type of the unquantised buffer."""
-    quantise: float
-    dequantise: float
-    add: float
-    """Speed of dequantising and adding to an fp32 buffer."""
-    add_eight: float
-    """Speed of dequantising the messages of eight ranks and adding them, per message."""
-    difference: float
-    """Speed of quantising a difference to a base in bf16."""
-    add_difference: float
-    """Speed of dequantising a difference and adding it to the unquantised buffer."""
-    feedback: float
-    """Speed of quantising with a residual in bf16."""
-    feedback_int8: float
-    """Speed of quantising with a residual in int8 that is a moving average."""
 
 
 @dataclass
@@ -119,11 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements of the command line; return the exit code."""
     options = parse(arguments)
     codec = list(codec_figures(options.codec_elements, options.codec_seconds))
+    names = ("kernels", "format", "dtype")
     cells = [
-        [kernels, name, dtype, *(f"{speed:.2f}" for speed in speeds)]
-        for kernels, name, dtype, *speeds in map(astuple, codec)
+        [*(one[name] for name in names), *(f"{one[speed]:.2f}" for speed in SPEEDS)]
+        for one in codec
     ]
-    headings = ("kernels", "format", "dtype", *HEADINGS)
+    headings = (*names, *(speed.replace("_", " ") for speed in SPEEDS))
     print_table("Codec, one thread, GB/s", headings, cells, left=3)
     flows: list[FlowFigure] = []
     for per_node in options.ranks_per_node:
@@ -135,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = {
         "elements": options.elements,
         "codec_elements": options.codec_elements,
-        "codec": [asdict(figure) for figure in codec],
+        "codec": codec,
         "flows": [asdict(figure) for figure in flows],
     }
     write_json(options, facts)
@@ -170,15 +147,18 @@ def codec_figures(elements: int, limit: float) -> Iterator[CodecFigure]:
         values = torch.randn(elements, device=device).to(dtype)
         copy_seconds = _seconds(partial(torch.empty_like(values).copy_, values), limit)
         copy = values.nbytes / copy_seconds / 1e9
-        yield CodecFigure("copy", "-", _name(dtype), *[copy] * len(HEADINGS))
+        yield _codec_row("copy", "-", dtype, [copy] * len(SPEEDS))
         rotated = [replace(FORMATS[-1], rotation_elements=run) for run in ROTATIONS]
         for kernels in implementations:
             for format_ in (*FORMATS[2:], *rotated):
                 yield _codec_figure(kernels, format_, values, limit)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _codec_row(
+    kernels: str, format_: str, dtype: torch.dtype, speeds: Iterable[float]
+) -> CodecFigure:
+    names = {"kernels": kernels, "format": format_, "dtype": str(dtype).removeprefix("torch.")}
+    return {**names, **dict(zip(SPEEDS, speeds, strict=True))}
 
 
 def _codec_figure(
@@ -207,7 +187,7 @@ def _codec_figure(
     speeds = (count * wide.nbytes / _seconds(work, limit) / 1e9 for wide, count, work in works)
     run = format_.rotation_elements
     name = f"{format_.name} rotated by {run}" if run else format_.name
-    return CodecFigure(kernels.name, name, _name(values.dtype), *speeds)
+    return _codec_row(kernels.name, name, values.dtype, speeds)
 
 
 def _seconds(work: Callable[[], object], limit: float) -> float:
