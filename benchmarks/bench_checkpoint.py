@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
 import torch.distributed as dist
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.checkpoint.saver_turn import Rank, Save, SaverFigures, SaverTurn
 from benchmarks.checkpoint.savers import SAVERS, Place
@@ -51,12 +50,12 @@ from benchmarks.harness import (
     MEGA,
     Contender,
     add_numbers,
-    bench_console,
     bench_parser,
+    compare,
     fixed,
-    make_table,
     parse_bench,
-    refuse_failures,
+    print_table,
+    progress,
     take_turns,
     work_folder,
     write_json,
@@ -104,8 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"the disk alone: writes {rates['write'] / 1e9:.2f} GB/s, reads "
         f"{rates['read'] / 1e9:.2f} GB/s"
     )
-    table = make_table(title, COLUMNS, [cells(row, rates["read"]) for row in rows], caption=caption)
-    bench_console().print(table)
+    print_table(title, COLUMNS, [cells(row, rates["read"]) for row in rows], caption=caption)
     for row in rows:
         if row["error"]:
             print(f"{row['saver']}: {row['error']}", file=sys.stderr)
@@ -144,19 +142,11 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[float, dict[str,
     seconds = options.short_seconds
     if seconds is None:
         seconds = summary([turn(PROBE, 0.0)])["durable_seconds"]
-    plain = Contender("disk", lambda: on_ranks(disk.measure, ranks, folder, size))
+    disks = compare({"disk": lambda: on_ranks(disk.measure, ranks, folder, size)}, options.rounds)
     savers = [Contender(name, partial(turn, name, seconds)) for name in options.savers]
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    # no refresh thread, because this process forks
-    with Progress(*columns, auto_refresh=False, transient=True) as progress:
-        bar = progress.add_task("", total=options.rounds * (len(savers) + 1))
-
-        def show(_: int, name: str) -> None:
-            progress.update(bar, description=name, advance=1, refresh=True)
-
-        take_turns([plain, *savers], options.rounds, show)
-    refuse_failures([plain])
-    return seconds, disk_rates(plain.rounds), savers
+    with progress("", options.rounds * len(savers)) as advance:
+        take_turns(savers, options.rounds, advance)
+    return seconds, disk_rates(disks["disk"].rounds), savers
 
 
 def take_turn(rank: int, settings: SaverTurn, folder: Path) -> SaverFigures:

@@ -27,9 +27,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,15 +38,14 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import (
-    bench_console,
     bench_parser,
-    make_table,
     parse_bench,
+    print_table,
     ratios,
     write_json,
 )
 from benchmarks.testbed.forked import on_ranks
-from benchmarks.testbed.namespaces import namespaces
+from benchmarks.testbed.namespaces import namespaces_of_ranks
 from frontier_llm.cli.options import at_least, positive, run_command
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
@@ -64,11 +62,12 @@ FORMATS = (FP32, BF16, Format("int8", 256, 2), Format("int4", 256, 2))
 """The quantised formats have the block and scale sizes of conf/collectives/."""
 ROTATIONS = (64, 256)
 """Elements per run of the rotated int4 formats of the codec's table."""
-HEADINGS = (
-    "quantise", "dequantise", "add to fp32", "add 8", "difference", "add difference", "feedback",
-    "feedback, int8",
-)  # fmt: skip
-"""Columns of the codec's table, in the order of the speeds of CodecFigure."""
+SPEEDS = ("quantise", "dequantise", "add", "add_eight", "difference", "add_difference", "feedback",
+          "feedback_int8")  # fmt: skip
+"""Columns of the codec's table."""
+CodecFigure = dict[str, Any]
+"""A row of it: kernels, quantised format, type of the unquantised buffer, and each of `SPEEDS` in
+GB/s of the unquantised side."""
 FLOW_HEADINGS = ("flow", "format", "ms", "min..max", "speed over bf16", "speed over fp32",
                  "MB between nodes")  # fmt: skip
 NODES = 2
@@ -76,31 +75,6 @@ NODES = 2
 QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
 Flow = str
 """`gather`, `reduce` or `two hops`."""
-
-
-@dataclass(frozen=True)
-class CodecFigure:
-    """One row of the codec's table, in GB/s of the unquantised side."""
-
-    kernels: str
-    format: str
-    """Quantised format."""
-    dtype: str
-    """Type of the unquantised buffer."""
-    quantise: float
-    dequantise: float
-    add: float
-    """Speed of dequantising and adding to an fp32 buffer."""
-    add_eight: float
-    """Speed of dequantising the messages of eight ranks and adding them, per message."""
-    difference: float
-    """Speed of quantising a difference to a base in bf16."""
-    add_difference: float
-    """Speed of dequantising a difference and adding it to the unquantised buffer."""
-    feedback: float
-    """Speed of quantising with a residual in bf16."""
-    feedback_int8: float
-    """Speed of quantising with a residual in int8 that is a moving average."""
 
 
 @dataclass
@@ -120,25 +94,25 @@ class FlowFigure:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements of the command line; return the exit code."""
     options = parse(arguments)
-    console = bench_console()
     codec = list(codec_figures(options.codec_elements, options.codec_seconds))
+    names = ("kernels", "format", "dtype")
     cells = [
-        [kernels, name, dtype, *(f"{speed:.2f}" for speed in speeds)]
-        for kernels, name, dtype, *speeds in map(astuple, codec)
+        [*(one[name] for name in names), *(f"{one[speed]:.2f}" for speed in SPEEDS)]
+        for one in codec
     ]
-    headings = ("kernels", "format", "dtype", *HEADINGS)
-    console.print(make_table("Codec, one thread, GB/s", headings, cells, left=3))
+    headings = (*names, *(speed.replace("_", " ") for speed in SPEEDS))
+    print_table("Codec, one thread, GB/s", headings, cells, left=3)
     flows: list[FlowFigure] = []
     for per_node in options.ranks_per_node:
         for link in options.links:
             measured = flow_figures(link, per_node, options)
             title = f"{NODES} nodes x {per_node}, {link}"
-            console.print(make_table(title, FLOW_HEADINGS, flow_cells(measured), left=2))
+            print_table(title, FLOW_HEADINGS, flow_cells(measured), left=2)
             flows += measured
     facts = {
         "elements": options.elements,
         "codec_elements": options.codec_elements,
-        "codec": [asdict(figure) for figure in codec],
+        "codec": codec,
         "flows": [asdict(figure) for figure in flows],
     }
     write_json(options, facts)
@@ -157,12 +131,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="elements of the buffer (default 3 Mi, about one layer)")  # fmt: skip
     add("--codec-elements", type=at_least(1), default=16 << 20,
         help="elements for the codec (default 16 Mi)")  # fmt: skip
-    add(
-        "--codec-seconds",
-        type=positive,
-        default=0.3,
-        help="time per row of the codec (default 0.3)",
-    )
+    add("--codec-seconds", type=positive, default=0.3,
+        help="time per row of the codec (default 0.3)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 
@@ -177,15 +147,18 @@ def codec_figures(elements: int, limit: float) -> Iterator[CodecFigure]:
         values = torch.randn(elements, device=device).to(dtype)
         copy_seconds = _seconds(partial(torch.empty_like(values).copy_, values), limit)
         copy = values.nbytes / copy_seconds / 1e9
-        yield CodecFigure("copy", "-", _name(dtype), *[copy] * len(HEADINGS))
+        yield _codec_row("copy", "-", dtype, [copy] * len(SPEEDS))
         rotated = [replace(FORMATS[-1], rotation_elements=run) for run in ROTATIONS]
         for kernels in implementations:
             for format_ in (*FORMATS[2:], *rotated):
                 yield _codec_figure(kernels, format_, values, limit)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _codec_row(
+    kernels: str, format_: str, dtype: torch.dtype, speeds: Iterable[float]
+) -> CodecFigure:
+    names = {"kernels": kernels, "format": format_, "dtype": str(dtype).removeprefix("torch.")}
+    return {**names, **dict(zip(SPEEDS, speeds, strict=True))}
 
 
 def _codec_figure(
@@ -214,7 +187,7 @@ def _codec_figure(
     speeds = (count * wide.nbytes / _seconds(work, limit) / 1e9 for wide, count, work in works)
     run = format_.rotation_elements
     name = f"{format_.name} rotated by {run}" if run else format_.name
-    return CodecFigure(kernels.name, name, _name(values.dtype), *speeds)
+    return _codec_row(kernels.name, name, values.dtype, speeds)
 
 
 def _seconds(work: Callable[[], object], limit: float) -> float:
@@ -237,32 +210,18 @@ def _seconds(work: Callable[[], object], limit: float) -> float:
 
 def flow_figures(link: str, per_node: int, options: argparse.Namespace) -> list[FlowFigure]:
     """Measure all flows in all formats on two nodes."""
-    with _namespaces_of_ranks(link, per_node) as places:
-        ranks = on_ranks(
-            measure_rank,
-            NODES * per_node,
-            per_node,
-            options.elements,
-            options.rounds,
-            namespaces=places,
+    ranks, rate = NODES * per_node, None if link == "loopback" else link
+    with namespaces_of_ranks(ranks, rate, per_node) as places:
+        found = on_ranks(
+            measure_rank, ranks, per_node, options.elements, options.rounds, namespaces=places
         )
     figures = []
-    for flow, format_name in ranks[0]:
-        of_ranks = [rank[flow, format_name] for rank in ranks]
+    for flow, format_name in found[0]:
+        of_ranks = [rank[flow, format_name] for rank in found]
         slowest = [max(times) for times in zip(*(times for times, _ in of_ranks), strict=True)]
         sent = statistics.mean(sent for _, sent in of_ranks)
         figures.append(FlowFigure(link, per_node, flow, format_name, slowest, sent))
     return figures
-
-
-@contextmanager
-def _namespaces_of_ranks(link: str, per_node: int) -> Iterator[list[str]]:
-    """Yield the network namespace of each rank's node; an empty list on loopback."""
-    if link == "loopback":
-        yield []
-        return
-    with namespaces(NODES, link) as nodes:
-        yield [node for node in nodes for _ in range(per_node)]
 
 
 def measure_rank(

@@ -52,40 +52,37 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
-
-from rich.console import Console
 
 from benchmarks.harness import (
     MEGA,
     Contender,
     add_numbers,
-    bench_console,
     bench_parser,
+    compare,
     fixed,
-    make_table,
     parse_bench,
-    refuse_failures,
+    print_table,
     span,
     spread,
-    take_turns,
     threads_of,
     work_folder,
     write_json,
 )
-from benchmarks.own_loop.loops import CONTENDERS, Precision, Shape, import_model
-from benchmarks.own_loop.turns import (
+from benchmarks.own_loop import (
+    CONTENDERS,
     SAVERS,
     SaveFigures,
-    SpeedFigures,
-    Steps,
+    import_model,
+    make,
     save_turn,
-    speed_turn,
 )
+from benchmarks.peers.turn import Precision, Turn, TurnFigures, measure
 from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.errors import TrainingError
 
@@ -113,7 +110,7 @@ contenders round sums of gradients differently."""
 SPEED_COLUMNS = ("contender", "step\nms", "speed over\nbaseline", "sent\nMB", "counted\nMB",
                  "CPU\nms", "idle\n%", "other\ncores")  # fmt: skip
 SAVE_COLUMNS = ("saver", "blocked\nms per step", "slowdown", "added\nms per step", "step\nms")
-Speeds = Contender[list[SpeedFigures]]
+Speeds = Contender[TurnFigures]
 Saves = Contender[list[SaveFigures]]
 
 
@@ -121,13 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse(arguments)
     import_model()
-    console = bench_console()
     speeds = [
-        compare_speed(ranks, precision, options, console)
+        compare_speed(ranks, precision, options)
         for ranks in options.ranks
         for precision in options.precision
     ]
-    saves = compare_saves(options, console) if options.savers else None
+    saves = compare_saves(options) if options.savers else None
     write_json(options, {"speed": speeds, "saves": saves})
     return 0
 
@@ -150,22 +146,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parse_bench(parser, arguments, QUICK)
 
 
-def compare_speed(
-    ranks: int, precision: Precision, options: argparse.Namespace, console: Console
-) -> dict[str, Any]:
+def turn_of(
+    name: str, options: argparse.Namespace, ranks: int, precision: Precision, steps: int
+) -> Turn:
+    """Return a contender's turn."""
+    return Turn(name, ranks, precision, Shape.of(options), options.samples, 1, options.warmup,
+                steps, threads_of(options, ranks))  # fmt: skip
+
+
+def compare_speed(ranks: int, precision: Precision, options: argparse.Namespace) -> dict[str, Any]:
     """Compare the contenders without saves, print their table and return the results.
 
     Raises:
         TrainingError: one failed, or their losses differ.
     """
-    settings = shape_of(options), precision, threads_of(options, ranks)
-    steps = Steps(options.warmup, options.steps)
-    outcomes = [
-        Contender(name, partial(on_ranks, speed_turn, ranks, name, *settings, steps))
-        for name in CONTENDERS
-    ]
-    take_turns(outcomes, options.rounds)
-    refuse_failures(outcomes)
+
+    def take(name: str) -> TurnFigures:
+        turn = turn_of(name, options, ranks, precision, options.steps)
+        return TurnFigures.of(turn, on_ranks(measure, ranks, make, turn))
+
+    turns = {name: partial(take, name) for name in CONTENDERS}
+    outcomes = list(compare(turns, options.rounds).values())
     difference = check_losses(outcomes, precision)
     base = baseline_of(outcomes)
     rows = [speed_row(outcome, base) for outcome in outcomes]
@@ -180,38 +181,35 @@ def compare_speed(
         f"{ranks} ranks, {precision}; baseline {base.name}; losses differ by at most "
         f"{difference:.1e} of the loss"
     )
-    console.print(make_table(title, SPEED_COLUMNS, cells))
+    print_table(title, SPEED_COLUMNS, cells)
     return {"ranks": ranks, "precision": precision, "loss_difference": difference, "rows": rows}
 
 
-def compare_saves(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def compare_saves(options: argparse.Namespace) -> dict[str, Any]:
     """Compare the savers, print their table and return the results."""
     ranks, precision = options.ranks[0], options.precision[0]
-    settings = shape_of(options), precision, threads_of(options, ranks)
-    steps = Steps(options.warmup, options.save_steps, options.every)
 
-    def turn(name: str) -> list[SaveFigures]:
+    def take(name: str) -> list[SaveFigures]:
         with work_folder("bench_library", options.folder) as folder:
-            return on_ranks(save_turn, ranks, name, *settings, steps, folder)
+            turn = turn_of(name, options, ranks, precision, options.save_steps)
+            return on_ranks(save_turn, ranks, turn, options.every, folder)
 
-    outcomes = [Contender(name, partial(turn, name)) for name in options.savers]
-    take_turns(outcomes, options.rounds)
-    refuse_failures(outcomes)
-    rows = [save_row(outcome) for outcome in outcomes]
+    outcomes = compare({name: partial(take, name) for name in options.savers}, options.rounds)
+    rows = [save_row(outcome) for outcome in outcomes.values()]
     cells = [
         [row["saver"], span(row["blocked_seconds"], 1, 1000), span(row["slowdown"]),
          fixed(row["added_seconds"]["median"], 0, 1000),
          fixed(row["step_seconds"]["median"], 0, 1000)]
         for row in rows
     ]  # fmt: skip
-    title = f"{ranks} ranks, {precision}, a save every {options.every} steps"
-    console.print(make_table(title, SAVE_COLUMNS, cells))
+    print_table(f"{ranks} ranks, {precision}, a save every {options.every} steps",
+                SAVE_COLUMNS, cells)  # fmt: skip
     return {"ranks": ranks, "precision": precision, "every": options.every, "rows": rows}
 
 
-def seconds_of(ranks: Sequence[SpeedFigures]) -> float:
-    """Return the time of a step. All ranks measure the same time, from barrier to barrier."""
-    return max(rank.step_seconds for rank in ranks)
+def seconds_of(turn: TurnFigures) -> float:
+    """Return the time of a step."""
+    return turn.seconds
 
 
 def baseline_of(outcomes: Sequence[Speeds]) -> Speeds:
@@ -222,25 +220,22 @@ def baseline_of(outcomes: Sequence[Speeds]) -> Speeds:
 
 def speed_row(outcome: Speeds, base: Speeds) -> dict[str, Any]:
     """Return the figures of a contender without saves: medians over rounds of means over ranks."""
-
-    def mean(name: str) -> float | None:
-        rounds = [[getattr(rank, name) for rank in ranks] for ranks in outcome.rounds]
-        if any(value is None for ranks in rounds for value in ranks):
-            return None
-        return median(map(fmean, rounds))
-
+    names = {
+        "sent_bytes": "tcp_bytes",
+        "counted_bytes": "counted_bytes",
+        "cpu_seconds": "cpu_seconds",
+        "idle_share": "idle_share",
+        "other_cores": "other_cores",
+    }
+    found = {key: [getattr(turn, name) for turn in outcome.rounds] for key, name in names.items()}
     return {
         "contender": outcome.name,
         "step_seconds": spread(outcome.values(seconds_of)),
         "baseline": base.name,
         "speedup": spread(base.ratios(outcome, seconds_of)),
-        "sent_bytes": mean("sent_bytes"),
-        "counted_bytes": mean("counted_bytes"),
-        "cpu_seconds": mean("cpu_seconds"),
-        "idle_share": mean("idle_share"),
-        "other_cores": outcome.median(_other_cores),
-        "losses": outcome.rounds[0][0].losses,
-        "rounds": [[asdict(rank) for rank in ranks] for ranks in outcome.rounds],
+        **{key: None if None in values else median(values) for key, values in found.items()},
+        "losses": outcome.rounds[0].losses[0],
+        "rounds": [asdict(turn) for turn in outcome.rounds],
     }
 
 
@@ -266,41 +261,22 @@ def check_losses(outcomes: Sequence[Speeds], precision: Precision) -> float:
     Raises:
         TrainingError: it exceeds `LARGEST_DIFFERENCE`, so the contenders do not train alike.
     """
-    expected = [rank.losses for rank in outcomes[0].rounds[0]]
+    expected = outcomes[0].rounds[0].losses
     limit, largest = LARGEST_DIFFERENCE[precision], 0.0
     for outcome in outcomes:
-        for ranks in outcome.rounds:
-            for wanted, rank in zip(expected, ranks, strict=True):
-                pairs = zip(wanted, rank.losses, strict=True)
+        for turn in outcome.rounds:
+            for wanted, losses in zip(expected, turn.losses, strict=True):
+                pairs = zip(wanted, losses, strict=True)
                 differences = [abs(one - other) / one for one, other in pairs]
                 difference = max(differences)
                 if not all(one <= limit for one in differences):  # also if one is not a number
                     raise TrainingError(
                         f"the losses of {outcome.name} in {precision} differ from those of "
                         f"{outcomes[0].name} by {difference:.1e} of the loss; the limit is "
-                        f"{limit:.0e}: {rank.losses} instead of {wanted}"
+                        f"{limit:.0e}: {losses} instead of {wanted}"
                     )
                 largest = max(largest, difference)
     return largest
-
-
-def _other_cores(ranks: Sequence[SpeedFigures]) -> float:
-    """Return how many cores other programs used during the timed steps of a round."""
-    first, cores = ranks[0], os.cpu_count() or 1
-    own = sum(rank.cpu_seconds for rank in ranks) / first.step_seconds
-    return max(0.0, cores * (1 - first.idle_share) - own)
-
-
-def shape_of(options: argparse.Namespace) -> Shape:
-    """Return the dimensions of the model."""
-    return Shape(
-        options.layers,
-        options.hidden,
-        options.heads,
-        options.vocabulary,
-        options.sequence,
-        options.samples,
-    )
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean, median
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -47,10 +48,10 @@ import torch
 
 from benchmarks.harness import (
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
+    fixed,
     parse_bench,
+    print_table,
     ratios,
     write_json,
 )
@@ -71,6 +72,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.block import stage_activations
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.timeline import ActionSeconds, Send, simulate
+from frontier_llm.units import MIB
 
 QUICK = {"ranks": [2], "micro_batches": [2], "hidden": 64, "sequence": 32, "rounds": 1}
 LIMIT_SECONDS = 1800
@@ -93,41 +95,23 @@ TOLERANCE = 1e-4
 """Largest relative difference of losses and norms between contenders, which sum in other orders."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Measurements of one contender in one case."""
+Row = dict[str, Any]
+"""Measurements of one contender in one case: the columns as medians over rounds, and all seconds;
+the simulated values are None if the actions were not timed."""
 
-    contender: str
-    seconds: float
-    """Median duration of a step on the slowest rank."""
-    over_1f1b: float
-    """Median over rounds of the duration divided by that of our 1F1B in the same round."""
-    over_megatron: float
-    """The same for megatron's schedule with as many model chunks per stage."""
-    simulated_seconds: float | None
-    """Median over rounds of the simulated duration; None if the actions were not timed."""
-    simulated_over_measured: float | None
-    """Median over rounds of the simulated duration divided by the measured one."""
-    peak_bytes: int
-    """Peak memory of activations on the rank with the most."""
-    planned_bytes: int
-    """What the planner predicts for `peak_bytes`."""
-    all_seconds: tuple[float, ...]
-    """Duration of each timed step on the slowest rank."""
 
-    def cells(self) -> list[str]:
-        """Return the row of the table."""
-        simulated, ratio = self.simulated_seconds, self.simulated_over_measured
-        return [
-            self.contender,
-            f"{self.seconds * 1e3:.1f}",
-            f"{self.over_1f1b:.3f}",
-            f"{self.over_megatron:.3f}",
-            f"{simulated * 1e3:.1f}" if simulated else "",
-            f"{ratio:.3f}" if ratio else "",
-            f"{self.peak_bytes / 2**20:.1f}",
-            f"{self.planned_bytes / 2**20:.1f}",
-        ]
+def cells(row: Row) -> list[str]:
+    """Return a row of the table."""
+    return [
+        row["contender"],
+        fixed(row["seconds"], 1, 1e3),
+        fixed(row["over_1f1b"], 3),
+        fixed(row["over_megatron"], 3),
+        fixed(row["simulated_seconds"], 1, 1e3),
+        fixed(row["simulated_over_measured"], 3),
+        fixed(row["peak_bytes"], 1, 1 / MIB),
+        fixed(row["planned_bytes"], 1, 1 / MIB),
+    ]
 
 
 def make_rows(case: Case, latency: float, ranks: Sequence[dict[str, RankFigures]]) -> list[Row]:
@@ -149,21 +133,18 @@ def make_rows(case: Case, latency: float, ranks: Sequence[dict[str, RankFigures]
         figures = [rank[name] for rank in ranks]
         has_actions = all(step.actions for rank in figures for step in rank.steps)
         simulated = _simulated(case, contender, figures, latency) if has_actions else []
-        rows.append(
-            Row(
-                contender=name,
-                seconds=median(seconds[name]),
-                over_1f1b=median(ratios(seconds[name], seconds[BASELINE])),
-                over_megatron=median(ratios(seconds[name], seconds[MEGATRON[contender.chunks]])),
-                simulated_seconds=median(simulated) if simulated else None,
-                simulated_over_measured=(
-                    median(ratios(simulated, seconds[name])) if simulated else None
-                ),
-                peak_bytes=max(rank.peak_bytes for rank in figures),
-                planned_bytes=planned_bytes(case, contender),
-                all_seconds=tuple(seconds[name]),
-            )
-        )
+        of_measured = ratios(simulated, seconds[name])
+        rows.append({
+            "contender": name,
+            "seconds": median(seconds[name]),
+            "over_1f1b": median(ratios(seconds[name], seconds[BASELINE])),
+            "over_megatron": median(ratios(seconds[name], seconds[MEGATRON[contender.chunks]])),
+            "simulated_seconds": median(simulated) if simulated else None,
+            "simulated_over_measured": median(of_measured) if simulated else None,
+            "peak_bytes": max(rank.peak_bytes for rank in figures),
+            "planned_bytes": planned_bytes(case, contender),
+            "all_seconds": seconds[name],
+        })  # fmt: skip
     return rows
 
 
@@ -255,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = Shape.of(options)
     settings = {"waiting": options.waiting, "rounds": options.rounds,
                 "recompute": options.recompute}  # fmt: skip
-    console, results = bench_console(), []
+    results = []
     for ranks in options.ranks:
         for micro_batches in options.micro_batches:
             case = Case(ranks, micro_batches, sizes, **settings)
@@ -263,9 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             latency = found[0][0]
             rows = make_rows(case, latency, [figures for _, figures in found])
             title = f"{ranks} ranks on {os.cpu_count()} cores, {micro_batches} micro-batches"
-            console.print(make_table(title, COLUMNS, [row.cells() for row in rows]))
+            print_table(title, COLUMNS, map(cells, rows))
             numbers = {"ranks": ranks, "micro_batches": micro_batches, "message_seconds": latency}
-            results.append({**numbers, "rows": [asdict(row) for row in rows]})
+            results.append({**numbers, "rows": rows})
     write_json(options, {"sizes": asdict(sizes), **settings, "cases": results})
     return 0
 

@@ -17,8 +17,7 @@ and /usr, each file once, one line per file. Times start at the call and end wit
 written; imports and the training of tokenizers are not included. CPU seconds add up all processes
 of a contender; on a shared machine they are more reliable than times. Memory is the peak of the
 summed proportional set sizes of all processes (a page shared by k processes counts 1/k), sampled
-ten times per second. At the end, ours also runs on a quarter of the text, which shows whether its
-memory grows with the input.
+ten times per second.
 """
 
 import argparse
@@ -42,11 +41,10 @@ from benchmarks.harness import (
     MEGA,
     ROOT,
     Contender,
-    bench_console,
     bench_parser,
     fixed,
-    make_table,
     mebibytes,
+    print_table,
     take_turns,
     work_folder,
     write_json,
@@ -87,36 +85,22 @@ Preprocessor = Contender[Figures]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark, print and write its results; return 1 if a contender failed."""
     options = _options(arguments)
-    console = bench_console()
     with work_folder("bench_preprocess", options.folder) as folder:
         text_bytes = make_input(folder / "input.jsonl", options.megabytes * MEGA)
-        console.print(f"{text_bytes / MEGA:.0f} MB of text, {options.workers} workers")
+        print(f"{text_bytes / MEGA:.0f} MB of text, {options.workers} workers")
         contenders = [
             Contender(name, partial(turn, name, python, folder, options.workers))
             for name, python in make_models(folder, options).items()
         ]
         take_turns(contenders, options.rounds)
-        small = folder / "small"
-        small.mkdir()
-        make_input(small / "input.jsonl", options.megabytes * MEGA / 4)
-        shutil.copy(folder / "tokenizer.model", small)
-        of_quarter = partial(turn, "ours", sys.executable, small, options.workers)
-        quarter = Contender("ours, a quarter of the text", of_quarter)
-        take_turns([quarter], 1)
     cells = [cells_of(one, contenders[0], text_bytes) for one in contenders]
-    console.print(make_table("preprocessing", COLUMNS, cells))
-    if quarter.rounds and contenders[0].rounds:
-        console.print(
-            f"ours on a quarter of the text: peak {mebibytes(peak_of(quarter))} MiB, on all of it "
-            f"{mebibytes(peak_of(contenders[0]))} MiB"
-        )
-    every = [*contenders, quarter]
+    print_table("preprocessing", COLUMNS, cells)
     rows = [
         {"contender": one.name, "error": one.error, "rounds": [asdict(turn) for turn in one.rounds]}
-        for one in every
+        for one in contenders
     ]
     write_json(options, {"text_bytes": text_bytes, "rows": rows})
-    return 1 if any(one.error for one in every) else 0
+    return 1 if any(one.error for one in contenders) else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -124,12 +108,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--megabytes", type=positive, default=200, help="size of the text (default 200)")
     add("--workers", type=at_least(1), default=2, help="worker processes (default 2)")
-    add(
-        "--vocabulary",
-        type=at_least(1),
-        default=32000,
-        help="size of the vocabulary in tokens (default 32000)",
-    )
+    add("--vocabulary", type=at_least(1), default=32000,
+        help="size of the vocabulary in tokens (default 32000)")  # fmt: skip
     add("--peer-python", metavar="FILE", help="Python interpreter with datasets and tokenizers")
     options = parser.parse_args(arguments)
     if options.peer_python and not shutil.which(options.peer_python):
@@ -243,11 +223,6 @@ def _tree_bytes(pid: int) -> int:
     return total
 
 
-def peak_of(contender: Preprocessor) -> float:
-    """Return the peak memory over all rounds."""
-    return max(contender.values(lambda turn: turn.peak_bytes))
-
-
 def cells_of(one: Preprocessor, ours: Preprocessor, text_bytes: int) -> list[str]:
     """Return the row of a contender; `of ours` is a time divided by ours, median over rounds."""
     if not one.rounds:
@@ -265,7 +240,7 @@ def cells_of(one: Preprocessor, ours: Preprocessor, text_bytes: int) -> list[str
         f"{one.rounds[-1].tokens / seconds:,.0f}",
         fixed(median(of_ours) if of_ours else None),
         fixed(median(cpu_of_ours) if cpu_of_ours else None),
-        mebibytes(peak_of(one)),
+        mebibytes(max(one.values(lambda turn: turn.peak_bytes))),
     ]
 
 

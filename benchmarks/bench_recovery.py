@@ -15,18 +15,16 @@ written again by the cores that train. At 2 GB/s for each of these this takes 0.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import (
-    Contender,
-    bench_console,
     bench_parser,
-    make_table,
-    refuse_failures,
+    compare,
+    print_table,
     span,
     spread,
-    take_turns,
     train_run,
     work_folder,
     write_json,
@@ -66,26 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     key = "recovery.partner_copies" if options.copies else "recovery.enabled"
     with work_folder("bench_recovery") as folder:
         keys = (*OVERRIDES, *corpus_of(folder))
+        skipped = SKIPPED_WITH_COPIES if options.copies else SKIPPED
 
         def turn(enabled: bool) -> float:
-            run = folder / f"run_{len(off.rounds)}_{enabled}"
+            run = folder / f"run_{len(list(folder.iterdir()))}"
             more = _more(run, copies=options.copies, enabled=enabled)
-            skipped = SKIPPED_WITH_COPIES if options.copies else SKIPPED
-            points = train_run((*keys, *more), run).points("step_seconds")
-            return median(seconds for _, seconds in points[skipped:])
+            return median(train_run((*keys, *more), run).column("step_seconds")[skipped:])
 
-        off, on = Contender("false", lambda: turn(False)), Contender("true", lambda: turn(True))
-        take_turns([on, off], options.rounds)
-    refuse_failures([on, off])
-    ratios = on.ratios(off, float)
-
+        turns = {"true": partial(turn, True), "false": partial(turn, False)}
+        on, off = compare(turns, options.rounds).values()
+    facts = {"seconds_off": off.rounds, "seconds_on": on.rounds, "ratios": on.ratios(off, float)}
     rows = [
         ["false", span(spread(off.rounds), 1, 1000)],
         ["true", span(spread(on.rounds), 1, 1000)],
-        ["ratio of a round", span(spread(ratios), 3)],
+        ["ratio of a round", span(spread(facts["ratios"]), 3)],
     ]
-    bench_console().print(make_table("", [key, "step, ms: median (smallest, largest)"], rows))
-    facts = {"seconds_off": off.rounds, "seconds_on": on.rounds, "ratios": ratios}
+    print_table("", [key, "step, ms: median (smallest, largest)"], rows)
     write_json(options, facts)
     return 0
 

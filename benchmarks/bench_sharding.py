@@ -21,7 +21,7 @@ The table has one row per contender:
     idle %       idle share of all cores during the timed steps; median over rounds
     own MiB      peak resident memory minus the memory before the model was built (model, states,
                  buffers, activations), of the rank that uses most
-    peak MiB     peak resident memory (ru_maxrss) with libraries, whose memory the ranks share
+    peak MiB     peak resident memory (ru_maxrss) with all libraries, whose memory the ranks share
     sent MB      sent per rank and step between nodes, by the counters of the network interfaces;
                  with packages also between packages
     counted MB   the same as counted by frontier_llm (`sent_bytes` in metrics.jsonl)
@@ -29,43 +29,39 @@ MB are millions of bytes. Other values that differ between ranks are means over 
 """
 
 import argparse
-import math
-import signal
+import importlib
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
 from benchmarks.harness import (
     MEGA,
     Contender,
     add_numbers,
-    bench_console,
     bench_parser,
     fixed,
-    make_table,
     mebibytes,
     parse_bench,
+    print_table,
+    progress,
     take_turns,
     threads_of,
-    work_folder,
     write_json,
 )
+from benchmarks.peers import deepspeed_env
 from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, SpeedPeer, find
 from benchmarks.peers.planned import calibrated_cluster, planned_seconds
-from benchmarks.peers.turn import Precision, RankFigures, Turn
-from benchmarks.peers.workers import DEEPSPEED_FOLDER, Workers
-from benchmarks.testbed.namespaces import Packages, namespaces
+from benchmarks.peers.turn import Precision, Turn, TurnFigures, measure
+from benchmarks.testbed.forked import on_ranks
+from benchmarks.testbed.namespaces import Packages, namespaces_of_ranks
 from benchmarks.testbed.shape import Shape
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.errors import ConfigError
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 64,
@@ -85,6 +81,11 @@ NUMBERS = (
 """Integer options: name, minimum, default, help."""
 
 
+LIMIT_SECONDS = 600
+"""Time limit per turn."""
+Outcome = Contender[TurnFigures]
+
+
 @dataclass(frozen=True)
 class Case:
     """Conditions that are the same for all contenders, and the contenders."""
@@ -92,63 +93,6 @@ class Case:
     ranks: int
     precision: Precision
     peers: tuple[SpeedPeer, ...]
-
-
-@dataclass(frozen=True)
-class TurnFigures:
-    """What all ranks of a contender have measured in a turn."""
-
-    tokens_per_second: float
-    """Speed of all ranks together."""
-    step_seconds: list[float]
-    """Times of rank 0's steps."""
-    first_loss: float
-    """Loss before the first update: on rank 0, or over all ranks for frontier_llm. All libraries
-    except frontier_llm start with the same weights, so their first losses are equal. frontier_llm
-    draws other weights, so its first loss differs a little."""
-    last_loss: float
-    parameters: int
-    peak_bytes: int
-    """Peak memory of the rank that uses most."""
-    own_bytes: int
-    """Peak memory minus the memory before the model was built, of the rank with the most growth."""
-    sent_bytes: float | None
-    """Bytes per rank and step by the counter of the interface, mean over ranks."""
-    counted_bytes: float | None
-    """Bytes per rank and step as counted by frontier_llm."""
-    idle_share: float | None
-    """Idle share of all cores' time during the timed steps, mean over ranks."""
-
-    @classmethod
-    def of(cls, turn: Turn, ranks: Sequence[RankFigures]) -> "TurnFigures":
-        """Unite the measurements of the ranks.
-
-        Raises:
-            ValueError: a loss is not finite.
-        """
-        if not all(math.isfinite(loss) for rank in ranks for loss in rank.losses):
-            raise ValueError(f"a loss is not finite: {[rank.losses for rank in ranks]}")
-
-        def mean(name: str) -> float | None:
-            found = [getattr(rank, name) for rank in ranks if getattr(rank, name) is not None]
-            return fmean(found) if found else None
-
-        seconds = fmean(fmean(rank.step_seconds) for rank in ranks)
-        return cls(
-            tokens_per_second=turn.tokens_per_step / seconds,
-            step_seconds=ranks[0].step_seconds,
-            first_loss=ranks[0].losses[0],
-            last_loss=ranks[0].losses[-1],
-            parameters=ranks[0].parameters,
-            peak_bytes=max(rank.peak_bytes for rank in ranks),
-            own_bytes=max(rank.peak_bytes - rank.start_bytes for rank in ranks),
-            sent_bytes=mean("sent_bytes"),
-            counted_bytes=mean("counted_bytes"),
-            idle_share=mean("idle_share"),
-        )
-
-
-Outcome = Contender[TurnFigures]
 
 
 def speed(turn: TurnFigures) -> float:
@@ -170,25 +114,24 @@ def row_of(outcome: Outcome, base: Outcome, planned: dict[str, float]) -> dict[s
         "planned_ratio": other / own if own and other else None,
     }
     if rounds:
-        last = rounds[-1]
         row |= {
             "median_tokens_per_second": outcome.median(speed),
             "tokens_per_second": outcome.values(speed),
-            "step_seconds": [turn.step_seconds for turn in rounds],
-            "first_loss": last.first_loss,
-            "last_loss": last.last_loss,
-            "parameters": last.parameters,
+            "step_seconds": [turn.seconds for turn in rounds],
+            "first_loss": rounds[-1].losses[0][0],
+            "last_loss": rounds[-1].losses[0][-1],
+            "parameters": rounds[-1].parameters,
             "peak_bytes": max(turn.peak_bytes for turn in rounds),
             "own_bytes": max(turn.own_bytes for turn in rounds),
             "sent_bytes": [t.sent_bytes for t in rounds if t.sent_bytes is not None],
-            "counted_bytes": last.counted_bytes,
+            "counted_bytes": rounds[-1].counted_bytes,
             "idle_share": [t.idle_share for t in rounds if t.idle_share is not None],
         }
     return row
 
 
-def speed_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Return a table with one row per contender; the top of this file explains the columns."""
+def print_speeds(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table with one row per contender; the top of this file explains the columns."""
     ran = [row for row in rows if "tokens_per_second" in row]
     has_links = any(row["sent_bytes"] for row in ran)
     has_plan = any(row["planned_ratio"] is not None for row in ran)
@@ -214,39 +157,30 @@ def speed_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
             fixed(row["counted_bytes"], 2, 1 / MEGA),
         ]
 
-    return make_table(title, headings, map(cells, rows))
+    print_table(title, headings, map(cells, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the contenders of the command line; return the exit code."""
     options = parse(arguments)
-    cases, results, errors = make_cases(options), [], []
-    console, status = bench_console(), wide_console(stderr=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
-    with (
-        work_folder("bench_sharding") as folder,
-        Workers(folder / "log", status) as workers,
-    ):
-        for case in cases:
-            title = f"{case.ranks} ranks, {case.precision}, {options.link or 'loopback'}"
-            outcomes = compare(title, case, options, workers, status)
-            planned = plans(case, options) if options.plan else {}
-            base = baseline_of(outcomes, options.baseline)
-            rows = [row_of(outcome, base, planned) for outcome in outcomes]
-            console.print(speed_table(title, rows))
-            errors += [f"{one.name}: {one.error}" for one in outcomes if one.error]
-            results.append(
-                {
-                    "ranks": case.ranks,
-                    "precision": case.precision,
-                    "link": options.link,
-                    "threads": threads_of(options, case.ranks),
-                    "shape": asdict(Shape.of(options)),
-                    "rows": rows,
-                }
-            )
-    for error in errors:
-        status.print(error, markup=False)
+    results, errors = [], []
+    for case in make_cases(options):
+        title = f"{case.ranks} ranks, {case.precision}, {options.link or 'loopback'}"
+        outcomes = compare(title, case, options)
+        planned = plans(case, options) if options.plan else {}
+        base = baseline_of(outcomes, options.baseline)
+        rows = [row_of(outcome, base, planned) for outcome in outcomes]
+        print_speeds(title, rows)
+        errors += [f"{one.name}: {one.error}" for one in outcomes if one.error]
+        results.append({
+            "ranks": case.ranks,
+            "precision": case.precision,
+            "link": options.link,
+            "threads": threads_of(options, case.ranks),
+            "shape": asdict(Shape.of(options)),
+            "rows": rows,
+        })  # fmt: skip
+    print(*errors, sep="\n", end="", file=sys.stderr)
     write_json(options, {"cases": results})
     return 1 if errors else 0
 
@@ -262,7 +196,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--contenders", nargs="+", metavar="NAME", help=f"default: {' '.join(BY_DEFAULT)}; also: "
         f"{others}, ours-P-G-O for any sharding factors")  # fmt: skip
     add("--deepspeed", action="store_true",
-        help=f"also compare DeepSpeed; makes {DEEPSPEED_FOLDER.name} (1 GB) once")  # fmt: skip
+        help=f"also compare DeepSpeed; makes {deepspeed_env.FOLDER.name} (1 GB) once")  # fmt: skip
     add("--baseline", default="ddp", metavar="NAME", help="baseline of the ratios (default ddp)")
     add("--link", metavar="RATE",
         help="simulate nodes with links of this rate (1gbit); needs root")  # fmt: skip
@@ -275,13 +209,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_numbers(parser, NUMBERS)
     add("--threads", type=at_least(1), metavar="N",
         help="CPU threads per rank (default: cores / ranks)")  # fmt: skip
-    add(
-        "--plan",
-        action="store_true",
-        help="also predict the steps of our contenders, after a calibration of this machine",
-    )
-    add("--limit", type=positive, default=600, metavar="SECONDS",
-        help="time limit per turn (default 600)")  # fmt: skip
+    add("--plan", action="store_true",
+        help="also predict the steps of our contenders, after a calibration")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 
@@ -325,27 +254,39 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def compare(
-    title: str, case: Case, options: argparse.Namespace, workers: Workers, status: Console
-) -> list[Outcome]:
-    """Run the turns of all contenders of a case."""
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+def compare(title: str, case: Case, options: argparse.Namespace) -> list[Outcome]:
+    """Run the turns of all contenders of a case, each rank in the namespace of its node."""
+    for peer in case.peers:
+        if peer.builder != "deepspeed_peer":
+            importlib.import_module(f"benchmarks.peers.{peer.builder}")
+    per_node, per_package = options.ranks_per_node, options.ranks_per_package
+    packages = Packages(per_node // per_package, options.package_link) if per_package > 1 else None
     with (
-        _namespaces_of_ranks(case.ranks, options) as places,
-        Progress(*columns, console=status, transient=True, disable=not status.is_terminal) as bar,
+        namespaces_of_ranks(case.ranks, options.link, per_node, packages) as places,
+        progress(title, options.rounds * len(case.peers)) as advance,
     ):
-        task = bar.add_task(title, total=options.rounds * len(case.peers))
 
         def take(peer: SpeedPeer) -> TurnFigures:
-            turn = turn_of(peer, case, options, places)
-            return TurnFigures.of(turn, workers.run(peer.builder, turn))
-
-        def show(index: int, name: str) -> None:
-            bar.update(task, description=f"{title}, round {index + 1}: {name}", advance=1)
+            turn = replace(turn_of(peer, case, options), namespaces=places)
+            return TurnFigures.of(turn, run_turn(peer, turn))
 
         outcomes = [Contender(peer.name, partial(take, peer)) for peer in case.peers]
-        take_turns(outcomes, options.rounds, show)
+        take_turns(outcomes, options.rounds, lambda name: advance(f"{title}: {name}"))
     return outcomes
+
+
+def run_turn(peer: SpeedPeer, turn: Turn) -> list[Any]:
+    """Take a turn; return the measurements of its ranks.
+
+    Raises:
+        LaunchError: the turn failed; the message has the traceback of the first rank that failed.
+    """
+    if peer.builder == "deepspeed_peer":
+        return deepspeed_env.run_deepspeed(turn)
+    make = importlib.import_module(f"benchmarks.peers.{peer.builder}").make
+    return on_ranks(
+        measure, turn.ranks, make, turn, namespaces=turn.namespaces, limit_seconds=LIMIT_SECONDS
+    )
 
 
 def plans(case: Case, options: argparse.Namespace) -> dict[str, float]:
@@ -353,7 +294,7 @@ def plans(case: Case, options: argparse.Namespace) -> dict[str, float]:
     cluster = calibrated_cluster(case.ranks)
     rates = (options.link, options.package_link)
     return {
-        peer.name: planned_seconds(turn_of(peer, case, options, ()), cluster, *rates)
+        peer.name: planned_seconds(turn_of(peer, case, options), cluster, *rates)
         for peer in case.peers
         if peer.builder == "ours"
     }
@@ -365,44 +306,13 @@ def baseline_of(outcomes: Sequence[Outcome], name: str) -> Outcome:
     return next((outcome for outcome in ran if outcome.name == name), ran[0])
 
 
-def turn_of(
-    peer: SpeedPeer, case: Case, options: argparse.Namespace, places: tuple[str, ...]
-) -> Turn:
-    """Return the request to a worker; `places` are the network namespaces of the ranks."""
+def turn_of(peer: SpeedPeer, case: Case, options: argparse.Namespace) -> Turn:
+    """Return the turn of a contender."""
     return Turn(
-        contender=peer.name,
-        ranks=case.ranks,
-        precision=case.precision,
-        shape=Shape.of(options),
-        samples=options.samples,
-        micro_batches=options.micro_batches,
-        warmup=options.warmup,
-        steps=options.steps,
-        threads=threads_of(options, case.ranks),
-        ranks_per_node=options.ranks_per_node,
-        ranks_per_package=options.ranks_per_package,
-        namespaces=places,
-        limit_seconds=options.limit,
-    )
-
-
-@contextmanager
-def _namespaces_of_ranks(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield the network namespace of each rank; an empty tuple without --link.
-
-    A namespace is a package if there are packages, otherwise a node.
-    """
-    if options.link is None:
-        yield ()
-        return
-    per_node, per_package = options.ranks_per_node, options.ranks_per_package
-    if per_package == 1:
-        with namespaces(ranks // per_node, options.link) as nodes:
-            yield tuple(nodes[rank // per_node] for rank in range(ranks))
-        return
-    rate, inner = options.link, Packages(per_node // per_package, options.package_link)
-    with namespaces(ranks // per_node, rate, inner) as packages:
-        yield tuple(packages[rank // per_package] for rank in range(ranks))
+        peer.name, case.ranks, case.precision, Shape.of(options), options.samples,
+        options.micro_batches, options.warmup, options.steps, threads_of(options, case.ranks),
+        options.ranks_per_node, options.ranks_per_package,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

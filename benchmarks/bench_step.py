@@ -28,14 +28,11 @@ import torch
 from torch import nn
 
 from benchmarks.harness import (
-    Contender,
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
+    compare,
     parse_bench,
-    refuse_failures,
-    take_turns,
+    print_table,
     write_json,
 )
 from benchmarks.peers.plain_gpt import PlainGpt
@@ -127,9 +124,8 @@ def measure(
         accelerator.synchronize()
         return time.perf_counter() - start
 
-    contenders = [Contender(name, partial(timed, step)) for name, step in steps.items()]
-    take_turns(contenders, options.steps + 1)
-    refuse_failures(contenders)
+    turns = {name: partial(timed, step) for name, step in steps.items()}
+    contenders = compare(turns, options.steps + 1).values()
     seconds = {one.name: one.rounds[1:] for one in contenders}
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     return {
@@ -175,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"one step, {options.layers} layers of width {options.hidden}, {accelerator.name}, "
         f"torch {torch.__version__}"
     )
-    bench_console().print(make_table(title, ["precision", *names], cells))
+    print_table(title, ["precision", *names], cells)
     threads = torch.get_num_threads()
     write_json(options, {"device": accelerator.name, "threads": threads, "rows": rows})
     return 0

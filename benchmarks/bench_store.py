@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import bench_console, bench_parser, fixed, make_table, write_json
+from benchmarks.harness import bench_parser, fixed, print_table, write_json
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier
 from frontier_llm.launch.coordination import read_all
 from frontier_llm.membership.roster_store import Roster, RosterStore
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for of_work in rows.values()
         for before, row in zip([None, *of_work], of_work, strict=False)
     ]
-    bench_console().print(make_table("The store's work", headings, cells))
+    print_table("The store's work", headings, cells)
     write_json(options, {"rows": [asdict(row) for of_work in rows.values() for row in of_work]})
     return 0
 

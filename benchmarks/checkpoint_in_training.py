@@ -33,7 +33,6 @@ slowest rank counts:
     slowdown     the same, divided by the median time of a step without saves in all runs
     bound        lower bound of `end to end`, from the fastest step without saves, the rate at which
                  all ranks write blocks of 16 MiB with fsync, and the rate at which they copy memory
-Both rates are measured, and the bounds are printed, before the savers run.
 Intervals above 1 are measured with the first number of ranks only.
 """
 
@@ -49,21 +48,19 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from rich.table import Table
 
-from benchmarks.checkpoint.saved_run import OURS, Phase, RunFigures, Schedule, Size, run
+from benchmarks.checkpoint.saved_run import OURS, RunFigures, Schedule, Size, run
 from benchmarks.checkpoint.savers import ASYNCHRONOUS, PEERS
 from benchmarks.harness import (
     Contender,
-    bench_console,
     bench_parser,
     fixed,
-    make_table,
     parse_bench,
+    print_table,
+    ratios,
     span,
     spread,
-    take_round,
+    take_turns,
     work_folder,
     write_json,
 )
@@ -85,9 +82,9 @@ REPETITIONS = 3
 MILLI = 1e-3
 LARGEST_DIFFERENCE = 1e-6
 """Largest relative difference between the losses of two savers in the same step."""
-END_TO_END_TARGET, PEER_TARGET, BLOCKED_TARGET = 2.2, 1.3, 1 / 48
+END_TO_END_TARGET, PEER_TARGET, BLOCKED_TARGET = 2.2, 1.3, 48
 """Targets of our saver with a save after every step: the time of torch.save with fsync and of the
-best asynchronous peer over its time; its blocked time over that of torch.save."""
+best asynchronous peer over its time; the blocked time of torch.save over that of ours."""
 Runs = Mapping[str, Sequence[RunFigures]]
 """The runs of each saver with the same number of ranks, by round."""
 
@@ -160,45 +157,39 @@ def _rank_seconds(rank: int, folder: Path, blocks: int) -> tuple[float, float]:
 
 
 def _shortest(work: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(REPETITIONS):
-        dist.barrier()
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All savers with one number of ranks and one interval between saves."""
-
-    ranks: int
-    every: int
-    megabytes: float
-    """Size of a checkpoint of all ranks in millions of bytes."""
-    rows: list[dict[str, Any]]
-    """Row of each saver; times in ms, as medians with minima and maxima over rounds."""
-    targets: list[dict[str, Any]]
-    """Name, target, measured ratio, predicted ratio, and whether it is met."""
+    return min(disk.together(work) for _ in range(REPETITIONS))
 
 
 def compare(
-    ranks: int, runs: Runs, schedule: Schedule, limits: Mapping[tuple[str, int], Limit]
-) -> list[Comparison]:
-    """Return one comparison per phase with saves; `limits` are bounds by saver and interval."""
-    size = next(iter(runs.values()))[0].states_bytes / 1e6
+    runs: Runs, schedule: Schedule, limits: Mapping[tuple[str, int], Limit]
+) -> list[dict[str, Any]]:
+    """Return one comparison of all savers per phase with saves.
+
+    `limits` are the bounds by saver and interval. Times in ms are spreads over rounds.
+    """
     plain = median(plain_seconds(runs, schedule))
     found = []
     for index, phase in enumerate(schedule.phases):
         if not phase.every:
             continue
-        rows = [
-            _row(saver, of_saver, phase, index, plain, limits[saver, phase.every])
-            for saver, of_saver in runs.items()
-        ]
+        rows = []
+        for saver, of_saver in runs.items():
+            steps, totals = (
+                [run.slowest(index, name) / phase.steps for run in of_saver]
+                for name in ("steps_seconds", "total_seconds")
+            )
+            limit = limits[saver, phase.every]
+            rows.append({
+                "saver": saver,
+                "step_ms": _milliseconds(steps),
+                "blocked_ms": _milliseconds([run.blocked_seconds(index) for run in of_saver]),
+                "end_to_end_ms": _milliseconds(totals),
+                "slowdown": spread([total / plain for total in totals]),
+                "bound_ms": limit.step_seconds / MILLI,
+                "bound_by": limit.cause,
+            })  # fmt: skip
         targets = _targets(rows) if phase.every == 1 else []
-        found.append(Comparison(ranks, phase.every, size, rows, targets))
+        found.append({"every": phase.every, "rows": rows, "targets": targets})
     return found
 
 
@@ -216,82 +207,45 @@ def check_losses(runs: Runs) -> float:
     return difference
 
 
-def table_of(comparison: Comparison) -> Table:
-    """Return the table of all savers with one number of ranks and one interval."""
-    steps = "every step" if comparison.every == 1 else f"every {comparison.every} steps"
-    cells = [
-        [row["saver"], *(span(row[key], 1) for key in ("step_ms", "blocked_ms", "end_to_end_ms")),
-         span(row["slowdown"]), fixed(row["bound_ms"], 1), row["bound_by"]]
-        for row in comparison.rows
-    ]  # fmt: skip
-    title = f"{comparison.ranks} ranks, {comparison.megabytes:.0f} MB saved {steps}"
-    caption = "\n".join(_target_line(target) for target in comparison.targets)
-    return make_table(title, COLUMNS, cells, caption=caption)
-
-
 def plain_seconds(runs: Runs, schedule: Schedule) -> list[float]:
     """Return the time of a step without saves, for each run."""
     steps = schedule.phases[0].steps
-    return [run.steps_seconds(0) / steps for of_saver in runs.values() for run in of_saver]
-
-
-def _row(
-    saver: str, runs: Sequence[RunFigures], phase: Phase, index: int, plain: float, limit: Limit
-) -> dict[str, Any]:
-    totals = [run.total_seconds(index) / phase.steps for run in runs]
-    return {
-        "saver": saver,
-        "step_ms": _milliseconds([run.steps_seconds(index) / phase.steps for run in runs]),
-        "blocked_ms": _milliseconds([run.blocked_seconds(index) for run in runs]),
-        "end_to_end_ms": _milliseconds(totals),
-        "slowdown": spread([total / plain for total in totals]),
-        "bound_ms": limit.step_seconds / MILLI,
-        "bound_by": limit.cause,
-    }
+    return [run.slowest(0, "steps_seconds") / steps for some in runs.values() for run in some]
 
 
 def _targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compare our saver with its targets; a peer that was not measured has no target."""
     by_saver = {row["saver"]: row for row in rows}
-    if OURS not in by_saver:
-        return []
-    ours, found = by_saver[OURS], []
-    peers = [row for row in rows if row["saver"] in ASYNCHRONOUS]
-    if BASELINE in by_saver:
-        base = by_saver[BASELINE]
-        name = f"end to end, {BASELINE} over {OURS}"
-        found.append(_target(name, END_TO_END_TARGET, base, ours, "end_to_end_ms"))
-    if peers:
-        best = min(peers, key=lambda row: float(row["end_to_end_ms"]["median"]))
-        name = f"end to end, {best['saver']} over {OURS}"
-        found.append(_target(name, PEER_TARGET, best, ours, "end_to_end_ms"))
-    if BASELINE in by_saver:
-        name = f"blocked, {BASELINE} over {OURS}"
-        found.append(_target(name, 1 / BLOCKED_TARGET, base, ours, "blocked_ms"))
+    ours, base = by_saver.get(OURS), by_saver.get(BASELINE)
+    best = min(
+        (row for row in rows if row["saver"] in ASYNCHRONOUS),
+        key=lambda row: float(row["end_to_end_ms"]["median"]),
+        default=None,
+    )
+    found = []
+    for what, other, target in (
+        ("end to end", base, END_TO_END_TARGET),
+        ("end to end", best, PEER_TARGET),
+        ("blocked", base, BLOCKED_TARGET),
+    ):
+        if ours and other:
+            key = f"{what.replace(' ', '_')}_ms"
+            ratio = spread(ratios(other[key]["all"], ours[key]["all"]))
+            bound = other["bound_ms"] / ours["bound_ms"] if what == "end to end" else None
+            found.append({
+                "name": f"{what}, {other['saver']} over {OURS}",
+                "target": target,
+                "ratio": ratio,
+                "ratio_of_bounds": bound,
+                "is_met": ratio["median"] >= target,
+            })  # fmt: skip
     return found
 
 
-def _target(
-    name: str, target: float, other: Mapping[str, Any], ours: Mapping[str, Any], key: str
-) -> dict[str, Any]:
-    pairs = zip(other[key]["all"], ours[key]["all"], strict=True)
-    ratios = spread([theirs / own for theirs, own in pairs])
-    bound = other["bound_ms"] / ours["bound_ms"] if key == "end_to_end_ms" else None
-    return {
-        "name": name,
-        "target": target,
-        "ratio": ratios,
-        "ratio_of_bounds": bound,
-        "is_met": ratios["median"] >= target,
-    }
-
-
 def _target_line(target: Mapping[str, Any]) -> str:
-    bound = target["ratio_of_bounds"]
-    bounds = "" if bound is None else f"; ratio of the bounds {bound:.2f}"
-    verdict = "met" if target["is_met"] else "missed"
-    ratio = span(target["ratio"])
-    return f"{target['name']}: {ratio}, target {target['target']:.3g}: {verdict}{bounds}"
+    met, ratio = "met" if target["is_met"] else "missed", span(target["ratio"])
+    bound = fixed(target["ratio_of_bounds"])
+    return f"{target['name']}: {ratio}, target {target['target']}: {met}; of the bounds {bound}"
 
 
 def _milliseconds(seconds: Sequence[float]) -> dict[str, Any]:
@@ -302,16 +256,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = parse(arguments)
     import_training()
-    # torchsnapshot is optional
-    missing = [name for name in options.savers if name == "torchsnapshot"
-               and importlib.util.find_spec(name) is None]  # fmt: skip
+    savers = list(options.savers)
+    if "torchsnapshot" in savers and importlib.util.find_spec("torchsnapshot") is None:
+        savers.remove("torchsnapshot")
+        print("torchsnapshot was left out: its package cannot be imported")
+    start, cases, errors = time.monotonic(), [], {}
     with work_folder("checkpoint_in_training", options.folder) as folder:
-        bench = Bench(options, folder, [name for name in options.savers if name not in missing])
-        bench.predict()
-        bench.measure()
-    for saver in missing:
-        print(f"{saver} was left out: its package cannot be imported")
-    return 1 if bench.errors else 0
+        data = corpus_of(folder)
+        for ranks in options.ranks:
+            every = options.every if ranks == options.ranks[0] else options.every[:1]
+            schedule = Schedule.of(every, options.steps)
+            size = Size(ranks, options.megabytes, options.hidden, options.tokens)
+            rates = measure_rates(ranks, round(options.megabytes * 1e6), folder)
+            contenders = [
+                Contender(name, partial(run, name, size, schedule, data, folder / "run"))
+                for name in savers
+            ]
+            take_turns(contenders, options.rounds)
+            for one in contenders:
+                if one.error is not None:
+                    errors[f"{ranks} ranks, {one.name}"] = one.error
+                    print(one.error)
+            if runs := {one.name: one.rounds for one in contenders if one.error is None}:
+                cases.append(report(size, runs, schedule, rates))
+            facts = {"wall_seconds": time.monotonic() - start, "errors": errors, "cases": cases}
+            write_json(options, facts)
+    return 1 if errors else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -330,124 +300,46 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--hidden", type=at_least(64), default=512, help="hidden size (default 512)")
     add("--tokens", type=at_least(8), default=16, help="tokens per step (default 16)")
     add("--steps", type=at_least(2), default=12, help="least steps of a phase (default 12)")
-    add("--minutes", type=positive, default=20.0,
-        help="begin no round that would end later (default 20)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)
 
 
-class Bench:
-    """One run of the benchmark.
+def report(size: Size, runs: Runs, schedule: Schedule, rates: Rates) -> dict[str, Any]:
+    """Print the tables of a number of ranks; return the results.
 
-    Attributes:
-        errors: why a saver failed, by number of ranks and saver. Its measurements with this number
-            of ranks are dropped.
+    Raises:
+        TrainingError: the losses of two savers differ.
     """
-
-    def __init__(self, options: argparse.Namespace, folder: Path, savers: Sequence[str]) -> None:
-        self._options, self._folder, self._savers = options, folder, savers
-        self._start = time.monotonic()
-        self._data = corpus_of(folder)
-        self._cases: list[dict[str, Any]] = []
-        self.errors: dict[str, str] = {}
-        self._rates: dict[int, Rates] = {}
-        self._console = bench_console()
-
-    def predict(self) -> None:
-        """Measure the rates and a step without saves, and print the bounds of all savers."""
-        for ranks in self._options.ranks:
-            schedule = Schedule(self._schedule(ranks).phases[:1])
-            probe = run(OURS, self._size(ranks), schedule, self._data, self._folder / "run")
-            step = probe.steps_seconds(0) / schedule.phases[0].steps
-            size = probe.states_bytes
-            self._rates[ranks] = rates = measure_rates(ranks, size // ranks, self._folder)
-            limits = self._limits(ranks, step, size)
-            bounds = ", ".join(
-                f"{saver} {limits[saver, self._options.every[0]].step_seconds:.3f} s"
-                for saver in self._savers
-            )
-            self._console.print(
-                f"{ranks} ranks: {size / 1e6:.0f} MB per save, a step of {step:.3f} s, writes of "
-                f"{rates.write / 1e9:.2f} GB/s, copies of {rates.copy / 1e9:.1f} GB/s; bounds of a "
-                f"step: {bounds}"
-            )
-
-    def measure(self) -> None:
-        """Run all rounds, or as many as fit into --minutes, but one for each number of ranks.
-
-        The tables are printed and the JSON is written after each number of ranks.
-
-        Raises:
-            TrainingError: the losses of two savers differ.
-        """
-        end = self._start + 60 * self._options.minutes
-        for ranks in self._options.ranks:
-            size, schedule = self._size(ranks), self._schedule(ranks)
-
-            place = self._data, self._folder / "run"
-            contenders = [
-                Contender(name, partial(run, name, size, schedule, *place)) for name in self._savers
-            ]
-            for index in range(self._options.rounds):
-                start = time.monotonic()
-                take_round(contenders, index)
-                now = time.monotonic()
-                self._console.print(f"{ranks} ranks, round {index + 1}: {now - start:.0f} s")
-                if now + (now - start) > end and index + 1 < self._options.rounds:
-                    self._console.print(f"{ranks} ranks: only {index + 1} rounds fit")
-                    break
-            for failed in (one for one in contenders if one.error is not None):
-                self.errors[f"{ranks} ranks, {failed.name}"] = str(failed.error)
-                self._console.print(failed.error, markup=False)
-            if runs := {one.name: one.rounds for one in contenders if one.error is None}:
-                self._report(ranks, runs)
-
-    def _report(self, ranks: int, runs: Runs) -> None:
-        """Print the tables of a number of ranks, and write the JSON of all results so far."""
-        schedule = self._schedule(ranks)
-        difference = check_losses(runs)
-        plain = plain_seconds(runs, schedule)
-        first = next(iter(runs.values()))
-        limits = self._limits(ranks, min(plain), first[0].states_bytes)
-        comparisons = compare(ranks, runs, schedule, limits)
-        for comparison in comparisons:
-            self._console.print(table_of(comparison))
-        self._cases.append({
-            "ranks": ranks,
-            "rounds": len(first),
-            "layers": self._size(ranks).layers,
-            "rates": asdict(self._rates[ranks]),
-            "loss_difference": difference,
-            "plain_ms": _milliseconds(plain),
-            "load": {saver: [found.load for found in runs[saver]] for saver in runs},
-            "other_cores": {saver: [found.other_cores for found in runs[saver]] for saver in runs},
-            "comparisons": [asdict(comparison) for comparison in comparisons],
-        })  # fmt: skip
-        seconds = time.monotonic() - self._start
-        facts = {"wall_seconds": seconds, "errors": self.errors, "cases": self._cases}
-        write_json(self._options, facts)
-
-    def _limits(self, ranks: int, plain: float, size: int) -> dict[tuple[str, int], Limit]:
-        """Return the lower bounds by saver and interval.
-
-        `plain` is the time of a step without saves, `size` the bytes of a checkpoint of all ranks.
-        """
-        return {
-            (saver, every): limit_of(saver, every, plain, size, self._rates[ranks])
-            for saver in self._savers
-            for every in self._intervals(ranks)
-        }
-
-    def _intervals(self, ranks: int) -> Sequence[int]:
-        """Return the intervals between saves that are measured with a number of ranks."""
-        every: Sequence[int] = self._options.every
-        return every if ranks == self._options.ranks[0] else every[:1]
-
-    def _schedule(self, ranks: int) -> Schedule:
-        return Schedule.of(self._intervals(ranks), self._options.steps)
-
-    def _size(self, ranks: int) -> Size:
-        options = self._options
-        return Size(ranks, options.megabytes, options.hidden, options.tokens)
+    difference, plain = check_losses(runs), plain_seconds(runs, schedule)
+    first = next(iter(runs.values()))
+    total = first[0].states_bytes
+    limits = {
+        (saver, phase.every): limit_of(saver, phase.every, min(plain), total, rates)
+        for saver in runs
+        for phase in schedule.phases
+        if phase.every
+    }
+    comparisons = compare(runs, schedule, limits)
+    for one in comparisons:
+        cells = [
+            [row["saver"],
+             *(span(row[key], 1) for key in ("step_ms", "blocked_ms", "end_to_end_ms")),
+             span(row["slowdown"]), fixed(row["bound_ms"], 1), row["bound_by"]]
+            for row in one["rows"]
+        ]  # fmt: skip
+        title = f"{size.ranks} ranks, {total / 1e6:.0f} MB saved every {one['every']} steps"
+        caption = "\n".join(map(_target_line, one["targets"]))
+        print_table(title, COLUMNS, cells, caption=caption)
+    return {
+        "ranks": size.ranks,
+        "rounds": len(first),
+        "layers": size.layers,
+        "megabytes": total / 1e6,
+        "rates": asdict(rates),
+        "loss_difference": difference,
+        "plain_ms": _milliseconds(plain),
+        "other_cores": {name: [one.other_cores for one in some] for name, some in runs.items()},
+        "comparisons": comparisons,
+    }
 
 
 if __name__ == "__main__":

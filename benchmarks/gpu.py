@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, about, bench_console, make_table
+from benchmarks.harness import ROOT, about, print_table
 from docs.generate.blocks import RESULTS, filled
 from docs.generate.measured_tables import gpu_section
 from frontier_llm.cli.options import run_command, tool_parser
@@ -285,22 +285,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/gpu"), help="(%(default)s)")
     options = parser.parse_args(arguments)
     scale = REHEARSAL if options.rehearse else GPU
-    console, failed = bench_console(), []
+    failed = []
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.only or SLICES:
         file = options.folder.absolute() / f"{name}.json"
         if not options.only and _has_succeeded(file):
-            console.print(f"{name}: done before ({file})")
+            print(f"{name}: done before ({file})")
             continue
         result = _run_slice(name, scale, options.folder.absolute() / name)
         file.write_text(json.dumps(result, indent=1) + "\n")
         cells = [[str(row["what"]), str(row["value"])] for row in result["rows"]]
-        console.print(
-            make_table(f"{name} ({result['seconds']} s)", ["what", "value"], cells, left=2)
-        )
+        print_table(f"{name} ({result['seconds']} s)", ["what", "value"], cells, left=2)
         if result["error"]:
             failed.append(name)
-            console.print(f"{name} failed: {result['error']}", style="red", markup=False)
+            print(f"{name} failed: {result['error']}")
             if not options.keep_going:
                 break
     publish(options.folder, scale)

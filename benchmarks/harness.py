@@ -22,8 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rich.console import Console
-from rich.table import Table
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, folder, new_file, tool_parser, written
@@ -66,45 +65,39 @@ class Contender(Generic[Turn]):
 def take_turns(
     contenders: Sequence[Contender[Any]],
     rounds: int,
-    show: Callable[[int, str], None] = lambda index, name: None,
+    show: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Let contenders take turns for some rounds.
+    """Let contenders take turns; one that fails is left out from then on.
 
-    `show` is called before each turn with the index of the round and the contender's name.
+    `show` is called with a contender's name before each of its turns.
     """
     for index in range(rounds):
-        take_round(contenders, index, show)
+        for contender in alternating(contenders, index):
+            if contender.error is None:
+                show(contender.name)
+                try:
+                    contender.rounds.append(contender.turn())
+                except (TrainingError, LaunchError, ValueError) as error:
+                    contender.error = str(error)
 
 
-def take_round(
-    contenders: Sequence[Contender[Any]],
-    index: int,
-    show: Callable[[int, str], None] = lambda index, name: None,
-) -> None:
-    """Let contenders take one turn each. One that fails is left out from then on."""
-    for contender in alternating(contenders, index):
-        if contender.error is None:
-            show(index, contender.name)
-            try:
-                contender.rounds.append(contender.turn())
-            except (TrainingError, LaunchError, ValueError) as error:
-                contender.error = str(error)
+def compare(turns: Mapping[str, Callable[[], Turn]], rounds: int) -> dict[str, Contender[Turn]]:
+    """Return contenders that have all taken their turns, by name.
+
+    Raises:
+        TrainingError: one failed; the message says which, and why.
+    """
+    contenders = {name: Contender(name, turn) for name, turn in turns.items()}
+    take_turns(list(contenders.values()), rounds)
+    for contender in contenders.values():
+        if contender.error is not None:
+            raise TrainingError(f"{contender.name}: {contender.error}")
+    return contenders
 
 
 def alternating(contenders: Sequence[Any], index: int) -> Sequence[Any]:
     """Return the contenders in the order of a round: every second one is reversed."""
     return contenders[:: -1 if index % 2 else 1]
-
-
-def refuse_failures(contenders: Sequence[Contender[Any]]) -> None:
-    """Check that no contender failed.
-
-    Raises:
-        TrainingError: one did; the message says which, and why.
-    """
-    for contender in contenders:
-        if contender.error is not None:
-            raise TrainingError(f"{contender.name}: {contender.error}")
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -129,27 +122,39 @@ def span(values: Mapping[str, Any], digits: int = 2, factor: float = 1) -> str:
     return f"{median} ({least}, {most})"
 
 
-def make_table(
+def print_table(
     title: str,
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     left: int = 1,
     caption: str = "",
-) -> Table:
-    """Return a table, whose first `left` columns are left-aligned."""
+) -> None:
+    """Print a table, whose first `left` columns are left-aligned."""
     table = plain_table(title, headings, right=headings[left:])
     for row in rows:
         table.add_row(*row)
     table.caption = caption or None
-    return table
-
-
-def bench_console() -> Console:
-    """Return a console that is wide enough for the tables."""
     console = wide_console(highlight=False)
     console.width = max(console.width, WIDTH)
-    return console
+    console.print(table)
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[..., None]]:
+    """Show a bar; yield a function that advances it by one, and changes the label if given one.
+
+    No thread refreshes the bar, because benchmarks fork.
+    """
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    console = wide_console(stderr=True)
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+
+        def advance(text: str = label) -> None:
+            bar.update(task, description=text, advance=1, refresh=console.is_terminal)
+
+        yield advance
 
 
 def write_json(options: argparse.Namespace, facts: Mapping[str, Any]) -> None:

@@ -12,14 +12,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import (
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
+    print_table,
     train_run,
     write_json,
 )
@@ -36,21 +35,9 @@ STAGES = (1, 2, 3)
 """Stages of ZeRO."""
 WARM_UP_STEPS = 3
 """First steps of a run, which are not counted."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One configuration of the study and its result: a cell of the table."""
-
-    model: str
-    stage: int
-    """Stage of ZeRO."""
-    size: int
-    """Number of nodes of a prediction; number of ranks of a run."""
-    seconds: float | None
-    """Time per step; None: the configuration was rejected."""
-    reason: str = ""
-    """Why it was rejected."""
+Cell = dict[str, Any]
+"""A configuration: model, stage of ZeRO, size (nodes of a prediction, ranks of a run), and the
+seconds of a step; None if it was rejected for a reason."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,26 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_numbers(parser, [("steps", 1, 10, "steps per run")])
     add("--folder", type=Path, default=Path("runs/study"), help="folder of the runs (%(default)s)")
     options = parser.parse_args(arguments)
-    console, found = bench_console(), options.ranks if options.run else options.nodes
-    rows, cells = [], []
-    for model in ("tiny",) if options.run else MODELS:
-        for stage in STAGES:
-            of_row = [
-                measure(stage, size, options.steps, options.folder)
-                if options.run
-                else plan(model, stage, size)
-                for size in found
-            ]
-            seconds = ["rejected" if c.seconds is None else f"{c.seconds:.3g}" for c in of_row]
-            rows.append([of_row[0].model, str(stage), *seconds])
-            cells += of_row
+    found = options.ranks if options.run else options.nodes
+    cells = [
+        measure(stage, size, options.steps, options.folder)
+        if options.run
+        else plan(model, stage, size)
+        for model in (("tiny",) if options.run else MODELS)
+        for stage in STAGES
+        for size in found
+    ]
+    rows = []
+    for first in range(0, len(cells), len(found)):
+        row = cells[first : first + len(found)]
+        seconds = (one["seconds"] for one in row)
+        texts = ("rejected" if value is None else f"{value:.3g}" for value in seconds)
+        rows.append([row[0]["model"], str(row[0]["stage"]), *texts])
     unit, how = ("ranks", "measured") if options.run else ("nodes", "predicted")
     columns = ["model", "ZeRO", *(f"{size} {unit}" for size in found)]
-    console.print(make_table(f"seconds per step, {how}", columns, rows))
-    for cell in cells:
-        if cell.reason:
-            console.print(f"{cell.model} ZeRO-{cell.stage} on {cell.size} {unit}: {cell.reason}")
-    write_json(options, {"cells": [asdict(cell) for cell in cells]})
+    print_table(f"seconds per step, {how}", columns, rows)
+    for one in cells:
+        if one["reason"]:
+            print(f"{one['model']} ZeRO-{one['stage']} on {one['size']} {unit}: {one['reason']}")
+    write_json(options, {"cells": cells})
     return 0
 
 
@@ -97,13 +86,15 @@ def plan(model: str, stage: int, nodes: int) -> Cell:
     """Predict the time per step of an experiment with another ZeRO stage and number of nodes."""
     overrides = [f"experiment=mt5_{model}", f"sharding=zero{stage}", f"launch.nodes={nodes}"]
     config = decode(compose(overrides))
+    seconds, reason = None, ""
     try:
         prediction = estimate(Candidate.of(config, *ranks_to_plan(config)))
+        reason = prediction.refused or ""
+        seconds = None if reason else prediction.time.seconds
     except ConfigError as error:
-        return Cell(config.model.name, stage, nodes, None, f"{error.key}: {error.got}")
-    refused = prediction.refused
-    seconds = None if refused else prediction.time.seconds
-    return Cell(config.model.name, stage, nodes, seconds, refused or "")
+        reason = f"{error.key}: {error.got}"
+    name = config.model.name
+    return {"model": name, "stage": stage, "size": nodes, "seconds": seconds, "reason": reason}
 
 
 def measure(stage: int, ranks: int, steps: int, folder: Path) -> Cell:
@@ -121,8 +112,8 @@ def measure(stage: int, ranks: int, steps: int, folder: Path) -> Cell:
         f"launch.ranks={ranks}", "precision=fp32", f"trainer.steps={steps + WARM_UP_STEPS}",
         "trainer.sample_tokens=0", "checkpoint=off", "telemetry.wandb=off", "run.resume=never",
     ]  # fmt: skip
-    seconds = train_run(keys, run_dir).column("step_seconds")[WARM_UP_STEPS:]
-    return Cell("mt5_tiny", stage, ranks, statistics.median(seconds))
+    seconds = statistics.median(train_run(keys, run_dir).column("step_seconds")[WARM_UP_STEPS:])
+    return {"model": "mt5_tiny", "stage": stage, "size": ranks, "seconds": seconds, "reason": ""}
 
 
 if __name__ == "__main__":

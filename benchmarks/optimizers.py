@@ -16,16 +16,15 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import (
     ROOT,
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
     parse_bench,
+    print_table,
     train_run,
     write_json,
 )
@@ -51,25 +50,6 @@ OVERRIDES = (
 """Overrides of all runs."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one run found."""
-
-    optimizer: str
-    rate: float
-    validation: list[tuple[int, float]]
-    """Pairs of step and loss in nats per token."""
-    step_seconds: float
-    """Median over steps."""
-    moment_bytes: float
-    """Bytes of all states but the master weights per parameter, on all ranks together."""
-
-    @property
-    def final(self) -> float:
-        """The last validation loss."""
-        return self.validation[-1][1]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     parser = bench_parser(__doc__, quick="20 steps per run")
@@ -77,28 +57,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = ROOT / "runs" / "optimizers"
     parser.add_argument("--folder", type=Path, default=folder, help="folder of the runs")
     options = parse_bench(parser, arguments, {"steps": 20})
-    outcomes = [
-        run(optimizer, rate, options) for optimizer, rates in RATES.items() for rate in rates
-    ]
-    best = {
-        optimizer: min((o for o in outcomes if o.optimizer == optimizer), key=lambda o: o.final)
-        for optimizer in RATES
-    }
-    goal = best["adamw"].final
-    columns = ["optimizer", "rate", "last loss", "steps to AdamW's", "step", "bytes per parameter"]
+    runs = [run(optimizer, rate, options) for optimizer, rates in RATES.items() for rate in rates]
+    best = [min((one for one in runs if one["optimizer"] == name), key=_final) for name in RATES]
+    goal = _final(best[0])
     rows = []
-    for outcome in best.values():
-        steps = next((step for step, loss in outcome.validation if loss <= goal), "never")
-        milliseconds = f"{1000 * outcome.step_seconds:.0f} ms"
-        cells = (f"{outcome.rate:g}", f"{outcome.final:.4f}", str(steps), milliseconds)
-        rows.append((outcome.optimizer, *cells, f"{outcome.moment_bytes:.2f}"))
-    bench_console().print(make_table("Best rate of each optimizer", columns, rows))
-    write_json(options, {"runs": [asdict(outcome) for outcome in outcomes]})
+    for one in best:
+        steps = next((step for step, loss in one["validation"] if loss <= goal), "never")
+        rows.append(
+            (one["optimizer"], f"{one['rate']:g}", f"{_final(one):.4f}", str(steps),
+             f"{1000 * one['step_seconds']:.0f} ms", f"{one['moment_bytes']:.2f}")
+        )  # fmt: skip
+    columns = ["optimizer", "rate", "last loss", "steps to AdamW's", "step", "bytes per parameter"]
+    print_table("Best rate of each optimizer", columns, rows)
+    write_json(options, {"runs": runs})
     return 0
 
 
-def run(optimizer: str, rate: float, options: argparse.Namespace) -> Outcome:
-    """Train with one optimizer and rate, unless the run exists, and read what it found."""
+def _final(run: dict[str, Any]) -> float:
+    """Return the last validation loss."""
+    return float(run["validation"][-1][1])
+
+
+def run(optimizer: str, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Train with one optimizer and rate, unless the run exists, and read what it found.
+
+    `validation` has pairs of step and loss in nats per token, `moment_bytes` the bytes of all
+    states but the master weights per parameter, on all ranks together.
+    """
     folder: Path = options.folder / f"{optimizer}_{rate:g}_{options.steps}"
     if RunSummary.read(folder) is None:
         keys = (
@@ -111,14 +96,14 @@ def run(optimizer: str, rate: float, options: argparse.Namespace) -> Outcome:
     history, found = History.read(folder), RunSummary.read(folder)
     if found is None or not found.parameters:
         raise TrainingError(f"{folder} has no summary: remove it and repeat")
-    moments = sum(rank.memory_bytes["moments"] for rank in found.ranks)
-    return Outcome(
-        optimizer=optimizer,
-        rate=rate,
-        validation=history.points("validation_loss"),
-        step_seconds=statistics.median(seconds for _, seconds in history.points("step_seconds")),
-        moment_bytes=moments / found.parameters,
-    )
+    return {
+        "optimizer": optimizer,
+        "rate": rate,
+        "validation": history.points("validation_loss"),
+        "step_seconds": statistics.median(history.column("step_seconds")),
+        "moment_bytes": sum(rank.memory_bytes["moments"] for rank in found.ranks)
+        / found.parameters,
+    }
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def choices(predictions: Sequence[Prediction], *, corrects_shapes: bool = False)
     jobs: defaultdict[tuple[object, ...], list[_Layout]] = defaultdict(list)
     for one in predictions:
         predicted = one.estimate.time.seconds / ratios.get(_shape(one), 1.0)
-        jobs[_job(one)].append(_Layout(predicted, _measured_seconds(one)))
+        jobs[_job(one)].append((predicted, _measured_seconds(one)))
     chosen = [job for job in jobs.values() if len(job) > 1]
     if not chosen:
         return None
@@ -159,11 +159,8 @@ def choices(predictions: Sequence[Prediction], *, corrects_shapes: bool = False)
     return Choices(len(chosen), fastest, fmean(regrets), max(regrets), len(ranked), mean)
 
 
-class _Layout(NamedTuple):
-    """Seconds of a step with one layout of a job."""
-
-    predicted: float
-    measured: float
+_Layout = tuple[float, float]
+"""Predicted and measured seconds of a step with one layout of a job."""
 
 
 def _job(prediction: Prediction) -> tuple[object, ...]:
@@ -205,8 +202,8 @@ def _measured_seconds(prediction: Prediction) -> float:
 
 
 def _regret(job: Sequence[_Layout]) -> float:
-    chosen = min(job, key=lambda layout: layout.predicted)
-    return chosen.measured / min(layout.measured for layout in job) - 1
+    _, chosen = min(job, key=lambda layout: layout[0])
+    return chosen / min(measured for _, measured in job) - 1
 
 
 def _rank_correlation(job: Sequence[_Layout]) -> float:
@@ -224,7 +221,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the errors of each table; fit first with `--fit`."""
     parser = tool_parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the constants again, minutes")
-    parser.add_argument("--rows", action="store_true", help="print every row")
     options = parser.parse_args(arguments)
     console = wide_console()
     if options.fit:
@@ -235,9 +231,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row(name, str(len(runs(name))), *cells)
     console.print(table)
     console.print(_choices_table())
-    if options.rows:
-        for name in TABLES:
-            console.print(_rows(name))
     return 0
 
 
@@ -420,16 +413,6 @@ def _choices_table() -> Any:
             ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
             fastest = f"{found.fastest} of {found.jobs}"
             table.add_row(name, kind, fastest, regrets, ranked)
-    return table
-
-
-def _rows(name: str) -> Any:
-    table = plain_table(name, ["row", "measured", "left out", "error", "in sample", "error"])
-    for first, second in zip(left_out(name), in_sample(name), strict=True):
-        cells = [
-            cell for p in (first, second) for cell in (f"{p.predicted:.4g}", f"{p.error:+.1%}")
-        ]
-        table.add_row(first.run.label, f"{first.run.measured:.4g}", *cells)
     return table
 
 

@@ -34,17 +34,13 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch.distributed as dist
-from rich.table import Table
 
 from benchmarks.harness import (
-    Contender,
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
+    compare,
     parse_bench,
-    refuse_failures,
-    take_turns,
+    print_table,
     write_json,
 )
 from benchmarks.testbed.bare_steps import (
@@ -118,23 +114,10 @@ def config_of(layout: str, shape: Shape, batch: int, *overrides: str) -> RunConf
 
     `batch` are the samples per step of all ranks.
     """
-    config: RunConfig = decode(
-        compose(
-            [
-                *shape.overrides(),
-                "model.tied=false",
-                "data.micro_batch=1",
-                f"data.global_batch={batch}",
-                "parallel.pipeline=1",
-                "parallel.waiting_weights=0",
-                "precision=fp32",
-                "recompute=none",
-                "checkpoint=off",
-                *LAYOUTS[layout],
-                *overrides,
-            ]
-        )
-    )
+    keys = ("model.tied=false", "data.micro_batch=1", f"data.global_batch={batch}",
+            "parallel.pipeline=1", "parallel.waiting_weights=0", "precision=fp32",
+            "recompute=none", "checkpoint=off")  # fmt: skip
+    config: RunConfig = decode(compose([*shape.overrides(), *keys, *LAYOUTS[layout], *overrides]))
     return config
 
 
@@ -303,26 +286,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wait_until_quiet(options.patience)
         return on_ranks(run_layout, RANKS, config, options.steps)
 
-    contenders = [Contender(name, partial(turn, config)) for name, config in configs.items()]
-    take_turns(contenders, options.rounds)
-    refuse_failures(contenders)
-    rows = [make_row(one.name, configs[one.name], one.rounds) for one in contenders]
-    bench_console().print(_table(rows))
+    turns = {name: partial(turn, config) for name, config in configs.items()}
+    measured = compare(turns, options.rounds)
+    rows = [make_row(name, configs[name], one.rounds) for name, one in measured.items()]
+    time_error, memory_error = (
+        f"{fmean(abs(getattr(row, name)) for row in rows):.1%}"
+        for name in ("time_error", "memory_error")
+    )
+    means = ["mean of absolute errors", "", "", time_error, "", "", memory_error, ""]
+    title = f"{RANKS} ranks on {os.cpu_count()} cores"
+    print_table(title, COLUMNS, [*(row.cells() for row in rows), means])
     cluster = next(iter(configs.values())).cluster.model_dump(mode="json")
     sizes = {**asdict(Shape.of(options)), "batch": options.batch}
     facts = {"sizes": sizes, "rounds": options.rounds, "steps": options.steps}
     write_json(options, {**facts, "cluster": cluster, "rows": [asdict(row) for row in rows]})
     return 0
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    time_error, memory_error = (
-        f"{fmean(abs(error) for error in errors):.1%}"
-        for errors in ([row.time_error for row in rows], [row.memory_error for row in rows])
-    )
-    means = ["mean of absolute errors", "", "", time_error, "", "", memory_error, ""]
-    title = f"{RANKS} ranks on {os.cpu_count()} cores"
-    return make_table(title, COLUMNS, [*(row.cells() for row in rows), means])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.protocols import StateShard
 from frontier_llm.saving import tier_writers
-from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.telemetry.history import History
 
 OURS = "ours"
 """The run's own saver."""
@@ -229,7 +229,13 @@ class ScheduledManager:
         self._start = time.perf_counter()
 
     def _warm_up(self, step: int, number: int) -> None:
-        """Save the first steps, and check the second checkpoint after two more updates."""
+        """Save the first steps, and check the second checkpoint after two more updates.
+
+        It is restored into new tensors: updated parameters may still be on the way to other ranks.
+
+        Raises:
+            TrainingError: the checkpoint differs from the states at its save.
+        """
         if 1 <= number <= SAVED_IN_WARM_UP:
             self._saver.settle()
             self._copies = {name: t.clone() for name, t in self._states.tensors.items()}
@@ -237,32 +243,55 @@ class ScheduledManager:
         if number == WARM_UP_STEPS:
             self._saver.settle()
             dist.barrier()
-            self._check()
+            shards = self._states.shards
+            self._states.take(map(_emptied, shards))
+            self._saver.restore()
+            restored, copies = self._states.tensors, self._copies
+            self._states.take(shards)
+            if not all(torch.equal(restored[name], copy) for name, copy in copies.items()):
+                raise TrainingError(f"{self._name} did not restore what it saved")
+            self._copies = {}
             self._start_phase()
-
-    def _check(self) -> None:
-        """Restore the checkpoint into new tensors, and compare them with the copies.
-
-        The states themselves must not be overwritten: their updated parameters may still be on the
-        way to other ranks.
-
-        Raises:
-            TrainingError: the checkpoint differs from the states at its save.
-        """
-        shards, empty = self._states.shards, [_emptied(shard) for shard in self._states.shards]
-        self._states.take(empty)
-        self._saver.restore()
-        restored = self._states.tensors
-        self._states.take(shards)
-        if not all(torch.equal(restored[name], copy) for name, copy in self._copies.items()):
-            raise TrainingError(f"{self._name} did not restore what it saved")
-        self._copies = {}
 
 
 def _emptied(shard: StateShard) -> StateShard:
     """Return a shard of the same ranges whose states are 0, as those of padding are."""
     states = {name: torch.zeros_like(tensor) for name, tensor in shard.tensors.items()}
     return StateShard(shard.record, shard.start, states)
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """Measurements of one rank in a run."""
+
+    states_bytes: int
+    """Size of the rank's states."""
+    phases: tuple[PhaseFigures, ...]
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Measurements of a run."""
+
+    ranks: tuple[RankFigures, ...]
+    losses: tuple[float, ...]
+    """Loss of each step."""
+    other_cores: float
+    """Mean number of cores that other programs used during the run."""
+
+    @property
+    def states_bytes(self) -> int:
+        """Size of a checkpoint of all ranks."""
+        return sum(rank.states_bytes for rank in self.ranks)
+
+    def slowest(self, phase: int, name: str) -> float:
+        """Return the largest value of all ranks in a phase."""
+        return max(getattr(rank.phases[phase], name) for rank in self.ranks)
+
+    def blocked_seconds(self, phase: int) -> float:
+        """Return the median over the saves of a phase; the slowest rank of a save counts."""
+        by_rank = (rank.phases[phase].blocked_seconds for rank in self.ranks)
+        return median(max(save) for save in zip(*by_rank, strict=True))
 
 
 @dataclass(frozen=True)
@@ -295,53 +324,6 @@ class Size:
         )
 
 
-@dataclass(frozen=True)
-class RankFigures:
-    """Measurements of one rank in a run."""
-
-    states_bytes: int
-    """Size of the rank's states."""
-    phases: tuple[PhaseFigures, ...]
-
-    @classmethod
-    def read(cls, file: Path) -> "RankFigures":
-        """Read what a rank has written."""
-        content = json.loads(file.read_text())
-        phases = tuple(PhaseFigures(**phase) for phase in content["phases"])
-        return cls(content["states_bytes"], phases)
-
-
-@dataclass(frozen=True)
-class RunFigures:
-    """Measurements of a run."""
-
-    ranks: tuple[RankFigures, ...]
-    losses: tuple[float, ...]
-    """Loss of each step."""
-    load: float
-    """Load average of the machine over the minute before the run."""
-    other_cores: float
-    """Mean number of cores that other programs used during the run."""
-
-    @property
-    def states_bytes(self) -> int:
-        """Size of a checkpoint of all ranks."""
-        return sum(rank.states_bytes for rank in self.ranks)
-
-    def steps_seconds(self, phase: int) -> float:
-        """Time of all steps of a phase; the slowest rank counts."""
-        return max(rank.phases[phase].steps_seconds for rank in self.ranks)
-
-    def total_seconds(self, phase: int) -> float:
-        """Time of a phase until its last checkpoint was durable; the slowest rank counts."""
-        return max(rank.phases[phase].total_seconds for rank in self.ranks)
-
-    def blocked_seconds(self, phase: int) -> float:
-        """Median over the saves of a phase; the slowest rank of a save counts."""
-        by_rank = (rank.phases[phase].blocked_seconds for rank in self.ranks)
-        return median(max(save) for save in zip(*by_rank, strict=True))
-
-
 def run(
     saver: str, size: Size, schedule: Schedule, data: Sequence[str], folder: Path
 ) -> RunFigures:
@@ -356,16 +338,18 @@ def run(
     results = folder / "results"
     results.mkdir(parents=True)
     places = (f"run.dir={folder}/run", f"trainer.steps={schedule.steps}")
-    load, busy, start = os.getloadavg()[0], busy_seconds() - own_seconds(), time.monotonic()
+    busy, start = busy_seconds() - own_seconds(), time.monotonic()
     overrides = (*OVERRIDES, *size.overrides, *data, *places)
     ForkedRun(partial(_train, saver, schedule, results), overrides, folder / "log").finish(saver)
-    seconds = time.monotonic() - start
-    busy = busy_seconds() - own_seconds() - busy
-    lines = (folder / "run" / METRICS_FILE).read_text().splitlines()
-    ranks = tuple(RankFigures.read(results / f"{rank}.json") for rank in range(size.ranks))
-    losses = tuple(json.loads(line)["loss"] for line in lines)
+    other_cores = (busy_seconds() - own_seconds() - busy) / (time.monotonic() - start)
+    ranks = []
+    for rank in range(size.ranks):
+        found = json.loads((results / f"{rank}.json").read_text())
+        phases = tuple(PhaseFigures(**phase) for phase in found["phases"])
+        ranks.append(RankFigures(found["states_bytes"], phases))
+    losses = tuple(History.read(folder / "run").column("loss"))
     shutil.rmtree(folder)
-    return RunFigures(ranks, losses, load, max(0.0, busy / seconds))
+    return RunFigures(tuple(ranks), losses, max(0.0, other_cores))
 
 
 def _train(saver: str, schedule: Schedule, results: Path, overrides: Sequence[str]) -> int:

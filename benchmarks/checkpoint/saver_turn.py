@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.checkpoint.savers import SAVERS, Place, Saver
-from benchmarks.testbed.disk import drop_from_cache
+from benchmarks.testbed.disk import drop_from_cache, together
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.errors import TrainingError
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
@@ -150,45 +150,6 @@ class SaverFigures:
     """Size of a checkpoint of all ranks in bytes."""
 
 
-class Compute:
-    """The compute of a step: matrix products one after another."""
-
-    def __init__(self) -> None:
-        self._factors = torch.rand(2, MATRIX, MATRIX)
-        self._product = torch.empty(MATRIX, MATRIX)
-
-    def run(self, products: int, after_each: Callable[[int], None] = lambda _: None) -> None:
-        """Compute `products` products; call `after_each` with the number done after each."""
-        for done in range(1, products + 1):
-            torch.mm(*self._factors, out=self._product)
-            after_each(done)
-
-    def products_per_second(self) -> float:
-        """Measure the speed while the other ranks do the same."""
-        dist.barrier()
-        products, start = 0, time.perf_counter()
-        while (seconds := time.perf_counter() - start) < CALIBRATION_SECONDS:
-            self.run(10)
-            products += 10
-        return products / seconds
-
-
-class Watch:
-    """Records when a save becomes durable, and how many products were computed until then."""
-
-    def __init__(self, saver: Saver) -> None:
-        self._saver = saver
-        self.durable_time: float | None = None
-        """Value of time.perf_counter() when the save was durable; None: it is not yet."""
-        self.products = 0
-        """Number of products of the step that were computed until then."""
-
-    def look(self, products: int) -> None:
-        """Ask the saver whether the save is durable, after `products` products of this step."""
-        if self.durable_time is None and self._saver.is_durable():
-            self.durable_time, self.products = time.perf_counter(), products
-
-
 class Rank:
     """One rank of a turn; all ranks run the same steps."""
 
@@ -196,8 +157,9 @@ class Rank:
         self._turn, self._place = turn, place
         self._states = KnownStates(place.rank, place.ranks, turn.size)
         self._saver: Saver = SAVERS[turn.saver](self._states, place)
-        self._compute, self._step = Compute(), 0
-        speed = torch.tensor(self._compute.products_per_second())
+        self._factors, self._product = torch.rand(2, MATRIX, MATRIX), torch.empty(MATRIX, MATRIX)
+        self._step = 0
+        speed = torch.tensor(self._measure_speed())
         dist.all_reduce(speed, dist.ReduceOp.MIN)  # all ranks compute the same number of products
         self._products_per_second = float(speed)
 
@@ -216,19 +178,31 @@ class Rank:
         saves = [
             self._long_step(products, self._plain_steps(products, 1)) for _ in range(turn.saves)
         ]
-        short, plain = self._short_steps(short_products)
+        plain = self._plain_steps(short_products, turn.short_steps)
+        short = self._short_steps(short_products)
         number = turn.restores if self._saver.can_restore else 0
         restores = [self._restore() for _ in range(number)]
         self._saver.close()
         dist.barrier()  # the files of all ranks are counted
+        disk_bytes = sum(path.stat().st_size for path in self._files())
         return SaverFigures(
-            saves=tuple(saves),
-            short_seconds=short,
-            plain_short_seconds=plain,
-            restore_seconds=tuple(restores),
-            states_bytes=self._states.size,
-            disk_bytes=sum(path.stat().st_size for path in self._files()),
+            tuple(saves), short, plain, tuple(restores), self._states.size, disk_bytes
         )
+
+    def _compute(self, products: int, after_each: Callable[[int], None] = lambda _: None) -> None:
+        """Compute matrix products; call `after_each` with the number done after each."""
+        for done in range(1, products + 1):
+            torch.mm(*self._factors, out=self._product)
+            after_each(done)
+
+    def _measure_speed(self) -> float:
+        """Return the products per second while the other ranks compute, too."""
+        dist.barrier()
+        products, start = 0, time.perf_counter()
+        while (seconds := time.perf_counter() - start) < CALIBRATION_SECONDS:
+            self._compute(10)
+            products += 10
+        return products / seconds
 
     def _plain_steps(self, products: int, steps: int) -> float:
         """Run steps without a save; return their duration in seconds."""
@@ -236,7 +210,7 @@ class Rank:
         start, computing = time.perf_counter(), 0.0
         for _ in range(steps):
             begin = time.perf_counter()
-            self._compute.run(products)
+            self._compute(products)
             computing += time.perf_counter() - begin
             self._update()
         seconds = time.perf_counter() - start
@@ -247,50 +221,49 @@ class Rank:
     def _long_step(self, products: int, plain_step_seconds: float) -> Save:
         """Run a step with a save, and check after each product whether the save is durable.
 
-        Args:
-            products: number of matrix products of the step.
-            plain_step_seconds: duration of the step before, without a save.
+        `plain_step_seconds` is the duration of the step before, without a save.
         """
         self._settle_disk()
-        watch = Watch(self._saver)
+        durable: tuple[float, int] | None = None  # when, and the number of products until then
+
+        def look(done: int) -> None:
+            nonlocal durable
+            if durable is None and self._saver.is_durable():
+                durable = time.perf_counter() - start, done
+
         start = time.perf_counter()
         self._saver.save(self._step)
         begun = time.perf_counter()
-        watch.look(0)
-        self._compute.run(products, watch.look)
+        look(0)
+        self._compute(products, look)
         computed = time.perf_counter()
         self._saver.fence()
         fenced = time.perf_counter()
         self._update()
         end = time.perf_counter()
         self._saver.settle()
-        watch.look(products)
-        durable = share = None
-        if watch.durable_time is not None:
-            durable = watch.durable_time - start
-            share = watch.products / durable / self._products_per_second
+        look(products)
+        seconds, done = durable or (None, 0)
         return Save(
             begin_seconds=begun - start,
             fence_seconds=fenced - computed,
-            durable_seconds=durable,
-            compute_share=share,
+            durable_seconds=seconds,
+            compute_share=done / seconds / self._products_per_second if seconds else None,
             step_seconds=end - start,
             plain_step_seconds=plain_step_seconds,
         )
 
-    def _short_steps(self, products: int) -> tuple[float, float]:
-        """Run short steps with a save in each, and as many without; return both durations."""
-        turn = self._turn
-        plain = self._plain_steps(products, turn.short_steps)
+    def _short_steps(self, products: int) -> float:
+        """Run short steps with a save in each; return the seconds until the last is complete."""
         self._settle_disk()
         start = time.perf_counter()
-        for _ in range(turn.short_steps):
+        for _ in range(self._turn.short_steps):
             self._saver.save(self._step)
-            self._compute.run(products)
+            self._compute(products)
             self._saver.fence()
             self._update()
         self._saver.settle()
-        return time.perf_counter() - start, plain
+        return time.perf_counter() - start
 
     def _restore(self) -> float:
         """Restore from an empty page cache and check the values; return the duration in seconds."""
@@ -298,10 +271,7 @@ class Rank:
         if self._place.rank == 0:
             drop_from_cache(self._files())
         self._states.clear()
-        dist.barrier()
-        start = time.perf_counter()
-        self._saver.restore()
-        seconds = time.perf_counter() - start
+        seconds = together(self._saver.restore)
         saved_step = self._step - 1  # the update after the last save is lost
         if not self._states.holds(saved_step):
             raise TrainingError(f"{self._turn.saver} did not restore what it saved")

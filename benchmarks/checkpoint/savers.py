@@ -43,7 +43,7 @@ class SavedStates(Protocol):
     shards: list[StateShard]
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Any]:
         """The same as tensors, by a name that no other rank uses."""
 
     @property
@@ -164,16 +164,21 @@ class TorchSave(Saver):
         previous.unlink(missing_ok=True)
 
 
-class DcpWriter:
+class Dcp(Saver):
     """torch.distributed.checkpoint, which syncs its files and writes its metadata last.
 
     `save` writes before it returns. `async` copies the states before it returns, and a thread
     writes the copy. With `async-stager` another thread makes the copy, in memory that the next save
-    reuses, and the fence waits for that copy. Collective over all ranks.
+    reuses, and the fence waits for that copy. Collective over all ranks. The previous folder is
+    deleted, unless it is to be kept.
     """
 
-    def __init__(self, mode: DcpMode) -> None:
-        self._mode = mode
+    def __init__(
+        self, states: SavedStates, place: Place, mode: DcpMode, *, keeps_all: bool = False
+    ) -> None:
+        super().__init__(states, place)
+        self._blocks, self._keeps_all = mode == "save", keeps_all
+        self._path = self._previous = place.folder / "none"
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)  # for the saving thread only
         options = StagingOptions(
             use_pinned_memory=False,  # pinned memory and non-blocking copies need a GPU
@@ -185,14 +190,18 @@ class DcpWriter:
         self._copied: Future[Any] | None = None
         self._written: Future[Any] | None = None
 
-    def write(self, states: dict[str, Any], path: Path) -> None:
-        """Write a folder, or start to. The previous save must be complete."""
-        if self._mode == "save":
-            dcp.save(states, checkpoint_id=path)
+    def save(self, step: int) -> None:
+        """Start a checkpoint after the previous one is complete."""
+        self.settle()
+        self._previous, self._path = self._path, self._place.folder / f"step_{step}"
+        if self._blocks:
+            dcp.save(self._states.tensors, checkpoint_id=self._path)
+            self.settle()
             return
         response: Any = dcp.async_save(
-            states, checkpoint_id=path, process_group=self._group, async_stager=self._stager
-        )
+            self._states.tensors, checkpoint_id=self._path, process_group=self._group,
+            async_stager=self._stager,
+        )  # fmt: skip
         if self._stager is None:
             self._written = response
         else:
@@ -204,51 +213,16 @@ class DcpWriter:
             self._copied.result()
             self._copied = None
 
-    def is_done(self) -> bool:
+    def is_durable(self) -> bool:
         """Return whether the saving thread has finished."""
         return self._written is None or self._written.done()
 
     def settle(self) -> None:
-        """Wait for the saving thread."""
+        """Wait for the saving thread and delete the previous checkpoint."""
         if self._written is not None:
             self._written.result()
             self._written = None
-
-    def close(self) -> None:
-        """End the thread of the stager."""
-        self.settle()
-        if self._stager is not None:
-            self._stager.close()
-
-
-class Dcp(Saver):
-    """torch.distributed.checkpoint of the states; the previous folder is deleted."""
-
-    def __init__(self, states: SavedStates, place: Place, mode: DcpMode) -> None:
-        super().__init__(states, place)
-        self._path = self._previous = place.folder / "none"
-        self._writer, self._blocks = DcpWriter(mode), mode == "save"
-
-    def save(self, step: int) -> None:
-        """Start a checkpoint after the previous one is complete."""
-        self.settle()
-        self._previous, self._path = self._path, self._place.folder / f"step_{step}"
-        self._writer.write(self._states.tensors, self._path)
-        if self._blocks:
-            self.settle()
-
-    def fence(self) -> None:
-        """Wait for the copy."""
-        self._writer.fence()
-
-    def is_durable(self) -> bool:
-        """Return whether the saving thread has finished."""
-        return self._writer.is_done()
-
-    def settle(self) -> None:
-        """Wait for the saving thread and delete the previous checkpoint."""
-        self._writer.settle()
-        if self._place.rank == 0 and self._previous.is_dir():
+        if self._place.rank == 0 and not self._keeps_all and self._previous.is_dir():
             shutil.rmtree(self._previous)
 
     def restore(self) -> None:
@@ -257,7 +231,9 @@ class Dcp(Saver):
 
     def close(self) -> None:
         """End the stager's thread."""
-        self._writer.close()
+        self.settle()
+        if self._stager is not None:
+            self._stager.close()
 
 
 class _Background(Saver):

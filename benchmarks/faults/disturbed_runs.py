@@ -2,18 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 
-from benchmarks.harness import ROOT
 from benchmarks.testbed.forked_run import ForkedRun, train
 from benchmarks.testbed.namespaces import enter
 
@@ -33,22 +29,34 @@ PORT = 29500
 
 
 class DisturbedRun:
-    """A run whose files are read and whose ranks are killed; subclasses start its processes."""
+    """A run whose files are read and whose ranks are killed, in forked processes.
 
-    def __init__(self, run: Path) -> None:
+    The first process starts all ranks on this machine. On simulated nodes, each task of a node is a
+    process in the namespace of the node, and `nodes` are the names of the namespaces.
+    """
+
+    def __init__(self, run: Path, overrides: Sequence[str], nodes: Sequence[str] = ()) -> None:
         self.run, self.log = run, run.with_suffix(".log")
+        torch.set_num_threads(1)  # a process with a thread pool must not fork
+        works: list[Callable[[Sequence[str]], int]] = [
+            partial(_be_task, task, nodes) for task in range(len(nodes) * RANKS_PER_NODE)
+        ]
+        keys = (*overrides, f"run.dir={run}")
+        self._tasks = [ForkedRun(work, keys, self.log) for work in works or [train]]
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the run; None while it runs."""
-        raise NotImplementedError
+        """Return the exit code of the first process; None while it runs."""
+        codes = [task.exit_code() for task in self._tasks]  # of all: ended ones are reaped
+        return codes[0]
 
     def processes(self) -> list[int]:
         """Return the ids of all processes of the run."""
-        raise NotImplementedError
+        return [pid for task in self._tasks for pid in task.processes()]
 
     def kill_all(self) -> None:
         """Kill the processes that are left."""
-        raise NotImplementedError
+        for task in self._tasks:
+            task.end()
 
     @property
     def steps(self) -> int:
@@ -60,12 +68,38 @@ class DisturbedRun:
 
     def wait_beyond(self, step: int) -> bool:
         """Wait until a later step is done; return whether it was."""
+        return self._wait(lambda: self.steps > step)
+
+    def wait_until_replaced(self, pids: Collection[int]) -> None:
+        """Wait until no rank is held by one of these processes, or the run is over."""
+        self._wait(lambda: not any(pid in pids for pid, _ in self.holders().values()))
+
+    def stop(self) -> int | None:
+        """Ask the run to stop; return its exit code, or None if it does not stop."""
+        (self.run / "STOP").touch()
+        return self.wait_for_end()
+
+    def wait_for_end(self) -> int | None:
+        """Return the exit code of the run, or None if it does not end."""
+        self._wait(lambda: False)
+        return self.exit_code()
+
+    def left_after(self, seconds: float) -> list[int]:
+        """Wait until no process is left; return those that are, after a time limit."""
+        deadline = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < deadline:
+            self.exit_code()
+            time.sleep(0.05)
+        return left
+
+    def _wait(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition, the end of the run, or the time limit; return the condition."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.steps <= step:
+        while not (holds := condition()):
             if self.exit_code() is not None or time.monotonic() > deadline:
-                return False
+                break
             time.sleep(0.005)
-        return True
+        return holds
 
     def holders(self) -> dict[int, tuple[int, int]]:
         """Return process id and first generation of each rank's process."""
@@ -76,84 +110,6 @@ class DisturbedRun:
         """Kill the processes of some ranks; return the ids of those that ran."""
         holders = self.holders()
         return kill_processes(holders[rank][0] for rank in ranks)
-
-    def wait_until_replaced(self, pids: Collection[int]) -> None:
-        """Wait until no rank is held by one of these processes, or the run is over."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(pid in pids for pid, _ in self.holders().values()):
-            if self.exit_code() is not None or time.monotonic() > deadline:
-                return
-            time.sleep(0.005)
-
-    def stop(self) -> int | None:
-        """Ask the run to stop; return its exit code, or None if it does not stop."""
-        (self.run / "STOP").touch()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (code := self.exit_code()) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return code
-
-    def left_after(self, seconds: float) -> list[int]:
-        """Wait until no process is left; return those that are, after a time limit."""
-        deadline = time.monotonic() + seconds
-        while (left := self.processes()) and time.monotonic() < deadline:
-            self.exit_code()
-            time.sleep(0.05)
-        return left
-
-
-class LocalRun(DisturbedRun):
-    """A run of the command line, whose launcher starts all ranks on this machine."""
-
-    def __init__(self, run: Path, overrides: Sequence[str]) -> None:
-        super().__init__(run)
-        command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run.dir={run}"]
-        self._launcher = subprocess.Popen(
-            command,
-            stdout=self.log.open("w"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def exit_code(self) -> int | None:
-        """Return the exit code of the launcher; None while it runs."""
-        return self._launcher.poll()
-
-    def processes(self) -> list[int]:
-        """Return the launcher and all ranks, which have its command line."""
-        found = psutil.process_iter(["cmdline"])
-        return [p.pid for p in found if f"run.dir={self.run}" in (p.info["cmdline"] or ())]
-
-    def kill_all(self) -> None:
-        """Kill the launcher, without which its ranks end."""
-        self._launcher.kill()
-        self._launcher.wait()
-
-
-class NodesRun(DisturbedRun):
-    """A run on simulated nodes: each task is a forked process in the namespace of its node."""
-
-    def __init__(self, run: Path, overrides: Sequence[str], nodes: Sequence[str]) -> None:
-        super().__init__(run)
-        torch.set_num_threads(1)  # a process with a thread pool must not fork
-        self._tasks = [
-            ForkedRun(partial(_be_task, task, nodes), (*overrides, f"run.dir={run}"), self.log)
-            for task in range(len(nodes) * RANKS_PER_NODE)
-        ]
-
-    def exit_code(self) -> int | None:
-        """Return the exit code of task 0; None while it runs."""
-        codes = [task.exit_code() for task in self._tasks]  # of all: ended ones are reaped
-        return codes[0]
-
-    def processes(self) -> list[int]:
-        """Return the processes of all tasks."""
-        return [pid for task in self._tasks for pid in task.processes()]
-
-    def kill_all(self) -> None:
-        """Kill all processes of all tasks."""
-        for task in self._tasks:
-            task.end()
 
     def kill_node(self) -> set[int]:
         """Kill all processes of the last node with ranks; return their ids."""

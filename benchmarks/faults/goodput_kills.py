@@ -15,18 +15,9 @@ import time
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from rich.progress import track
-
-from benchmarks.faults.disturbed_runs import OVERRIDES, RANKS, LocalRun
-from benchmarks.harness import (
-    add_numbers,
-    bench_console,
-    bench_parser,
-    make_table,
-    work_folder,
-    write_json,
-)
-from benchmarks.testbed.forked_run import corpus_of
+from benchmarks.faults.disturbed_runs import OVERRIDES, RANKS, DisturbedRun
+from benchmarks.harness import add_numbers, bench_parser, print_table, work_folder, write_json
+from benchmarks.testbed.forked_run import corpus_of, import_training
 from frontier_lab.planning.effective_time import Recovery, simulate
 from frontier_llm.cli.options import positive, run_command
 from frontier_llm.errors import TrainingError
@@ -51,10 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--mtbf", type=positive, default=15.0, help="mean seconds between kills (default 15)"
     )
     options = parser.parse_args(arguments)
+    import_training()
     draw = random.Random(options.seed)
     gaps = [draw.expovariate(1 / options.mtbf) for _ in range(options.kills)]
     with work_folder("goodput_kills") as folder:
-        run = LocalRun(folder / "run", (*KEYS, *corpus_of(folder)))
+        run = DisturbedRun(folder / "run", (*KEYS, *corpus_of(folder)))
         try:
             wait(run, 20)
             recovery, step = calibrate(run, draw)
@@ -73,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("effective time, measured", f"{measured:.3f}"),
         ("difference", f"{100 * (measured - predicted):+.1f} points"),
     ]
-    bench_console().print(make_table("Effective training time", ["figure", "value"], rows))
+    print_table("Effective training time", ["figure", "value"], rows)
     facts = {"recovery": recovery, "step": step, "predicted": predicted, "measured": measured}
     write_json(options, {"kills": options.kills, "mtbf": mtbf, **facts})
     return 0
 
 
-def calibrate(run: LocalRun, draw: random.Random) -> tuple[float, float]:
+def calibrate(run: DisturbedRun, draw: random.Random) -> tuple[float, float]:
     """Return the seconds of a recovery and of a step."""
     seconds = []
     for _ in range(CALIBRATION_KILLS):
@@ -94,11 +86,11 @@ def calibrate(run: LocalRun, draw: random.Random) -> tuple[float, float]:
     return fmean(seconds) - step_seconds, step_seconds
 
 
-def measure(run: LocalRun, gaps: Sequence[float], draw: random.Random) -> float:
+def measure(run: DisturbedRun, gaps: Sequence[float], draw: random.Random) -> float:
     """Kill a rank after each gap; return the effective share of the time."""
     start, first = time.monotonic(), run.steps
     due = start
-    for gap in track(gaps, "kills"):
+    for gap in gaps:
         due += gap
         time.sleep(max(0.0, due - time.monotonic()))
         run.kill([draw.randrange(RANKS)])
@@ -108,7 +100,7 @@ def measure(run: LocalRun, gaps: Sequence[float], draw: random.Random) -> float:
     return sum(value for step, value in points if step > first) / elapsed
 
 
-def wait(run: LocalRun, step: int) -> None:
+def wait(run: DisturbedRun, step: int) -> None:
     """Wait until a later step is done.
 
     Raises:

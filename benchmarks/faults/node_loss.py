@@ -20,15 +20,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.faults.kill_loop import (
-    KillRuns,
-    RestartedRun,
-    RunSnapshot,
-    kill_runs,
-    take_snapshot,
-)
+from benchmarks.faults.kill_loop import KillRuns, kill_runs
+from benchmarks.faults.run_files import RunSnapshot, committed_steps, take_snapshot
 from benchmarks.testbed.forked_run import ForkedRun, Target
-from frontier_llm.checkpoint.folders import COPY, FOLDER, NODE, parse_folder
+from frontier_llm.checkpoint.folders import COPY, FOLDER, NODE
 from frontier_llm.cli.options import run_command
 
 LEVELS = (
@@ -53,38 +48,30 @@ class NodeLosses(KillRuns):
         self._lost = self._random.randrange(2)
         return processes.kill_node(self._lost)
 
-    def _follow(self, run: RestartedRun, before: RunSnapshot, now: RunSnapshot) -> None:
+    def _follow(self, run: str, before: RunSnapshot, now: RunSnapshot) -> None:
         for step in now.resumes[len(before.resumes) :]:
             self.summary.resumes += 1
             if before.committed is not None and step != before.committed:
-                message = f"step {before.committed} was committed, resumed from {step}"
-                self.summary.lost.append(f"{run.run_dir.name}: {message}")
+                message = f"{run}: step {before.committed} was committed, resumed from {step}"
+                self.summary.lost.append(message)
 
-    def _settle(self, run: RestartedRun, now: RunSnapshot) -> RunSnapshot | None:
+    def _settle(self, run_dir: Path, now: RunSnapshot) -> RunSnapshot | None:
         """Delete what is on the disk of the lost node; return the newest step that is left."""
-        roots = list(self._disks.glob(f"{run.run_dir.name}-*"))
+        roots = list(self._disks.glob(f"{run_dir.name}-*"))
         for root in roots:
             for folder in (f"{NODE}{self._lost:05d}", f"{COPY}{1 - self._lost:05d}"):
                 shutil.rmtree(root / folder, ignore_errors=True)
-        shared = _steps(run.run_dir / FOLDER)
+        shared = committed_steps(run_dir / FOLDER)
         on_nodes = [
-            _steps(root / f"{NODE}{node:05d}") | _steps(root / f"{COPY}{node:05d}")
+            committed_steps(root / f"{NODE}{node:05d}")
+            | committed_steps(root / f"{COPY}{node:05d}")
             for root in roots
             for node in range(2)
         ]
         complete = set.intersection(*on_nodes) if on_nodes else set[int]()
         newest = max(shared | complete, default=None)
         self.summary.only_on_nodes += newest is not None and newest not in shared
-        after = replace(take_snapshot(run.run_dir), committed=newest)
-        return None if newest is None else after
-
-
-def _steps(folder: Path) -> set[int]:
-    """Return the steps of the committed checkpoints in a folder."""
-    if not folder.is_dir():
-        return set()
-    parsed = (parse_folder(path.name) for path in folder.iterdir())
-    return {found[0] for found in parsed if found is not None and not found[1]}
+        return None if newest is None else replace(take_snapshot(run_dir), committed=newest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,6 @@ number of deaths that they have survived. The exit code is 1 if a check fails. W
 --nodes needs root and iproute2.
 """
 
-import json
 import random
 import shutil
 import sys
@@ -41,21 +40,14 @@ from statistics import median
 from typing import Any
 
 import psutil
-from rich.progress import Progress
 
-from benchmarks.faults.disturbed_runs import (
-    OVERRIDES,
-    RANKS,
-    RANKS_PER_NODE,
-    DisturbedRun,
-    LocalRun,
-    NodesRun,
-)
+from benchmarks.faults.disturbed_runs import OVERRIDES, RANKS, RANKS_PER_NODE, DisturbedRun
+from benchmarks.faults.run_files import read_samples, read_steps
 from benchmarks.harness import (
     add_numbers,
-    bench_console,
     bench_parser,
-    make_table,
+    print_table,
+    progress,
     work_folder,
     write_json,
 )
@@ -74,14 +66,10 @@ COPIES = Path("/dev/shm")
 """Parent of the folder for copies in memory."""
 SECOND_KILLS = 0.15
 """Share of the kills that are followed by a second one."""
-AGES = {
-    "0": (0, 1),
-    "1 to 2": (1, 3),
-    "3 to 7": (3, 8),
-    "8 to 19": (8, 20),
-    "20 or more": (20, 10**9),
-}
-"""Groups of ranks by the number of deaths that they have survived: first, and beyond the last."""
+AGES = (0, 1, 3, 8, 20)
+"""Smallest number of survived deaths of each group of ranks whose resources are compared."""
+VALUES = ("loss", "grad_norm", "samples", "validation_loss")
+"""What is compared of each step."""
 
 
 @dataclass
@@ -104,11 +92,11 @@ class Outcome:
     def usage(self) -> list[tuple[str, int, float, float, float]]:
         """Return (deaths survived, samples, median threads, descriptors, MiB) by groups."""
         rows = []
-        for name, (low, high) in AGES.items():
+        for low, high in zip(AGES, (*AGES[1:], 10**9), strict=True):
             samples = [s for age, many in self.resources.items() if low <= age < high for s in many]
             if samples:
                 threads, descriptors, memory = map(median, zip(*samples, strict=True))
-                rows.append((name, len(samples), threads, descriptors, memory))
+                rows.append((f"{low} or more", len(samples), threads, descriptors, memory))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,24 +109,25 @@ class Outcome:
             "usage": self.usage(),
         }
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the names and the values of the figures."""
-        seconds = sorted(self.seconds) or [0.0]
-        return [
+    def show(self) -> None:
+        """Print the figures and the problems."""
+        seconds = self.seconds or [0.0]
+        usage = [
+            (f"deaths survived: {name}", f"{threads:.0f} threads, {descriptors:.0f} descriptors, "
+             f"{memory:.0f} MiB (median of {count})")
+            for name, count, threads, descriptors, memory in self.usage()
+        ]  # fmt: skip
+        rows = [
             ("processes killed", str(self.kills)),
             ("steps compared", str(self.steps)),
             ("problems", str(len(self.problems))),
             ("kill to next step, median", f"{median(seconds):.2f} s"),
-            ("kill to next step, worst", f"{seconds[-1]:.2f} s"),
-            *(
-                (
-                    f"deaths survived: {name}",
-                    f"{threads:.0f} threads, {descriptors:.0f} descriptors, {memory:.0f} MiB "
-                    f"(median of {count})",
-                )
-                for name, count, threads, descriptors, memory in self.usage()
-            ),
+            ("kill to next step, worst", f"{max(seconds):.2f} s"),
+            *usage,
         ]
+        print_table("Deaths of ranks", ["figure", "value"], rows)
+        for problem in self.problems:
+            print(problem)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,19 +136,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--nodes", choices=("ranks", "all"), help="kill the ranks or all processes of a node")
     add("--optimizer", type=int, default=1, choices=(1, 2), help="sharding.optimizer (default 1)")
-    add(
-        "--copies",
-        action="store_true",
+    add("--copies", action="store_true",
         help="sharding.optimizer=2, no other rank has the states, recovery.partner_copies=true",
-    )
-    add_numbers(
-        parser,
-        [
-            ("kills", 1, 200, "number of kills"),
-            ("spares", 0, 0, "recovery.spares"),
-            ("seed", 0, 1, "seed of the moments and targets"),
-        ],
-    )
+    )  # fmt: skip
+    numbers = [
+        ("kills", 1, 200, "number of kills"),
+        ("spares", 0, 0, "recovery.spares"),
+        ("seed", 0, 1, "seed of the moments and targets"),
+    ]
+    add_numbers(parser, numbers)
     options = parser.parse_args(arguments)
     import_training()
     with work_folder("rank_deaths") as folder:
@@ -173,10 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome, runs = disturb(folder, overrides, options)
         if runs:
             compare(folder, overrides, runs, outcome)
-    console = bench_console()
-    console.print(make_table("Deaths of ranks", ["figure", "value"], outcome.rows()))
-    for problem in outcome.problems:
-        console.print(problem, markup=False)
+    outcome.show()
     write_json(options, outcome.to_dict())
     return 1 if outcome.problems else 0
 
@@ -194,13 +176,12 @@ def disturb(
     runs: list[Path] = []
     count = RANKS // RANKS_PER_NODE + spare_nodes
     with (
-        Progress(auto_refresh=False) as progress,  # without its thread: this process forks
+        progress("kills", options.kills) as advance,
         namespaces(count, RATE) if options.nodes else nullcontext(()) as nodes,
     ):
-        bar = progress.add_task("kills", total=options.kills)
         while left and not outcome.problems:
             path = folder / f"disturbed_{len(runs)}"
-            run = NodesRun(path, keys, nodes) if nodes else LocalRun(path, keys)
+            run = DisturbedRun(path, keys, nodes)
             kills = min(left, spare_nodes or left)
             left -= kills
             try:
@@ -211,7 +192,7 @@ def disturb(
                 for _ in range(kills):
                     if not kill_and_wait(run, options.nodes, draw, outcome):
                         break
-                    progress.update(bar, advance=1, refresh=True)
+                    advance()
                 if (code := run.stop()) != 3:
                     outcome.problems.append(f"exit code {code} instead of 3 after STOP")
                 outcome.problems += [f"process {pid} is left" for pid in run.left_after(30)]
@@ -232,7 +213,7 @@ def kill_and_wait(
     """
     time.sleep(draw.uniform(0.2, 0.8))
     sample_resources(run, outcome)
-    if isinstance(run, NodesRun) and nodes == "all":
+    if nodes == "all":
         killed = run.kill_node()
     elif nodes:
         first = draw.randrange(RANKS // RANKS_PER_NODE) * RANKS_PER_NODE
@@ -270,19 +251,19 @@ def sample_resources(run: DisturbedRun, outcome: Outcome) -> None:
 
 def compare(folder: Path, overrides: Sequence[str], runs: Sequence[Path], outcome: Outcome) -> None:
     """Train undisturbed as far as the disturbed runs came, and compare every step of them."""
-    last = max(len(steps_of(run)[0]) for run in runs)
-    reference = LocalRun(folder / "reference", overrides)
+    last = max(len(read_steps(run)[0]) for run in runs)
+    reference = DisturbedRun(folder / "reference", overrides)
     while reference.exit_code() is None and reference.steps < last:
         time.sleep(0.2)
     reference.stop()
-    expected, _ = steps_of(reference.run)
-    expected_samples, _ = samples_of(reference.run)
+    expected, _ = read_steps(reference.run, *VALUES)
+    expected_samples, _ = read_samples(reference.run)
     for run in runs:
-        found, double = steps_of(run)
+        found, double = read_steps(run, *VALUES)
         problems = [f"step {step} has two lines in metrics.jsonl" for step in double]
         if sorted(found) != list(range(1, len(found) + 1)):
             problems.append("steps are missing in metrics.jsonl")
-        samples, double = samples_of(run)
+        samples, double = read_samples(run)
         problems += [f"step {step} has two lines in ledger.jsonl" for step in double]
         for step, values in found.items():
             if values[:3] != expected[step][:3] or values[3] not in (expected[step][3], None):
@@ -291,31 +272,6 @@ def compare(folder: Path, overrides: Sequence[str], runs: Sequence[Path], outcom
                 problems.append(f"step {step}: samples {samples.get(step)}")
         outcome.steps += len(found)
         outcome.problems += [f"{run.name}: {problem}" for problem in problems]
-
-
-def steps_of(run: Path) -> tuple[dict[int, tuple[float, float, int, float | None]], list[int]]:
-    """Return loss, norm, samples and validation loss by step, and the steps with two lines."""
-    found, double = {}, []
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        double += [row["step"]] if row["step"] in found else []
-        values = row["loss"], row["grad_norm"], row["samples"], row.get("validation_loss")
-        found[row["step"]] = values
-    return found, double
-
-
-def samples_of(run: Path) -> tuple[dict[int, tuple[int, int, str]], list[int]]:
-    """Return first sample, samples and digest by step, and the steps with two lines."""
-    found: dict[int, tuple[int, int, str]] = {}
-    double = []
-    for line in (run / "ledger.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        if entry.get("event") == "resume":  # these steps are done again
-            found = {step: read for step, read in found.items() if step <= entry["step"]}
-        if "digest" in entry:
-            double += [entry["step"]] if entry["step"] in found else []
-            found[entry["step"]] = entry["first_sample"], entry["samples"], entry["digest"]
-    return found, double
 
 
 if __name__ == "__main__":

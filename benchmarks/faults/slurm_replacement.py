@@ -14,31 +14,27 @@ requeued job. In the last job no ranks are replaced; the job script starts all r
 (FRONTIER_LLM_RESTARTS=1).
 """
 
-import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.faults.reliability import OVERRIDES, PATIENCE_SECONDS, SCRIPT
+from benchmarks.faults.run_files import count_steps
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
-from benchmarks.faults.slurm_lab.jobs import Job, losses_of, pack_environment, submit
-from benchmarks.harness import (
-    bench_console,
-    bench_parser,
-    make_table,
-    work_folder,
-    write_json,
+from benchmarks.faults.slurm_lab.fault_cases import REPLACED, Fault
+from benchmarks.faults.slurm_lab.jobs import (
+    OPTIONS,
+    OVERRIDES,
+    PATIENCE_SECONDS,
+    losses_of,
+    pack_environment,
+    submit,
 )
+from benchmarks.harness import bench_parser, fixed, print_table, work_folder, write_json
 from frontier_llm.cli.options import run_command
 
-STEPS, ACT_AT_STEP = 80, 25
-OPTIONS = (
-    "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=2", "--time=30",
-)  # fmt: skip
+STEPS = 80
 KEYS = (
     *OVERRIDES, "parallel.pipeline=1", "data.micro_batch=1", "sharding.params=1",
     "sharding.grads=1", "sharding.optimizer=2", f"trainer.steps={STEPS}",
@@ -61,23 +57,6 @@ class Replaced:
     """Compared with a run without faults; None if no step was done."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A fault of a job."""
-
-    name: str
-    act: Callable[[Job], None]
-    """Injects the fault."""
-    repair: Callable[[SlurmCluster], None] = lambda _: None
-    """Repairs the cluster after the job."""
-    requeues: int = 0
-    """Value of FRONTIER_LLM_REQUEUES."""
-    at_step: int = ACT_AT_STEP
-    """Step after which the fault is injected."""
-    replaces: bool = True
-    """Whether ranks are replaced; else all ranks are started again."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inject the faults; return the exit code."""
     parser = bench_parser(__doc__)
@@ -91,22 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pack_environment(cluster.folder)
         nothing = Fault("", lambda job: None)
         reference = run_job(cluster, folder / "reference", nothing, {})[1]
-        for number, fault in enumerate(FAULTS):
-            if options.only not in fault.name:
-                continue
-            print(f"{fault.name} ...", file=sys.stderr, flush=True)
-            outcomes.append(run_job(cluster, folder / f"fault_{number}", fault, reference)[0])
-            fault.repair(cluster)
-            cluster.wait_idle(90)
+        for number, fault in enumerate(REPLACED):
+            if options.only in fault.name:
+                print(f"{fault.name} ...", file=sys.stderr, flush=True)
+                outcomes.append(run_job(cluster, folder / f"fault_{number}", fault, reference)[0])
+                cluster.wait_idle(90)
+    rows = [
+        (one.fault, f"{fixed(one.seconds_to_step, 1)} s", str(one.steps_done_twice), one.job,
+         "-" if one.largest_loss_difference is None else f"{one.largest_loss_difference:g}")
+        for one in outcomes
+    ]  # fmt: skip
     names = ["fault", "next step after", "steps done twice", "the job", "largest loss difference"]
-    rows = []
-    for one in outcomes:
-        seconds, worst = one.seconds_to_step, one.largest_loss_difference
-        rows.append(
-            (one.fault, "-" if seconds is None else f"{seconds:.1f} s", str(one.steps_done_twice),
-             one.job, "-" if worst is None else f"{worst:g}")
-        )  # fmt: skip
-    bench_console().print(make_table("Ranks of a Slurm job replaced in place", names, rows))
+    print_table("Ranks of a Slurm job replaced in place", names, rows)
     write_json(options, {"rows": [asdict(outcome) for outcome in outcomes]})
     return int(any(outcome.largest_loss_difference for outcome in outcomes))
 
@@ -116,104 +91,30 @@ def run_job(
 ) -> tuple[Replaced, dict[int, float]]:
     """Run one job with a fault; return what it caused, and the losses of all steps.
 
-    Args:
-        cluster: the cluster.
-        run_dir: run directory.
-        fault: the fault.
-        reference: loss of each step without faults.
+    `reference` has the loss of each step without faults.
     """
     variables = {"FRONTIER_LLM_REQUEUES": str(fault.requeues)}
     variables["FRONTIER_LLM_SPARE_NODES" if fault.replaces else "FRONTIER_LLM_RESTARTS"] = "1"
     nodes = ["--nodes=3", "--no-kill"] if fault.replaces else ["--nodes=2"]
-    job = submit(cluster, SCRIPT, (*OPTIONS, *nodes), KEYS, run_dir, variables)
+    job = submit(cluster, (*OPTIONS, *nodes), KEYS, run_dir, variables)
     job.wait(lambda: job.steps >= fault.at_step or job.ended, PATIENCE_SECONDS, "in the middle")
-    before, seen = job.steps, ledger_lines(run_dir)
-    start = time.monotonic()
+    seen, start = count_steps(run_dir), time.monotonic()
     fault.act(job)
     goal = "beyond the fault"
-    job.wait(lambda: ledger_lines(run_dir) > seen + 1 or job.ended, PATIENCE_SECONDS, goal)
+    job.wait(lambda: count_steps(run_dir) > seen + 1 or job.ended, PATIENCE_SECONDS, goal)
     seconds = time.monotonic() - start
     job.wait(lambda: job.ended, PATIENCE_SECONDS, "ended")
-    losses, fields = losses_of(run_dir), job.fields
+    if fault.repair is not None:
+        fault.repair(job)
+    losses, restarts = losses_of(run_dir), int(job.fields["Restarts"])
     if max(losses, default=0) < STEPS:
         print(job.output[-4000:], file=sys.stderr)
-    again = ledger_lines(run_dir) - max(losses, default=0)
-    end = f"{fields['JobState'].lower()}, exit code {job.exit_code}"
-    end = f"requeued {fields['Restarts']} time, then {end}" if int(fields["Restarts"]) else end
-    print(f"  after step {before}: {seconds:.1f} s, {end}", file=sys.stderr)
+    end = f"requeued {restarts} time, then {job.end}" if restarts else job.end
     if not losses:
         return Replaced(fault.name, None, 0, end, None), losses
+    again = count_steps(run_dir) - max(losses)
     worst = max((abs(losses.get(s, 9.0) - loss) for s, loss in reference.items()), default=0.0)
     return Replaced(fault.name, seconds, again, end, worst), losses
-
-
-def ledger_lines(run_dir: Path) -> int:
-    """Return the number of steps in the ledger; a step that was done twice counts twice."""
-    try:
-        return (run_dir / "ledger.jsonl").read_text().count("digest")
-    except OSError:
-        return 0
-
-
-def process_of(job: Job, rank: int) -> int:
-    """Return the process id of a rank; 0 if no process has got it yet."""
-    file = job.run_dir / "ranks.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return int(([0] + [e["pid"] for e in map(json.loads, lines) if e["rank"] == rank])[-1])
-
-
-def _kill(rank: int) -> Callable[[Job], None]:
-    return lambda job: os.kill(process_of(job, rank), signal.SIGKILL)
-
-
-def _lose_first_node(job: Job) -> None:
-    """Kill the node of task 0 and of the job script; start it again once the job is requeued."""
-    job.cluster.kill_node("node1")
-    goal = "in the queue again"
-    job.wait(lambda: job.fields["JobState"] == "PENDING", PATIENCE_SECONDS, goal)
-    print(job.output.splitlines()[-1], file=sys.stderr)
-    job.cluster.start_node("node1")
-
-
-def _kill_at_every_start(job: Job) -> None:
-    """Kill the process of rank 3 as soon as it has got its rank, until the job has ended."""
-    killed, looked = set(), 0.0
-    while True:
-        pid = process_of(job, 3)
-        if pid and pid not in killed:
-            killed.add(pid)
-            os.kill(pid, signal.SIGKILL)
-        if time.monotonic() - looked > 1:
-            looked = time.monotonic()
-            if job.ended:
-                return
-            if job.fields["JobState"] == "PENDING" and killed:
-                job.cluster.ask("scontrol", "update", f"jobid={job.number}", "StartTime=now")
-        time.sleep(0.01)
-
-
-FAULTS = (
-    Fault("rank killed by -9", _kill(3)),
-    Fault("rank 0 killed by -9", _kill(0)),
-    Fault("rank hangs (SIGSTOP)", lambda job: os.kill(process_of(job, 3), signal.SIGSTOP)),
-    Fault(
-        "node lost (slurmd and all)",
-        lambda job: job.cluster.kill_node("node2"),
-        lambda cluster: cluster.start_node("node2"),
-    ),
-    Fault(
-        "link cut",
-        lambda job: job.cluster.nodes.set_link("node2", "down"),
-        lambda cluster: cluster.nodes.set_link("node2", "up"),
-    ),
-    Fault("node of task 0 lost, with the job script", _lose_first_node, requeues=1),
-    Fault("rank dies at every start", _kill_at_every_start, requeues=1, at_step=0),
-    Fault(
-        "rank hangs (SIGSTOP), and all ranks are started again",
-        lambda job: os.kill(job.ranks()[3], signal.SIGSTOP),
-        replaces=False,
-    ),
-)
 
 
 if __name__ == "__main__":

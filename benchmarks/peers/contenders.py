@@ -12,8 +12,8 @@ from frontier_llm.cli.compose import groups
 from frontier_llm.errors import ConfigError
 
 BuilderModule = Literal["ours", "torch_peers", "deepspeed_peer"]
-"""Module of benchmarks/peers that builds a contender. The worker process of a turn imports it and
-then forks the ranks."""
+"""Module of benchmarks/peers that builds a contender. It is imported before the ranks are
+forked."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class SpeedPeer:
 
     name: str
     """Name on the command line and in tables."""
-    description: str
     builder: BuilderModule
     ranks_multiple: int = 1
     """The number of ranks must be a multiple of this."""
@@ -47,15 +46,10 @@ each state is sharded. The name `ours-P-G-O` stands for any other values P, G an
 `collectives=` may follow a name: `ours-zero3+zeropp`, `ours-levels+levels`."""
 PRESETS = tuple(groups()["collectives"])
 """Presets of `collectives=`: the formats in which states are sent."""
-PEERS = (
-    SpeedPeer("ddp", "torch DistributedDataParallel (bf16: autocast)", "torch_peers"),
-    SpeedPeer("fsdp", "torch FSDP2, parameters resharded after the forward pass", "torch_peers"),
-    SpeedPeer("fsdp-keep", "torch FSDP2, reshard_after_forward=False", "torch_peers"),
-)
-DEEPSPEED = tuple(
-    SpeedPeer(f"deepspeed-zero{stage}", f"DeepSpeed ZeRO-{stage}", "deepspeed_peer")
-    for stage in (1, 2, 3)
-)
+PEERS = tuple(SpeedPeer(name, "torch_peers") for name in ("ddp", "fsdp", "fsdp-keep"))
+"""DistributedDataParallel (bf16: autocast), and FSDP2, whose parameters are resharded after the
+forward pass or not."""
+DEEPSPEED = tuple(SpeedPeer(f"deepspeed-zero{stage}", "deepspeed_peer") for stage in (1, 2, 3))
 BY_DEFAULT = (
     *(name for name in OUR_FACTORS if name not in ("ours-zeropp", "ours-levels")),
     *(peer.name for peer in PEERS),
@@ -71,12 +65,10 @@ def find(name: str) -> SpeedPeer:
     for contender in (*PEERS, *DEEPSPEED):
         if contender.name == name:
             return contender
-    factors, formats = factors_of(name), formats_of(name)
-    sizes = [int(factor) for factor in factors if factor.isdigit()]
+    sizes = [int(factor) for factor in factors_of(name) if factor.isdigit()]
     # ours-mics needs 4 ranks: on 2 ranks it would be the same as zero3
     multiple = 4 if name == "ours-mics" else math.lcm(1, *sizes)
-    description = f"ours, states sharded over {' / '.join(factors)} ranks, collectives={formats}"
-    return SpeedPeer(name, description, "ours", multiple)
+    return SpeedPeer(name, "ours", multiple)
 
 
 def formats_of(name: str) -> str:
@@ -97,13 +89,7 @@ def factors_of(name: str) -> tuple[str, str, str]:
     factor = r"([1-9]\d*|package|node|all)"
     match = re.fullmatch(f"ours-{factor}-{factor}-{factor}", base) if has_valid_preset else None
     if match is None:
-        known_names = [
-            *OUR_FACTORS,
-            "ours-P-G-O",
-            "ours-...+PRESET",
-            *(peer.name for peer in (*PEERS, *DEEPSPEED)),
-        ]
-        raise ConfigError(
-            "--contenders", name, "one of " + ", ".join(known_names), "choose one of these"
-        )
+        others = (peer.name for peer in (*PEERS, *DEEPSPEED))
+        known = ", ".join([*OUR_FACTORS, "ours-P-G-O", "ours-...+PRESET", *others])
+        raise ConfigError("--contenders", name, f"one of {known}", "choose one of these")
     return match[1], match[2], match[3]

@@ -1,10 +1,15 @@
 """DeepSpeed as a contender of bench_sharding.py.
 
-Runs in a separate environment that has only torch and deepspeed (workers.py).
+    python -m benchmarks.peers.deepspeed_peer FILE    # replaces a turn in a file by its figures
+
+Runs in a separate environment that has only torch and deepspeed (deepspeed_env.py).
 """
 
 import os
+import pickle
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported
@@ -22,7 +27,9 @@ from benchmarks.peers.turn import (
     WEIGHT_DECAY,
     MicroBatch,
     Turn,
+    measure,
 )
+from benchmarks.testbed.forked import on_ranks
 
 
 def make(turn: Turn, rank: int) -> "DeepSpeed":
@@ -68,3 +75,13 @@ class DeepSpeed:
     def counted_bytes(self) -> float | None:
         """Return None: DeepSpeed does not count bytes."""
         return None
+
+    def settle(self) -> None:
+        """Do nothing: a step leaves no messages under way."""
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    asked: Turn = pickle.loads(file.read_bytes())
+    found = on_ranks(measure, asked.ranks, make, asked, namespaces=asked.namespaces)
+    file.write_bytes(pickle.dumps(found))

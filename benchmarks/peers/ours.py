@@ -98,12 +98,16 @@ class Ours:
         result = self._step.run(1, our_batches, LEARNING_RATE)
         sent = sum(result.sent.values(), Sent())
         within_node = sent.node if self._has_packages else 0.0
-        self._counted_bytes = (sent.network + within_node) / self._ranks
+        self._counted_bytes += (sent.network + within_node) / self._ranks
         return result.loss
 
     def counted_bytes(self) -> float | None:
-        """Return the bytes per rank sent over network interfaces in the last step.
+        """Return the bytes per rank sent over network interfaces since the last call.
 
         They are averaged over ranks. With packages, each has an interface; otherwise each node.
         """
-        return self._counted_bytes
+        counted, self._counted_bytes = self._counted_bytes, 0.0
+        return counted
+
+    def settle(self) -> None:
+        """Do nothing: a step may leave messages to the next step, as the warm-up does."""

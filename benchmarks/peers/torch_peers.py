@@ -1,9 +1,11 @@
 """DistributedDataParallel and FSDP2 of torch as contenders of bench_sharding.py."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -19,6 +21,7 @@ from benchmarks.peers.turn import (
     WEIGHT_DECAY,
     MicroBatch,
     Peer,
+    Precision,
     Turn,
 )
 
@@ -55,6 +58,9 @@ class _TorchPeer:
     def counted_bytes(self) -> float | None:
         """Return None: torch does not count bytes."""
         return None
+
+    def settle(self) -> None:
+        """Do nothing: a step leaves no messages under way."""
 
 
 class Ddp(_TorchPeer):
@@ -94,13 +100,7 @@ class Fsdp(_TorchPeer):
 
     def __init__(self, model: PlainGpt, turn: Turn, keep: bool) -> None:
         parameters = _count(model)
-        mesh = init_device_mesh("cpu", (turn.ranks,))
-        dtype = torch.bfloat16 if turn.precision == "bf16" else None  # None: that of the parameters
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
-        # FSDP2 keeps the root gathered after the forward pass, since backward starts with it
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        shard_layers(model, model.layers, turn.precision, keep=keep)
         super().__init__(model, parameters)
 
     def step(self, batches: list[MicroBatch]) -> float:
@@ -112,6 +112,21 @@ class Fsdp(_TorchPeer):
             total += loss.item()
         self._update()
         return total / len(batches)
+
+
+def shard_layers(
+    model: nn.Module, layers: Iterable[nn.Module], precision: Precision, *, keep: bool
+) -> None:
+    """Shard a model over all ranks with FSDP2, one unit per layer and one for the rest.
+
+    FSDP2 keeps the root gathered after the forward pass, since backward starts with it.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    dtype = torch.bfloat16 if precision == "bf16" else None  # None: that of the parameters
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def _count(model: nn.Module) -> int:

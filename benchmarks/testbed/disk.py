@@ -37,11 +37,11 @@ def measure(rank: int, folder: Path, size: int) -> DiskFigures:
     """
     path, blocks = folder / f"plain_{rank}", max(1, size // BLOCK_BYTES)
     buffer = filled_buffer()
-    write_seconds = _time(lambda: write_blocks(path, buffer, blocks))
+    write_seconds = together(lambda: write_blocks(path, buffer, blocks))
     drop_from_cache([path])
-    read_seconds = _time(lambda: _read_blocks(path, DIRECT, buffer, blocks))
+    read_seconds = together(lambda: _read_blocks(path, DIRECT, buffer, blocks))
     drop_from_cache([path])
-    cached_read_seconds = _time(lambda: _read_blocks(path, 0, buffer, blocks))
+    cached_read_seconds = together(lambda: _read_blocks(path, 0, buffer, blocks))
     path.unlink()
     return DiskFigures(blocks * BLOCK_BYTES, write_seconds, read_seconds, cached_read_seconds)
 
@@ -91,7 +91,7 @@ def _read_blocks(path: Path, flags: int, buffer: mmap.mmap, blocks: int) -> None
     os.close(descriptor)
 
 
-def _time(work: Callable[[], None]) -> float:
+def together(work: Callable[[], object]) -> float:
     """Return the time of `work` in seconds, started on all ranks together."""
     dist.barrier()
     start = time.perf_counter()

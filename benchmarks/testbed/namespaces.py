@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,22 @@ def namespaces(
         _remove((*of_packages, *nodes), bridge)
 
 
+@contextmanager
+def namespaces_of_ranks(
+    ranks: int, link: str | None, per_node: int, packages: Packages | None = None
+) -> Iterator[tuple[str, ...]]:
+    """Yield the network namespace of each rank; an empty tuple without a rate of links.
+
+    A namespace is a package if there are packages, otherwise a node.
+    """
+    if link is None:
+        yield ()
+        return
+    nodes = ranks // per_node
+    with namespaces(nodes, link, packages) as names:
+        yield tuple(names[rank * len(names) // ranks] for rank in range(ranks))
+
+
 def enter(name: str | None) -> str:
     """Move this process permanently into a namespace; None leaves it where it is.
 
@@ -107,52 +123,51 @@ def check(rate: str) -> None:
     if sys.platform != "linux":
         raise ConfigError("--link", rate, "Linux: nodes are network namespaces", "omit --link")
     if missing:
-        raise ConfigError(
-            "--link",
-            f"{rate}, without the program {' and '.join(missing)}",
-            "iproute2",
-            "install it (Debian: apt-get install iproute2), or omit --link",
-        )
+        got, todo = f"{rate}, without the program {' and '.join(missing)}", "install it"
+        todo += " (Debian: apt-get install iproute2), or omit --link"
+        raise ConfigError("--link", got, "iproute2", todo)
     if os.geteuid():
-        raise ConfigError(
-            "--link",
-            f"{rate}, as user {os.geteuid()}",
-            "root, to make network namespaces",
-            "run it as root, or omit --link",
-        )
+        got, todo = f"{rate}, as user {os.geteuid()}", "run it as root, or omit --link"
+        raise ConfigError("--link", got, "root, to make network namespaces", todo)
 
 
 def _make(name: str, bridge: str, rate: str, inside: str | None = None) -> None:
-    """Make a namespace and its link to a bridge.
+    """Make a namespace and its link to a bridge, whose rate is limited in each direction.
 
-    Args:
-        name: name of the namespace.
-        bridge: name of the bridge.
-        rate: rate of the link in each direction.
-        inside: namespace of the bridge; None = this machine's own.
+    `inside` is the namespace of the bridge; None = this machine's own.
     """
     outer, where = _outer_end(name), ["-n", inside] if inside else []
     limit = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
     for command in (
-        ["ip", "netns", "add", name],
-        ["ip", *where, "link", "add", outer, "type", "veth", "peer", "eth0", "netns", name],
-        ["ip", *where, "link", "set", outer, "master", bridge, "up"],
-        ["ip", "-n", name, "link", "set", "lo", "up"],
-        ["ip", "-n", name, "link", "set", "eth0", "up"],
+        *joined(name, outer, bridge, where),
         ["tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit],
         ["tc", *where, "qdisc", "add", "dev", outer, *limit],
     ):
         _do(rate, *command)
 
 
+def joined(name: str, outer: str, bridge: str, where: Sequence[str] = ()) -> list[list[str]]:
+    """Return the commands that make a namespace, and a link from its `eth0` to a bridge.
+
+    Args:
+        name: name of the namespace.
+        outer: name of the link's end at the bridge.
+        bridge: name of the bridge.
+        where: options of `ip` that name the namespace of the bridge.
+    """
+    return [
+        ["ip", "netns", "add", name],
+        ["ip", *where, "link", "add", outer, "type", "veth", "peer", "eth0", "netns", name],
+        ["ip", *where, "link", "set", outer, "master", bridge, "up"],
+        ["ip", "-n", name, "link", "set", "lo", "up"],
+        ["ip", "-n", name, "link", "set", "eth0", "up"],
+    ]
+
+
 def _make_inner_bridge(node: str, rate: str) -> None:
     """Make a bridge in the namespace of a node, to which the node's own link belongs."""
-    for command in (
-        ["link", "add", "br0", "type", "bridge"],
-        ["link", "set", "br0", "up"],
-        ["link", "set", "eth0", "master", "br0"],
-    ):
-        _do(rate, "ip", "-n", node, *command)
+    for words in ("link add br0 type bridge", "link set br0 up", "link set eth0 master br0"):
+        _do(rate, "ip", "-n", node, *words.split())
 
 
 def _do(rate: str, *command: str) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from benchmarks.planner_accuracy import TABLES, errors, in_sample, left_out, table_choices
 from docs.generate import frontier_tables
 from docs.generate.blocks import DOCS, filled, table
+from docs.generate.predictions import predict, with_factors
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.search import Goal, search
 
 PAGE, FRONTIER_PAGE = DOCS / "planner.md", DOCS / "running-on-frontier.md"
@@ -89,14 +89,9 @@ def amsp_table() -> Iterator[str]:
 def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> Iterator[str]:
     """Yield the cells of a row of the AMSP table, from the chosen factors on."""
     config = composed(f"experiment=amsp_llama_{model}")
+    fixed = {"tensor": (1,), "pipeline": (1,), "micro_batch": (1,), "rows": 1}
     only_factors_free = config.planner.model_copy(
-        update={
-            "tensor": (1,),
-            "pipeline": (1,),
-            "micro_batch": (1,),
-            "recompute": (config.recompute,),
-            "rows": 1,
-        }
+        update={**fixed, "recompute": (config.recompute,)}
     )
     searched = config.model_copy(update={"planner": only_factors_free})
     layouts = search(searched, Goal(ranks, config.cluster.ranks_per_node)).best
@@ -118,15 +113,10 @@ def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> 
 
 def _with_factors(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Estimate | None:
     """Predict a step with other factors; None if these factors do not divide the ranks."""
-    keys = ("params", "grads", "optimizer")
-    changed = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
     try:
-        candidate = Candidate.of(
-            config.model_copy(update={"sharding": changed}), ranks, config.cluster.ranks_per_node
-        )
+        return predict(with_factors(config, factors), ranks)
     except ConfigError:
         return None
-    return estimate(candidate)
 
 
 def _mfu(estimated: Estimate | None) -> str:

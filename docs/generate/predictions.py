@@ -22,6 +22,13 @@ def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:
     return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node))
 
 
+def with_factors(config: RunConfig, factors: tuple[int, int, int]) -> RunConfig:
+    """Return a configuration with other numbers of ranks per parameter, gradient and state."""
+    keys = ("params", "grads", "optimizer")
+    sharding = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
+    return config.model_copy(update={"sharding": sharding})
+
+
 def tokens_per_device(estimated: Estimate) -> float:
     """Return the tokens per second of one device."""
     return estimated.tokens_per_second / estimated.candidate.grid.size

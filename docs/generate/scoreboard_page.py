@@ -8,13 +8,19 @@ from benchmarks.planner_accuracy import TABLES, left_out
 from docs.generate.blocks import DOCS, filled, load, select, table
 from docs.generate.frontier_tables import CURVES, scaling
 from docs.generate.planner_page import AMSP_PAPER_FACTORS
-from docs.generate.predictions import study_estimate, with_network
+from docs.generate.predictions import (
+    predict,
+    study_estimate,
+    tokens_per_device,
+    with_factors,
+    with_network,
+)
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.estimate import estimate
 
 PAGE = DOCS / "scoreboard.md"
 HEAD = ("quantity", "published", "predicted", "error", "measured here", "seen by the fit", "note")
@@ -70,17 +76,20 @@ def _table(figures: Sequence[Figure]) -> Iterator[str]:
     yield from table([HEAD[i] for i in used], ([figure[i] for i in used] for figure in figures))
 
 
+def _compared(
+    quantity: str, published: float, predicted: float, unit: str, digits: int = 0, **cells: str
+) -> Figure:
+    """Return a published number with its prediction and the error."""
+    found, error = f"{predicted:.{digits}f}{unit}", f"{predicted / published - 1:+.1%}"
+    return Figure(quantity, f"{published}{unit}", found, error, **cells)
+
+
 def _runs(name: str, unit: str) -> Iterator[Figure]:
     """Yield the runs of a table, predicted with constants that were fitted without it."""
     seen = "" if TABLES[name].fits else TABLES[name].note
-    for prediction in left_out(name):
-        yield Figure(
-            prediction.run.label,
-            f"{prediction.run.measured:.1f} {unit}",
-            f"{prediction.predicted:.1f} {unit}",
-            f"{prediction.error:+.1%}",
-            seen=seen,
-        )
+    for found in left_out(name):
+        was, predicted = (f"{value:.1f} {unit}" for value in (found.run.measured, found.predicted))
+        yield Figure(found.run.label, was, predicted, f"{found.error:+.1%}", seen=seen)
 
 
 def _scaling() -> Iterator[Figure]:
@@ -103,17 +112,11 @@ def _amsp_gains() -> Iterator[Figure]:
     for model, (published, mics) in AMSP_GAINS.items():
         config = _amsp(model)
         ours, theirs = (
-            _predict(config, 1024, factors)
+            predict(with_factors(config, factors), 1024).time.seconds
             for factors in (AMSP_PAPER_FACTORS[model], (mics, mics, mics))
         )
-        predicted = theirs.time.seconds / ours.time.seconds
-        yield Figure(
-            f"{model.upper()}: AMSP's factors over MiCS', 1024 GPUs",
-            f"{published}x",
-            f"{predicted:.2f}x",
-            f"{predicted / published - 1:+.1%}",
-            seen="absolute speeds",
-        )
+        name = f"{model.upper()}: AMSP's factors over MiCS', 1024 GPUs"
+        yield _compared(name, published, theirs / ours, "x", 2, seen="absolute speeds")
 
 
 def _amsp_overlap() -> Iterator[Figure]:
@@ -125,27 +128,22 @@ def _amsp_overlap() -> Iterator[Figure]:
                     f"data.global_batch={64 * micro_batches}",
                     f"planner.engine.overlaps={str(overlaps).lower()}",
                 )
-                found = _predict(config, 64, AMSP_PAPER_FACTORS[model])
-                predicted = found.tokens_per_second / 64
                 noun = "micro-batch" if micro_batches == 1 else "micro-batches"
-                yield Figure(
-                    f"{model.upper()} on 64 GPUs, {micro_batches} {noun}, "
-                    f"{'with' if overlaps else 'without'} overlap",
-                    f"{published} tokens/s",
-                    f"{predicted:.0f} tokens/s",
-                    f"{predicted / published - 1:+.1%}",
-                    seen="`hidden_share`" if model == "7b" else "",
-                    note=_without_recompute(config, model),
-                )
+                how = "with" if overlaps else "without"
+                note = ""
+                if config.recompute != "none":  # as the paper reports for 30B
+                    other = _tokens(config.model_copy(update={"recompute": "none"}), model)
+                    note = f"{other:.0f} tokens/s without recomputation"
+                yield _compared(
+                    f"{model.upper()} on 64 GPUs, {micro_batches} {noun}, {how} overlap",
+                    published, _tokens(config, model), " tokens/s",
+                    seen="`hidden_share`" if model == "7b" else "", note=note,
+                )  # fmt: skip
 
 
-def _without_recompute(config: RunConfig, model: str) -> str:
-    """Return what is predicted without the recomputation that the paper reports for 30B."""
-    if config.recompute == "none":
-        return ""
-    other = config.model_copy(update={"recompute": "none"})
-    found = _predict(other, 64, AMSP_PAPER_FACTORS[model])
-    return f"{found.tokens_per_second / 64:.0f} tokens/s without recomputation"
+def _tokens(config: RunConfig, model: str) -> float:
+    """Return the predicted tokens per second and GPU with AMSP's factors on 64 GPUs."""
+    return tokens_per_device(predict(with_factors(config, AMSP_PAPER_FACTORS[model]), 64))
 
 
 def _amsp(model: str, *overrides: str) -> RunConfig:
@@ -199,12 +197,7 @@ def _datastates() -> Iterator[Figure]:
         config = composed(f"experiment=datastates_{model}")
         parameters = count_parameters(config.model, config.data.sequence_length)
         predicted = STATE_BYTES * parameters / 1e9
-        yield Figure(
-            f"size of a checkpoint, {model.upper()}",
-            f"{published} GB",
-            f"{predicted:.0f} GB",
-            f"{predicted / published - 1:+.1%}",
-        )
+        yield _compared(f"size of a checkpoint, {model.upper()}", published, predicted, " GB")
     rows = {row["saver"]: row for row in load("checkpoint")["rows"]}
     lazy, blocking = rows["ours-lazy"], rows["torch.save"]
     command = "`python -m benchmarks.bench_checkpoint`, two CPU ranks"
@@ -235,11 +228,3 @@ def _mt5() -> Iterator[Figure]:
         ("yes: " if holds else "no: ") + predicted,
         note="the study's seconds are not published",
     )
-
-
-def _predict(config: RunConfig, ranks: int, factors: tuple[int, int, int]) -> Estimate:
-    """Predict a step with other sharding factors."""
-    keys = ("params", "grads", "optimizer")
-    sharding = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
-    changed = config.model_copy(update={"sharding": sharding})
-    return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node))

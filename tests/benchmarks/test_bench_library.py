@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.bench_library import baseline_of, check_losses, main, save_row, speed_row
 from benchmarks.harness import Contender, alternating
-from benchmarks.own_loop.loops import CONTENDERS
-from benchmarks.own_loop.turns import SAVERS, SaveFigures, SpeedFigures
+from benchmarks.own_loop import CONTENDERS, SAVERS, SaveFigures
+from benchmarks.peers.turn import TurnFigures
 from benchmarks.testbed.sent_counter import SentBytes, read_info, tcp_sent_bytes
 from frontier_llm.errors import TrainingError
 from tests.forked_train import run
@@ -19,8 +19,9 @@ from tests.forked_train import run
 pytestmark = pytest.mark.slow
 
 
-def speed(seconds: float = 1.0, losses: tuple[float, ...] = (6.0, 5.0)) -> SpeedFigures:
-    return SpeedFigures(seconds, 0.5, 0.1, losses, 100.0, None)
+def speed(seconds: float = 1.0, losses: tuple[float, ...] = (6.0, 5.0)) -> TurnFigures:
+    of_ranks = [[6.0, 5.0], list(losses)]
+    return TurnFigures(1.0, seconds, 0.5, of_ranks, 9, 0, 0, 100.0, None, None, 0.1, 0.0)
 
 
 def outcome(name: str, rounds: list) -> Contender:
@@ -66,28 +67,23 @@ def test_only_this_process_is_counted_and_each_byte_once() -> None:
 
 
 def test_losses_that_differ_are_an_error() -> None:
-    same = [outcome(name, [[speed(), speed()]]) for name in ("library", "fsdp2")]
+    same = [outcome(name, [speed()]) for name in ("library", "fsdp2")]
     assert check_losses(same, "fp32") == 0
     for losses in ((6.0, 5.01), (6.0, math.nan)):
-        other = outcome("fsdp2", [[speed(), speed(losses=losses)]])
+        other = outcome("fsdp2", [speed(losses=losses)])
         with pytest.raises(TrainingError, match="losses of fsdp2 in fp32"):
             check_losses([same[0], other], "fp32")
-    near = outcome("fsdp2", [[speed(), speed(losses=(6.0, 5.01))]])
+    near = outcome("fsdp2", [speed(losses=(6.0, 5.01))])
     assert check_losses([same[0], near], "bf16") == pytest.approx(0.002)
 
 
 def test_ratios_are_those_of_a_round() -> None:
-    base = outcome("fsdp2", [[speed(1.0)], [speed(4.0)]])
-    own = outcome("library", [[speed(0.5)], [speed(1.0)]])
-    assert speed_row(own, base)["speedup"] == {
-        "median": 3.0,
-        "min": 2.0,
-        "max": 4.0,
-        "all": [2.0, 4.0],
-    }
-    slow = outcome("fsdp2-prefetch", [[speed(3.0)], [speed(3.0)]])
+    base = outcome("fsdp2", [speed(1.0), speed(4.0)])
+    own = outcome("library", [speed(0.5), speed(1.0)])
+    assert speed_row(own, base)["speedup"]["all"] == [2.0, 4.0]
+    slow = outcome("fsdp2-prefetch", [speed(3.0), speed(3.0)])
     assert baseline_of([own, slow, base]) is base
-    saved = outcome("library", [[SaveFigures(0.1, 3.0, 2.0, 3), SaveFigures(0.2, 3.0, 2.0, 3)]])
+    saved = outcome("library", [[SaveFigures(0.1, 3.0, 2.0), SaveFigures(0.2, 3.0, 2.0)]])
     row = save_row(saved)
     assert row["blocked_seconds"]["median"] == 0.2
     assert (row["slowdown"]["median"], row["added_seconds"]["median"]) == (1.5, 1.0)

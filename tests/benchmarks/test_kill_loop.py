@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import node_loss
-from benchmarks.faults.kill_loop import KillSummary, RunSnapshot, main, read_steps, take_snapshot
+from benchmarks.faults.kill_loop import KillSummary, main
+from benchmarks.faults.run_files import RunSnapshot, read_steps, take_snapshot
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, partial_folder, step_folder
 from frontier_llm.saving.ledger_file import LedgerFile
 from frontier_llm.telemetry.jsonl import METRICS_FILE
@@ -46,18 +47,21 @@ def test_a_lost_commit_is_noticed() -> None:
     assert summary.lost == ["run_1: step 8 was saved, resumed from 6"]
     summary.follow("run_2", snapshot(4), snapshot(None))
     assert summary.lost[1] == "run_2: step 4 was saved, now the newest is None"
-    assert not summary.is_clean
+    assert summary.errors == summary.lost
 
 
-def test_a_loss_that_differs_in_its_last_bit_is_noticed() -> None:
+def test_a_loss_that_differs_in_its_last_bit_is_noticed(tmp_path: Path) -> None:
     summary = KillSummary()
-    usual = {1: (0.1, 0.5), 2: (0.3, 0.5)}
-    summary.compare("run_1", {1: (0.1, 0.5)}, usual)
-    assert summary.is_clean
-    summary.compare("run_1", {2: (0.1 + 0.2, 0.5)}, usual)
-    assert len(summary.wrong) == 1
-    assert "run_1, step 2" in summary.wrong[0]
+    write_metrics(tmp_path, 1, 2)
+    usual = {1: (1.0, 0.5), 2: (0.5, 0.5)}
+    summary.compare(tmp_path, usual)
+    assert not summary.errors
+    summary.compare(tmp_path, {**usual, 2: (0.5 + 2e-16, 0.5)})
+    assert [tmp_path.name in text and "step 2" in text for text in summary.wrong] == [True]
     assert summary.to_dict()["compared"] == 2
+    write_metrics(tmp_path, 1, 2, 2)
+    assert summary.compare(tmp_path, usual).keys() == {1, 2}
+    assert summary.wrong[1] == f"{tmp_path.name}: step 2 occurs twice"
 
 
 def test_a_snapshot_of_a_run_directory(tmp_path: Path) -> None:
@@ -78,10 +82,7 @@ def test_a_snapshot_of_a_run_directory(tmp_path: Path) -> None:
     later = take_snapshot(tmp_path, since=(tmp_path / FOLDER).stat().st_mtime + 1000)
     assert later.phase(3, last_step=9) == "between saves", "the partial folder is a leftover"
     write_metrics(tmp_path, 1, 2, 4)
-    assert read_steps(tmp_path) == {1: (1.0, 0.5), 2: (0.5, 0.5), 4: (0.25, 0.5)}
-    write_metrics(tmp_path, 1, 2, 2)
-    with pytest.raises(ValueError, match="step 2 occurs twice"):
-        read_steps(tmp_path)
+    assert read_steps(tmp_path, "loss") == ({1: (1.0,), 2: (0.5,), 4: (0.25,)}, [])
 
 
 @pytest.mark.exhaustive

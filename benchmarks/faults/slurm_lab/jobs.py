@@ -11,10 +11,23 @@ from pathlib import Path
 
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.nodes import DEVICE
+from benchmarks.harness import ROOT
 from frontier_llm.errors import LaunchError
 from frontier_llm.telemetry.history import History
 
-ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = "scripts/a100.sbatch"
+OPTIONS = (
+    "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=2", "--time=30",
+)  # fmt: skip
+"""Options of sbatch."""
+OVERRIDES = (
+    "cluster=cpu_laptop", "parallel.pipeline=2", "model.layers=2", "model.hidden=64",
+    "model.heads=4", "data.sequence_length=64", "data.global_batch=12", "data.micro_batch=2",
+    "precision=fp32", "trainer.evaluate_every_steps=null", "trainer.evaluate_batches=1",
+    "trainer.sample_tokens=0", "optimizer.decay_steps=1000", "checkpoint.every_steps=10",
+    "telemetry.wandb=off", "telemetry.progress=false", "watchdog.step_seconds=20",
+)  # fmt: skip
+PATIENCE_SECONDS = 600.0
 _JOB_ID = re.compile(r"Submitted batch job (\d+)")
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
@@ -46,6 +59,11 @@ class Job:
     def exit_code(self) -> int:
         """Exit code of the script."""
         return int(self.fields["ExitCode"].split(":")[0])
+
+    @property
+    def end(self) -> str:
+        """State and exit code of the job."""
+        return f"{self.fields['JobState'].lower()}, exit code {self.exit_code}"
 
     @property
     def output(self) -> str:
@@ -114,28 +132,21 @@ def losses_of(run_dir: Path) -> dict[int, float]:
 
 def submit(
     cluster: SlurmCluster,
-    script: str,
     options: Sequence[str],
     overrides: Sequence[str],
     run_dir: Path,
     variables: Mapping[str, str] | None = None,
 ) -> Job:
-    """Submit a script to Slurm as a user does.
+    """Submit the job script to Slurm as a user does, with more environment variables.
 
-    Args:
-        cluster: the cluster.
-        script: path of a script in the repository; it is not modified.
-        options: options of sbatch.
-        overrides: overrides of train.py.
-        run_dir: run directory; the output file is in its parent.
-        variables: more environment variables of the job.
+    The output file is in the parent of the run directory.
 
     Raises:
         LaunchError: sbatch rejected the job.
     """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     output = f"{run_dir.parent}/{run_dir.name}-%j.out"
-    command = ["sbatch", f"--output={output}", *options, script, *overrides, f"run.dir={run_dir}"]
+    command = ["sbatch", f"--output={output}", *options, SCRIPT, *overrides, f"run.dir={run_dir}"]
     environ = {
         **os.environ,
         **cluster.environ,
@@ -152,7 +163,7 @@ def submit(
     )
     match = _JOB_ID.search(sbatch.stdout)
     if match is None:
-        raise LaunchError(f"sbatch rejected {script}: {sbatch.stderr.strip()}")
+        raise LaunchError(f"sbatch rejected {SCRIPT}: {sbatch.stderr.strip()}")
     number = int(match[1])
     return Job(cluster, number, Path(output.replace("%j", str(number))), run_dir)
 

@@ -8,6 +8,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from benchmarks.testbed.namespaces import joined
+
 BRIDGE = "flmlab"
 CONTROLLER = "10.78.0.254"
 DEVICE = "eth0"
@@ -60,19 +62,9 @@ class Nodes:
             f"mount --bind '{self._hosts}' /etc/hosts; mount -t tmpfs none '{local}'; "
             f"hostname {name}; exec {command}"
         )
-        enter_node = [
-            "nsenter",
-            f"--net=/var/run/netns/{_namespace(name)}",
-            "unshare",
-            "--mount",
-            "--uts",
-        ]
-        subprocess.run(
-            [*enter_node, "bash", "-c", in_node],
-            check=True,
-            env={**os.environ, **environ},
-            timeout=30,
-        )
+        network = f"--net=/var/run/netns/{_namespace(name)}"
+        enter_node = ["nsenter", network, "unshare", "--mount", "--uts", "bash", "-c", in_node]
+        subprocess.run(enter_node, check=True, env={**os.environ, **environ}, timeout=30)
 
     def set_link(self, name: str, state: str) -> None:
         """Cut the link of a node (`down`) or restore it (`up`)."""
@@ -80,15 +72,9 @@ class Nodes:
 
     def _make(self, name: str) -> None:
         """Make the namespace of a node and its link to the bridge."""
-        space, outer = _namespace(name), _outer_end(name)
-        for command in (
-            ["ip", "netns", "add", space],
-            ["ip", "link", "add", outer, "type", "veth", "peer", "name", DEVICE, "netns", space],
-            ["ip", "link", "set", outer, "master", BRIDGE, "up"],
-            ["ip", "-n", space, "link", "set", "lo", "up"],
-            ["ip", "-n", space, "addr", "add", f"{address(name)}/24", "dev", DEVICE],
-            ["ip", "-n", space, "link", "set", DEVICE, "up"],
-        ):
+        space = _namespace(name)
+        own = ["ip", "-n", space, "addr", "add", f"{address(name)}/24", "dev", DEVICE]
+        for command in (*joined(space, _outer_end(name), BRIDGE), own):
             _run(*command)
 
 

@@ -3,19 +3,15 @@
 The store is the key-value server through which ranks find each other and exchange reports.
 """
 
-import json
-import os
-import subprocess
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.slurm_lab.jobs import ROOT
+from benchmarks.harness import train_run
 
 RANKS = (2, 8, 16)
 """Numbers of ranks of the runs whose start-up is timed."""
@@ -34,54 +30,33 @@ TINY = (
 
 def starts(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Measure the rows `seconds` and `operations` of benchmarks/results/starts.json."""
-    counts = {size: operations(size) for size in SIMULATED_RANKS}
     return {
         "seconds": [{"ranks": ranks, "seconds": _seconds(folder, ranks)} for ranks in RANKS],
-        "operations": [
-            {
-                "ranks": size,
-                "last_rank": count["last"],
-                "rank_0": count["first"],
-                "collectives": count["collectives"],
-            }
-            for size, count in counts.items()
-        ],
+        "operations": [_operations(size) for size in SIMULATED_RANKS],
     }
 
 
 def _seconds(folder: Path, ranks: int) -> float:
     """Return the seconds of a run of one step."""
-    run_dir = folder / f"start_{ranks}_{time.time_ns()}"
-    command = [sys.executable, "train.py", *TINY, f"launch.ranks={ranks}", f"run.dir={run_dir}"]
     start = time.monotonic()
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+    train_run((*TINY, f"launch.ranks={ranks}"), folder / f"start_{ranks}_{time.time_ns()}")
     return round(time.monotonic() - start, 1)
 
 
-def operations(size: int) -> Counter[str]:
+def _operations(size: int) -> dict[str, int]:
     """Count the store operations of the first and the last of `size` ranks during start-up.
 
     A process simulates each of these two ranks with torch's fake process group: it makes all
     process groups of the rank, but collectives do nothing.
-
-    Returns:
-        The store operations of the `first` and of the `last` rank, and the number of `collectives`
-        per rank.
     """
-    count: Counter[str] = Counter()
-    for name, rank in (("first", 0), ("last", size - 1)):
-        program = (
-            "from benchmarks.faults.slurm_lab.starts import count_here; import json; "
-            f"print(json.dumps(count_here({size}, {rank})))"
-        )
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        process = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environ, check=True, capture_output=True,
-            text=True, timeout=300,
-        )  # fmt: skip
-        found = json.loads(process.stdout.splitlines()[-1])
-        count[name], count["collectives"] = found["operations"], found["collectives"]
-    return count
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        first, last = (pool.apply(count_here, (size, rank)) for rank in (0, size - 1))
+    return {
+        "ranks": size,
+        "last_rank": last["operations"],
+        "rank_0": first["operations"],
+        "collectives": last["collectives"],
+    }
 
 
 def count_here(size: int, rank: int) -> dict[str, int]:
@@ -121,8 +96,8 @@ def _answering_store(size: int) -> Any:
     import torch.distributed as dist
 
     class AnsweringStore(dist.HashStore):
-        operations = 0
-        collectives = 0
+        operations = collectives = 0
+        report = b""
 
         def set(self, key: str, value: str) -> None:
             self.operations += 1
@@ -142,9 +117,10 @@ def _answering_store(size: int) -> Any:
 
         def multi_get(self, keys: list[str]) -> list[bytes]:
             self.operations += 1
-            # all ranks report what this rank has reported
-            own = [key for key in keys if self.check([key])]
-            return [bytes(super(AnsweringStore, self).get(own[0])) for _ in keys]
+            # all ranks report what this rank has reported; keys are read in parts
+            if own := [key for key in keys if self.check([key])]:
+                self.report = bytes(super().get(own[0]))
+            return [self.report for _ in keys]
 
     return AnsweringStore()
 
