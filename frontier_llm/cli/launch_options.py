@@ -36,6 +36,12 @@ FLAGS = (
     "--parsable --quiet --requeue --spread-job --test-only --verbose --wait -H -I -O -Q -V -k -s"
 ).split()
 """Options of sbatch that do not take the next word as their value (manual page of sbatch)."""
+WITH_VALUES = (
+    "--account --comment --constraint --dependency --error --exclude --job-name --mail-user "
+    "--nodelist --output --partition --qos --reservation "
+    "-A -C -D -J -M -d -e -o -p -q -w -x"
+).split()
+"""Options of sbatch and qsub that need a value."""
 RANKS, CORES = "cluster.ranks_per_node={}", "cluster.host.cores=N"
 DECIDED = {
     "--nodes": "launch.nodes={}", "--ntasks": "launch.nodes=N", "--gpus": "launch.nodes=N",
@@ -188,6 +194,10 @@ def check_words(arguments: Sequence[str]) -> None:
             raise ConfigError(
                 word, "no curve", "--scaling=weak or --scaling=strong", "write --scaling=strong"
             )
+        if before in WITH_VALUES and is_override(word):
+            wants = f"the value of {before} after it"
+            todo = f"write {before} VALUE {word}, or leave {before} out"
+            raise ConfigError("the command line", f"{before} {word}", wants, todo)
         if not (word.startswith("-") or is_override(word) or _takes_value(before)):
             raise ConfigError(
                 "the command line", word, "key=value, or an option of sbatch",

@@ -99,6 +99,10 @@ def nearest(key: str) -> str | None:
 
 def unknown_key(key: str, got: object) -> ConfigError:
     """Build the error for a key that does not exist."""
+    section, _, name = key.rpartition(".")
+    if any(key == known for known, _, _ in keys()):  # a file has the dotted key as one word
+        wants = f"the key {name} below {section}, not both in one word"
+        return ConfigError(key, got, wants, f"in a file, write `{section}: {{{name}: {got}}}`")
     similar = nearest(key)
     todo = f"did you mean {similar}?" if similar else "choose a key of that list"
     return ConfigError(key, got, "a key that `frontier-llm train --help` lists", todo)

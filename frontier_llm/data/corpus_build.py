@@ -183,13 +183,19 @@ class CorpusBuild:
                 "  do: repair them, or set data.text_key to the field that holds the text"
             )
         if not (train and validation):
-            other = self._dividing_percent()
+            other, without = self._dividing_percent(), ""
+            if skipped.broken:
+                without = (
+                    f". {skipped.broken:,} entries are left out, such as {skipped.examples[0]}: "
+                    "repair them, or set data.text_key to the field that holds the text"
+                )
             raise DataError(
                 f"{self.source.root} has {train} documents for training and {validation} for "
                 f"validation, at data.validation_percent={percent}; both need some. A hash of its "
                 "name decides for each document, so few documents may all fall on one side\n"
                 f"  do: add text, to about {max(100, round(500 / percent)):,} documents"
                 + (f", or set data.validation_percent={other:g}" if other is not None else "")
+                + without
             )
 
     def _dividing_percent(self) -> float | None:

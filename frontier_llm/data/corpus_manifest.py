@@ -110,6 +110,9 @@ class TextCounts(BaseModel):
     """Number of characters, except white space, that no token stands for."""
     unknown: int = Field(default=0, ge=0)
     unknown_tokens: int = Field(default=0, ge=0)
+    changed: int = Field(default=0, ge=0)
+    """Number of other characters that the text of the tokens lacks, because the tokenizer
+    normalises: white space that it drops, or letters that it replaces."""
     replaced: int = Field(default=0, ge=0)
     """Number of halves of surrogate pairs, each of which became U+FFFD."""
 
@@ -159,6 +162,7 @@ class Account(BaseModel):
             (self.broken_documents, "documents left out, not text"),
             (self.text.lost, "characters that no token stands for"),
             (self.text.unknown, f"characters in {self.text.unknown_tokens:,} unknown tokens"),
+            (self.text.changed, "characters that the tokenizer drops or replaces"),
             (self.text.replaced, "halves of surrogate pairs, replaced by U+FFFD"),
         ):
             if count:
@@ -173,6 +177,7 @@ class Account(BaseModel):
             (documents, f"of {self.documents:,} documents left out"),
             (self.text.lost, "characters without a token"),
             (self.text.unknown, "unknown characters"),
+            (self.text.changed, "characters that the tokenizer drops or replaces"),
             (self.text.replaced, "characters replaced"),
         )
         shown = (f"{count:,} {what}" for count, what in counts if count)

@@ -9,8 +9,10 @@ whole.
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,8 @@ MIXED_BLOCK_CHARACTERS = 512
 without any are split into runs."""
 CACHE_ENTRIES = 1 << 18
 """Number of cached substrings at which the cache is cleared."""
+_PROBE = "a  b\n\n  c\td \u00a0\u2002\uff21\ufb01.\n"
+"""Blanks, line breaks, and letters that compatibility normalisation (NFKC) replaces."""
 CACHED_CHARACTERS = 40
 """Length of the longest cached substring in characters; longer ones seldom recur."""
 
@@ -89,6 +93,19 @@ class Tokenizer(ABC):
     def covers_all_text(self) -> bool:
         """Whether tokens other than the unknown token stand for every text, as bytes do."""
 
+    @cached_property
+    def keeps_text(self) -> bool:
+        """Whether decoding gives back a text with blanks, line breaks and unusual letters."""
+        return not _absent(_PROBE, self.decode(self.encode(_PROBE)))
+
+    def count(self, text: str) -> tuple[list[int], TextCounts]:
+        """Return what `encode_counting` returns, and count what normalisation changes."""
+        ids, counts = self.encode_counting(text)
+        if not self.keeps_text:
+            absent = _absent(text, self.decode(ids))
+            counts.changed = max(0, absent - counts.lost - counts.unknown)
+        return ids, counts
+
     @abstractmethod
     def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
         """Return what `encode` returns, and the characters that are lost or unknown."""
@@ -147,6 +164,11 @@ class Tokenizer(ABC):
         return found
 
 
+def _absent(text: str, decoded: str) -> int:
+    """Return the number of characters that a decoded text lacks; a later one may stand for one."""
+    return (Counter(text) - Counter(decoded)).total()
+
+
 def check_unicode(text: str) -> None:
     """Refuse a text with half a surrogate pair, which has no UTF-8."""
     try:
@@ -172,8 +194,8 @@ class Encoder:
         """
         if counts is not None:
             counts.characters += len(text)
-            if not self._tokenizer.covers_all_text:
-                ids, missing = self._tokenizer.encode_counting(text)
+            if not (self._tokenizer.covers_all_text and self._tokenizer.keeps_text):
+                ids, missing = self._tokenizer.count(text)
                 counts.add(missing)
                 return self._pack(ids)
         splitting = self._splitting

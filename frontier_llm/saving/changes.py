@@ -34,7 +34,7 @@ _FREE = (
 """Keys in the guarded sections that may change, because they do not change the losses."""
 _IRRELEVANT = ("run", "callbacks")
 """Sections that are not compared."""
-_OF_CORPUS = {
+OF_CORPUS = {
     "data.kind", "data.format", "data.text_key", "data.tokenizer", "data.end_of_document",
     "data.vocabulary", "data.validation_percent", "data.broken", "data.unique",
 }  # fmt: skip
@@ -115,11 +115,11 @@ def check_corpus(
     data, stored = config.data, meta.get("tokenizer", "")
     is_same = stored == corpus.tokenizer_sha256
     key = "data.path" if is_same or data.tokenizer is None else "data.tokenizer"
-    reasons = {"data.path", *(_OF_CORPUS & found.keys())}
+    reasons = {"data.path", *(OF_CORPUS & found.keys())}
     if data.kind == "blend":
         reasons.add("data.corpora")
     if stored and not is_same:
-        reasons = {"data.tokenizer", *(_OF_CORPUS & found.keys())}
+        reasons = {"data.tokenizer", *(OF_CORPUS & found.keys())}
     if not any(_is_within(reason, config.run.allow_changes) for reason in reasons):
         other = "" if is_same or not stored else f", and its tokenizer {stored[:12]}"
         own = f" and tokenizer {corpus.tokenizer_sha256[:12]}" if other else ""

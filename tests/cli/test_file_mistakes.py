@@ -11,6 +11,7 @@ import pytest
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.group_files import section_of
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
+from frontier_llm.config.decode import decode
 from frontier_llm.errors import ConfigError
 
 HEAD = "# @package _global_\n"
@@ -147,3 +148,11 @@ def test_files_that_do_not_exist_are_named(folder: Path) -> None:
     assert error.todo == "write `- override /model: gpt_125m`"
     for text in ("defaults: [frontier_23b]\n", "defaults: {model: gpt_125m}\n"):
         assert "does not exist" in of_experiment(folder, text).wants
+
+
+def test_a_dotted_key_in_a_file_gets_its_nested_form(folder: Path) -> None:
+    (folder / "experiment" / "mine.yaml").write_text(f"{HEAD}trainer.steps: 4\n")
+    with pytest.raises(ConfigError) as caught:
+        decode(compose(["experiment=mine"]))
+    assert caught.value.key == "trainer.steps"
+    assert caught.value.todo == "in a file, write `trainer: {steps: 4}`"

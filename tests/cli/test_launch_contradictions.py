@@ -70,7 +70,7 @@ def test_resources_of_pbs_that_change_the_nodes_are_refused(resource, nodes, joi
     ("words", "todo"),
     [(["--time="], "value"), (["--partition=", "-A", "P"], "value"), (["-A", ""], "value"),
      (["--"], "value"), (["--time"], "06:00:00"), (["-t"], "06:00:00"),
-     (["--time", "-A", "P"], "06:00:00")],
+     (["--time", "-A", "P"], "06:00:00"), (["-A"], "-A VALUE"), (["--partition"], "VALUE")],
     ids=str,
 )  # fmt: skip
 def test_an_option_without_its_value_is_refused(words, todo):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.data.prepare import prepare
-from frontier_llm.errors import FrontierError
+from frontier_llm.errors import DataError, FrontierError
 from tests.covering import covering
 from tests.data.conftest import config
 from tests.data.test_file_formats import parquet, zstandard
@@ -128,3 +128,10 @@ def test_a_line_of_a_gibibyte_is_refused_in_little_memory(tmp_path: Path, suffix
     *message, mebibytes = output.splitlines()
     assert "longer than 64.00 MiB" in "\n".join(message)
     assert int(mebibytes) < 700
+
+
+def test_few_documents_name_the_many_that_were_left_out(tmp_path: Path) -> None:
+    rows = [{"content": f"text number {number}"} for number in range(50)] + [{"text": "one two"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"50 entries are left out, such as .*text_key"):
+        prepare(config(tmp_path / "c", tmp_path / "a.jsonl", broken="skip"))

@@ -123,3 +123,30 @@ def test_unknown_pieces_of_sentencepiece_are_counted(tmp_path: Path):
     ids, counts = tokenizer.encode_counting("abc привет def мир")
     assert ids == tokenizer.encode("abc привет def мир")
     assert (counts.unknown, counts.unknown_tokens, counts.lost) == (9, 2, 0)
+
+
+@pytest.mark.parametrize("normalises", [True, False])
+def test_text_that_normalisation_changes_is_counted(tmp_path: Path, normalises: bool):
+    """The defaults of sentencepiece's trainer drop line breaks and repeated blanks."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    identity = dict(normalization_rule_name="identity", remove_extra_whitespaces=False,
+                    user_defined_symbols=["\n"])  # fmt: skip
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["abc def abc"] * 90), model_prefix=str(tmp_path / "m"),
+        vocab_size=290, minloglevel=2, hard_vocab_limit=False, byte_fallback=True,
+        **({} if normalises else identity),
+    )  # fmt: skip
+    tokenizer = SentencePieceTokenizer(tmp_path / "m.model")
+    assert tokenizer.covers_all_text
+    assert tokenizer.keeps_text != normalises
+    counts = TextCounts()
+    Encoder(tokenizer, np.uint16).encode("abc\n\n   def \uff21 \ufb01\n", counts)
+    assert (counts.lost, counts.unknown) == (0, 0)
+    # three line breaks, two blanks (one of three before def stays), and two letters
+    assert counts.changed == (7 if normalises else 0)
+    text = tmp_path / "a.txt"
+    text.write_text("\n\n".join(f"abc\n   def {number}" for number in range(200)))
+    settings = config(tmp_path / "c", text, tokenizer=str(tmp_path / "m.model"),
+                      validation_percent=30.0)  # fmt: skip
+    account = Manifest.load(prepare(settings) / MANIFEST_FILE).account
+    assert ("drops or replaces" in account.summary()) == normalises

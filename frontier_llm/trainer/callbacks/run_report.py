@@ -19,6 +19,7 @@ from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.partition import Survives, survives
+from frontier_llm.saving.changes import OF_CORPUS
 from frontier_llm.saving.restorer import Resumed
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
@@ -32,6 +33,9 @@ from frontier_llm.units import counted, format_bytes, format_count, format_secon
 _LOG = logging.getLogger(__name__)
 
 _SAMPLING_TEMPERATURE = 0.8
+OF_VALIDATION = {*OF_CORPUS, "data.path", "data.corpora", "data.denoisers", "data.documents",
+                 "data.packing", "data.sequence_length"}  # fmt: skip
+"""Keys that change the samples of the validation."""
 """Temperature at which the text samples of the report are drawn."""
 
 
@@ -58,6 +62,8 @@ class RunReport(Callback):
             return
         before = RunSummary.read(self._run_dir) if resumed else None
         initial_loss = before.initial_validation_loss if before else validation_loss
+        if resumed and not OF_VALIDATION.isdisjoint(resumed.changes):
+            initial_loss = validation_loss  # the losses before are those of other samples
         self.summary = self._describe(ranks, initial_loss)
         if resumed:
             self._update(**self._recorded(), plan=before.plan if before else [])
