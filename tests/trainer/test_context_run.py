@@ -97,7 +97,7 @@ def masked_and_not(world: World, values: dict[str, Any]) -> list[float]:
     mask[:, :2], mask[1, 2] = 1, 1
     batch = Batch(batch.tokens, batch.labels, batch.positions, mask)
     if context is not None:
-        batch = batch.part(context.tokens(config.data.sequence_length), config.data.loss_mean)
+        batch = batch.part(context.size, context.rank, config.data.loss_mean)
     result = rig.step.run(1, [batch], 0.0)
     return [result.loss, result.grad_norm]
 
