@@ -50,11 +50,10 @@ def _chosen(lengths: tuple[int, ...], context: int) -> list[list[Range]]:
         [(number * size, (number + 1) * size) for number in (rank, 2 * context - 1 - rank)]
         for rank in range(context)
     ]
-    if len(lengths) == 1:
-        return zigzag
     mean = sum(map(_pairs, lengths)) / context
     cuts = [[list(pieces(lengths, ranges)) for ranges in zigzag]]
-    cuts += [_longest_first(lengths, context, int(full * mean)) for full in _FULL]
+    if len(lengths) > 1:
+        cuts += [_longest_first(lengths, context, int(full * mean)) for full in _FULL]
     most = [_even_out(cut, mean) for cut in cuts]
     rows = [sum(stop - first for of_rank in cut for first, stop in _last(of_rank)) for cut in cuts]
     best = min(range(len(cuts)), key=lambda n: (max(most[n], MOST_WORK * mean), rows[n]))
