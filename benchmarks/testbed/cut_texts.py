@@ -1,6 +1,6 @@
 """Keys and values that context ranks send, and how they share the work, for drawn documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import exp, log
@@ -38,7 +38,7 @@ def cut_figures(count: int) -> Iterator[CutFigure]:
     blind = context_cut([TOKENS], RANKS)
     size = TOKENS // RANKS
     in_order = [[(rank * size, (rank + 1) * size)] for rank in range(RANKS)]
-    cuts = {
+    cuts: dict[str, Callable[[Sequence[int]], list[list[Range]]]] = {
         "by documents": partial(context_cut, context=RANKS),
         "zig-zag": lambda _: blind,
         "in order": lambda _: in_order,
