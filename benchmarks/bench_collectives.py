@@ -19,6 +19,12 @@ inside the nodes and then between them, with the same format in both hops. Forma
 are medians over rounds, of the slowest rank. `speed over bf16` is the time of bf16 divided by the
 time of this format in the same round. `MB between nodes` are the bytes that a rank sends to other
 nodes, as counted by frontier_llm.
+
+The last table cuts --cut-samples samples of 131,072 tokens over 8 context ranks, with documents
+whose lengths are drawn: by the lengths of their documents, blindly as a zig-zag, or in order. `MB`
+are the keys and values that all ranks send in the forward pass of a layer of Llama 3 8B, and
+`gathered` those without regard to what is read. `balance` are the pairs of queries and keys of the
+rank with most of them, relative to the mean.
 """
 
 import argparse
@@ -44,6 +50,7 @@ from benchmarks.harness import (
     ratios,
     write_json,
 )
+from benchmarks.testbed.cut_texts import cut_figures
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.namespaces import namespaces_of_ranks
 from frontier_llm.cli.options import at_least, positive, run_command
@@ -70,9 +77,11 @@ CodecFigure = dict[str, Any]
 GB/s of the unquantised side."""
 FLOW_HEADINGS = ("flow", "format", "ms", "min..max", "speed over bf16", "speed over fp32",
                  "MB between nodes")  # fmt: skip
+CUT_HEADINGS = ("text", "cut", "MB", "of gathered", "balance", "worst balance")
 NODES = 2
 """Number of simulated nodes."""
-QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1}
+QUICK = {"elements": 1 << 14, "codec_elements": 1 << 16, "codec_seconds": 0.01, "rounds": 1,
+         "cut_samples": 2}  # fmt: skip
 Flow = str
 """`gather`, `reduce` or `two hops`."""
 
@@ -109,11 +118,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             title = f"{NODES} nodes x {per_node}, {link}"
             print_table(title, FLOW_HEADINGS, flow_cells(measured), left=2)
             flows += measured
+    cuts = list(cut_figures(options.cut_samples))
+    cells = [
+        [text, cut, f"{sent / 1e6:.0f}", *(f"{part:.3f}" for part in parts)]
+        for text, cut, sent, *parts in map(astuple, cuts)
+    ]
+    print_table("Samples cut over 8 context ranks", CUT_HEADINGS, cells, left=2)
     facts = {
         "elements": options.elements,
         "codec_elements": options.codec_elements,
         "codec": codec,
         "flows": [asdict(figure) for figure in flows],
+        "cut_samples": options.cut_samples,
+        "cuts": [asdict(figure) for figure in cuts],
     }
     write_json(options, facts)
     return 0
@@ -131,6 +148,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="elements of the buffer (default 3 Mi, about one layer)")  # fmt: skip
     add("--codec-elements", type=at_least(1), default=16 << 20,
         help="elements for the codec (default 16 Mi)")  # fmt: skip
+    add("--cut-samples", type=at_least(1), default=1000,
+        help="samples of each text that are cut (default 1000)")  # fmt: skip
     add("--codec-seconds", type=positive, default=0.3,
         help="time per row of the codec (default 0.3)")  # fmt: skip
     return parse_bench(parser, arguments, QUICK)

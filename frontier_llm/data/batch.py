@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 import xxhash
 
+from frontier_llm.parallel.context_ranks import part_numbers
+
 LossMean = Literal["samples", "tokens"]
 """What has equal weight in the mean loss (`data.loss_mean`)."""
 
@@ -133,13 +135,17 @@ class Batch(_Labels):
         labels = mask.sum(dim=1, keepdim=True).clamp(min=1) if by == "samples" else mask.shape[1]
         return replace(self, label_weights=mask / labels / len(mask))
 
-    def part(self, tokens: torch.Tensor, by: LossMean) -> "Batch":
-        """Return some tokens of each sample, whose labels have the weights of `with_weights`.
+    def part(self, context: int, rank: int, by: LossMean) -> "Batch":
+        """Return the tokens of one of the context ranks, with the weights of `with_weights`.
 
         The table of documents remains that of the whole samples.
         """
         weighted = replace(self.with_weights(by), cumulative_lengths=None)
-        part = map_tensors(weighted, lambda tensor: tensor[:, tokens])
+        table = self.cumulative_lengths
+        lengths = [[self.length]] if table is None else table.diff(dim=1).tolist()
+        documents = [[length for length in row if length] for row in lengths]
+        tokens = part_numbers(documents, context, rank).expand(self.samples, -1)
+        part = map_tensors(weighted, lambda tensor: tensor.gather(1, tokens))
         return replace(part, cumulative_lengths=self.cumulative_lengths)
 
     def to(self, device: torch.device) -> "Batch":

@@ -38,8 +38,6 @@ from frontier_llm.data.tokenizer_source import (
     mode_tokens,
 )
 from frontier_llm.errors import DataError
-from frontier_llm.geometry.context_cut import context_cut
-from frontier_llm.parallel.context_ranks import token_numbers
 
 
 def make_loader(
@@ -82,8 +80,9 @@ def make_loader(
     if context > 1:
         # an evaluation counts samples and tokens apart (`Batch.loss_sums`)
         by: LossMean = data.loss_mean if train else "samples"
-        own = token_numbers(context_cut(data.sequence_length, context)[context_rank])
-        reading = replace(reading, part=lambda batch: cast(Batch, batch).part(own, by))
+        reading = replace(
+            reading, part=lambda batch: cast(Batch, batch).part(context, context_rank, by)
+        )
     replicas = data_size // context
     return BatchLoader(
         windows, data.global_batch, data.micro_batch, replica, replicas, make_batch, reading,

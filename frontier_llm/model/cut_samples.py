@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from frontier_llm.geometry.context_cut import context_cut, overlap, pieces, read_by
+from frontier_llm.geometry.context_cut import Range, context_cut, overlap, pieces, read_by
 from frontier_llm.model.confined import Documents, Scores, causal_attention
-from frontier_llm.parallel.context_ranks import ContextRanks, token_numbers
+from frontier_llm.parallel.context_ranks import ContextRanks, part_numbers, token_numbers
 
 
 class _Exchange(torch.autograd.Function):
@@ -45,15 +45,24 @@ class ContextPart:
     def __init__(
         self, ranks: ContextRanks, samples: int, tokens: int, documents: Documents | None
     ) -> None:
-        self._ranks, self._tokens = ranks, tokens
-        self._cut = context_cut(tokens, ranks.size)
+        self._ranks, self.length = ranks, tokens
         self._samples, self._documents = samples, documents
 
     @cached_property
     def _lengths(self) -> list[list[int]]:
         if self._documents is None:
-            return [[self._tokens]] * self._samples
+            return [[self.length]] * self._samples
         return self._documents.lengths
+
+    @cached_property
+    def _cuts(self) -> list[list[list[Range]]]:
+        return [context_cut(lengths, self._ranks.size) for lengths in self._lengths]
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """Numbers of the tokens of this rank, [b, n]; without documents [1, n]."""
+        samples = self._lengths[:1] if self._documents is None else self._lengths
+        return part_numbers(samples, self._ranks.size, self._ranks.rank)
 
     @cached_property
     def _routes(self) -> tuple[Tensor, list[int], list[int], list[Tensor]]:
@@ -63,19 +72,15 @@ class ContextPart:
         for each sample, with the number of the received row of each of its tokens.
         """
         rank, size = self._ranks.rank, self._ranks.size
-        local = torch.full((self._tokens,), -1)
-        own = self._ranks.tokens(self._tokens)
-        local[own] = torch.arange(len(own))
-        reads = [[read_by(lengths, ranges) for ranges in self._cut] for lengths in self._lengths]
-        sent, arrived = list[list[Tensor]](), list[list[Tensor]]()
-        for other in range(size):
-            sent.append([])
-            arrived.append([])
-            for sample, wanted in enumerate(reads):
-                numbers = token_numbers(overlap(self._cut[rank], wanted[other]))
-                sent[-1].append(local[numbers] + sample * len(own))
-                arrived[-1].append(token_numbers(overlap(self._cut[other], wanted[rank])))
-        places = [torch.full((self._tokens,), -1) for _ in reads]
+        sent, arrived = ([list[Tensor]() for _ in range(size)] for _ in range(2))
+        for sample, (lengths, cut) in enumerate(zip(self._lengths, self._cuts, strict=True)):
+            own, wanted = token_numbers(cut[rank]), [read_by(lengths, ranges) for ranges in cut]
+            local = torch.full((self.length,), -1)
+            local[own] = sample * len(own) + torch.arange(len(own))
+            for other in range(size):
+                sent[other].append(local[token_numbers(overlap(cut[rank], wanted[other]))])
+                arrived[other].append(token_numbers(overlap(cut[other], wanted[rank])))
+        places = [torch.full((self.length,), -1) for _ in self._cuts]
         first = 0
         for of_rank in arrived:
             for place, numbers in zip(places, of_rank, strict=True):
@@ -107,8 +112,9 @@ class ContextPart:
         own = torch.stack([key, value]).permute(1, 3, 0, 2, 4).flatten(0, 1)  # [b * n, 2, g, d]
         read: Tensor = _Exchange.apply(own[rows.to(own.device)], self._ranks, sent, received)
         samples = []
-        for of_sample, lengths, place in zip(query, self._lengths, places, strict=True):
-            parts = list(pieces(lengths, self._cut[self._ranks.rank]))
+        of_samples = zip(query, self._lengths, self._cuts, places, strict=True)
+        for of_sample, lengths, cut, place in of_samples:
+            parts = list(pieces(lengths, cut[self._ranks.rank]))
             queries = of_sample[None].split([stop - start for _, start, stop in parts], dim=2)
             outputs = []
             for part, (first, _, stop) in zip(queries, parts, strict=True):

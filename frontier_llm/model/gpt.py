@@ -27,15 +27,14 @@ _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "relative": "none
 class PartAngles(RotaryEmbedding):
     """The angles of the tokens of a context rank; of all tokens if `part` is None."""
 
-    part: ContextRanks | None = None
+    part: ContextPart | None = None
 
     def forward(self, tokens: int, **options: Any) -> Tensor:
-        """Return the angles of so many tokens, [tokens, 1, 1, r] fp32."""
+        """Return the angles of so many tokens, [tokens, b samples or 1, 1, r] fp32."""
         if self.part is None:
             return cast(Tensor, super().forward(tokens, **options))
-        whole = tokens * self.part.size
-        angles: Tensor = super().forward(whole, **options)
-        return angles[self.part.tokens(whole).to(angles.device)]
+        angles: Tensor = super().forward(self.part.length, **options)
+        return angles[self.part.tokens.T.to(angles.device)].squeeze(2)
 
 
 class Gpt(GPTModel):
@@ -109,13 +108,10 @@ class Gpt(GPTModel):
         tokens *= 1 if context is None else context.size
         if cumulative_lengths is not None:
             documents = Documents(cumulative_lengths, tokens)
-        limits: FlexMasks | Documents | ContextPart | None
-        if context is None:
-            limits = self._limits(input_ids, documents)
-        else:
-            limits = ContextPart(context, samples, tokens, documents)
+        part = None if context is None else ContextPart(context, samples, tokens, documents)
+        limits = part or self._limits(input_ids, documents)
         if self._rotates_parts:
-            self.rotary_pos_emb.part = context
+            self.rotary_pos_emb.part = part
         output: Tensor | TokenLosses = super().forward(
             input_ids,
             position_ids,

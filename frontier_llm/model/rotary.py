@@ -238,7 +238,7 @@ class RotarySelfAttention(SelfAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute attention of [s tokens, b samples, hidden].
 
-        The angles are [s, 1, 1, r] fp32; None without rotary positions. Returns [s, b, hidden], and
+        The angles are those of `rotate`; None without rotary positions. Returns [s, b, hidden], and
         the bias if the caller must add it.
         """
         self._angles = rotary_pos_emb
@@ -266,8 +266,8 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the first r elements of each head of queries [s, b, h, d] and keys [s, b, g, d].
 
-    The angles are [s, 1, 1, r] fp32, where r <= d; the second half of them repeats the first. The
-    rotated elements are multiplied by `factor`.
+    The angles are [s, b or 1, 1, r] fp32, where r <= d; the second half of them repeats the first.
+    The rotated elements are multiplied by `factor`.
     """
     cosines, sines = angles.cos(), angles.sin()
     if factor != 1.0:

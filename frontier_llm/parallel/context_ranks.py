@@ -17,10 +17,6 @@ class ContextRanks:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self._sent = Counter[int]()
 
-    def tokens(self, length: int) -> Tensor:
-        """Return the numbers of the tokens of this rank in a sample of some tokens, ascending."""
-        return token_numbers(context_cut(length, self.size)[self.rank])
-
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send `sent[p]` rows to each rank p, and return the rows received. Collective."""
         output = rows.new_empty(sum(received), *rows.shape[1:])
@@ -36,6 +32,15 @@ class ContextRanks:
         """Return the bytes sent to each rank since the last call."""
         sent, self._sent = self._sent, Counter()
         return [sent[rank] for rank in range(self.size)]
+
+
+def part_numbers(samples: Sequence[Sequence[int]], context: int, rank: int) -> Tensor:
+    """Return the numbers of the tokens of a context rank, [samples, tokens] int64, ascending.
+
+    A sample is given by the lengths of its documents.
+    """
+    cuts = [context_cut(lengths, context) for lengths in samples]
+    return torch.stack([token_numbers(cut[rank]) for cut in cuts])
 
 
 def token_numbers(ranges: Sequence[Range]) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from frontier_llm.geometry.context_cut import sent_tokens
+from frontier_llm.geometry.context_cut import typical_sent_tokens
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
@@ -251,13 +251,14 @@ class LayoutTime:
     def _context_seconds(self, chunk: ModelChunk) -> ActionSeconds:
         """Return the seconds in which context ranks exchange keys and values, which block.
 
-        They are sent forward and once more backward, and then their gradients. Separate documents
-        count as joined ones, of which a rank reads most keys.
+        They are sent forward and once more backward, and then their gradients. How many of them
+        other ranks read depends on the documents of a sample, for which typical ones stand.
         """
         layout, context = self._layout, self._layout.grid.context
         if context == 1:
             return ActionSeconds(0.0, 0.0, 0.0, 0.0)
-        tokens, layers = sent_tokens([layout.sequence_length], context), len(chunk.layers)
+        tokens = typical_sent_tokens(layout.sequence_length, layout.read_share, context)
+        layers = len(chunk.layers)
         most = max(
             sum(layout.activation_traffic.context_bytes(tokens, rank, layers))
             for rank in range(context)

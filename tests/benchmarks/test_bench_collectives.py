@@ -3,6 +3,7 @@
 import json
 
 from benchmarks.bench_collectives import FORMATS, main
+from benchmarks.testbed.cut_texts import TEXTS, cut_figures, measure
 
 
 def test_every_flow_and_format_is_measured(tmp_path, capsys):
@@ -22,3 +23,14 @@ def test_every_flow_and_format_is_measured(tmp_path, capsys):
     assert flows["two hops", "int4"]["inter_bytes"] == FORMATS[-1].slot(part, part).stop
     assert {one["kernels"] for one in facts["codec"]} >= {"copy", "torch"}
     assert all(one["quantise"] > 0 for one in facts["codec"])
+
+
+def test_cuts_of_drawn_documents_are_counted():
+    figures = {(one.text, one.cut): one for one in cut_figures(3)}
+    assert len(figures) == 3 * 4
+    for text in TEXTS:
+        chosen, blind = figures[text, "by documents"], figures[text, "zig-zag"]
+        assert chosen.worst_balance <= 1.05 < blind.balance <= blind.worst_balance
+        assert chosen.gathered_share < 1 == figures[text, "zig-zag, gathered"].gathered_share
+    # rank 1 has the pairs 3 and 1, and reads two rows that it does not have
+    assert measure([3, 1], [[(0, 2)], [(2, 4)]]) == (2, 4 / 3.5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from frontier_llm.geometry.context_cut import context_cut, sent_tokens
+from frontier_llm.geometry.context_cut import sent_tokens
 from frontier_llm.geometry.wire import ActivationTraffic
 from frontier_llm.model import confined
 from frontier_llm.model.confined import Documents, Scores, causal_attention, confined_attention
@@ -51,6 +51,11 @@ def test_the_last_query_reads_the_last_key(monkeypatch, scores, queries, block):
     torch.testing.assert_close(found, whole[:, :, -queries:], rtol=0, atol=tolerance)
 
 
+def _taken(tensor, tokens):
+    """Return some tokens of each sample."""
+    return torch.stack([sample[:, own] for sample, own in zip(tensor, tokens, strict=True)])
+
+
 def attend(world, lengths, scores, keeps, changed=None):
     """Return outputs and gradients of this rank's tokens, and the bytes sent to each rank."""
     ranks = ContextRanks(dist.group.WORLD)
@@ -58,11 +63,11 @@ def attend(world, lengths, scores, keeps, changed=None):
     if changed is not None:
         for tensor in inputs:
             tensor[0, :, changed] += 1
-    own = ranks.tokens(TOKENS)
-    local = [tensor[:, :, own].requires_grad_() for tensor in inputs]
     part = ContextPart(ranks, len(lengths), TOKENS, _documents(lengths))
+    own = part.tokens
+    local = [_taken(tensor, own).requires_grad_() for tensor in inputs]
     output = part.attend(*local, scores, keeps=keeps)
-    output.backward(_draw(len(lengths), TOKENS, seed=1)[0][:, :, own])
+    output.backward(_taken(_draw(len(lengths), TOKENS, seed=1)[0], own))
     return own, output.detach(), [tensor.grad for tensor in local], ranks.take_sent()
 
 
@@ -72,8 +77,8 @@ def attend_all(world, cases):
 
 def _whole(results, part):
     """Put the tokens of all ranks together."""
-    own = torch.cat([result[0] for result in results])
-    return torch.cat([part(result) for result in results], dim=2)[:, :, own.argsort()]
+    own = torch.cat([result[0] for result in results], dim=1)
+    return _taken(torch.cat([part(result) for result in results], dim=2), own.argsort(dim=1))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -133,12 +138,3 @@ def test_no_document_reads_another_one(ranks):
         assert moved[0, changed].all()
         moved[0, changed] = False
         assert not moved.any()
-
-
-@pytest.mark.parametrize("context", [1, 2, 3, 8])
-def test_ranks_have_equally_many_tokens_and_pairs(context):
-    cut = context_cut(48 * context, context)
-    tokens = sorted(token for ranges in cut for span in ranges for token in range(*span))
-    assert tokens == list(range(48 * context))
-    pairs = {sum(token + 1 for span in ranges for token in range(*span)) for ranges in cut}
-    assert len(pairs) == 1

@@ -253,3 +253,22 @@ def test_context_ranks_divide_activations_and_pay_for_the_exchange():
         LayoutTime(each)._chunks(each.stages.kinds[0])[0].tensor.forward for each in (near, far)
     ]
     assert seconds[1] > 1.5 * seconds[0]
+
+
+def test_separate_documents_exchange_less_and_keep_angles_of_each_sample():
+    common = (
+        "data.sequence_length=131072", "parallel.pipeline=1", "parallel.context=4",
+        "data.global_batch=4", "data.micro_batch=2", "model.positions=rotary",
+    )  # fmt: skip
+    joined = make(*common)
+    seconds, kept = [], []
+    for share in (1.0, 0.4, 0.05):
+        each = make(*common, "data.documents=separate", f"data.read_share={share}")
+        seconds.append(LayoutTime(each)._chunks(each.stages.kinds[0])[0].tensor.forward)
+        kept.append(stage_activations(each, 0, each.stages.kinds[0]).kept)
+    whole = LayoutTime(joined)._chunks(joined.stages.kinds[0])[0].tensor.forward
+    assert whole == seconds[0] > seconds[1] > 2 * seconds[2] > 0
+    layout = joined.layout
+    angles = 4 * 32768 * layout.model.rotated_width * len(layout.model_chunks[0].layers)
+    alone = stage_activations(joined, 0, joined.stages.kinds[0]).kept
+    assert kept[0] - alone == angles * layout.compute_bytes

@@ -66,7 +66,7 @@ class Rig:
             first = step * data.global_batch + (m * grid.replicas + replica) * micro
             batch = random_batch(self.config, range(first, first + micro))
             if context is not None:
-                batch = batch.part(context.tokens(data.sequence_length), data.loss_mean)
+                batch = batch.part(context.size, context.rank, data.loss_mean)
             batches.append(batch)
         return batches
 

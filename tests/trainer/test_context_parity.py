@@ -47,7 +47,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "v_half": (4, (*PIPELINE, "parallel.schedule=v_half", "parallel.chunks=2", "recompute=full")),
 }
 ALWAYS = [
-    ("two", "learned"), ("two_full", "rotary_window_capped"), ("two_selective", "normed"),
+    ("two", "rotary_window_capped"), ("two_full", "learned"), ("two_selective", "normed"),
     ("four", "rotary_window_capped"), ("zero3", "by_tokens"), ("zero1", "window"),
     ("mixed_states", "tied_gelu"), ("tensor", "normed"), ("sequence", "untied_gqa_swiglu"),
     ("1f1b", "learned"), ("interleaved", "tied_gelu"), ("zb_h1", "by_tokens"),
