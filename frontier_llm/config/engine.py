@@ -4,6 +4,8 @@ A cluster file describes the hardware, and an engine file of conf/engine describ
 runs on it. The same layout on the same cluster takes different times with different programs.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from frontier_llm.config.section import Section
@@ -80,6 +82,9 @@ class EngineConfig(Section):
     micro-batch."""
     splits_backward: bool = True
     """Whether its pipelines may compute weight gradients later than input gradients."""
+    shards: Literal["any", "none", "optimizer", "stages"] = "any"
+    """Sharding factors that the program can use, to which a search is restricted. `optimizer`: only
+    optimizer states are sharded; `stages`: each state like the optimizer states or not at all."""
     recompute_stops_early: bool = False
     """Whether recomputation leaves out the last product of a layer, whose output is not needed."""
     host: HostTimes = HostTimes()

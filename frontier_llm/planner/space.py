@@ -1,6 +1,6 @@
 """Enumerate the space of a search: cuts of the model, and sharding factors of its states."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -31,6 +31,15 @@ SCHEDULES: dict[int, tuple[ScheduleName, ...]] = {
     2: ("interleaved", "zb_v", "v_half"),
 }
 """Schedules that are tried for a number of model chunks; for larger numbers `interleaved`."""
+
+
+_SHARDS: dict[str, Callable[[int, int, int], bool]] = {
+    "any": lambda params, grads, optimizer: True,
+    "none": lambda params, grads, optimizer: optimizer == 1,
+    "optimizer": lambda params, grads, optimizer: grads == 1,
+    "stages": lambda params, grads, optimizer: {params, grads} <= {1, optimizer},
+}
+"""Which sharding factors a program can use, by `planner.engine.shards`."""
 
 
 class Order(NamedTuple):
@@ -143,7 +152,7 @@ def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors
     """
     planner = config.planner
     sizes = planner.params, planner.grads, planner.optimizer
-    legal = _legal_factors(base, *sizes)
+    legal = _legal_factors(base, planner.engine.shards, *sizes)
     wanted = ORDER.index(planner.survives)
     if not wanted or config.recovery.partner_copies:  # these copies survive with any factors
         return legal
@@ -151,13 +160,16 @@ def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors
 
 
 @lru_cache
-def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors, ...]:
+def _legal_factors(
+    base: Factors, shards: str, *restrictions: Sizes | None
+) -> tuple[Factors, ...]:
     data = base.data
     allowed = [[d for d in divisors(data) if sizes is None or d in sizes] for sizes in restrictions]
     return tuple(
         replace(base, params=params, grads=grads, optimizer=optimizer)
         for params, grads, optimizer in product(*allowed)
         if grads % params == 0 and optimizer % grads == 0
+        and _SHARDS[shards](params, grads, optimizer)
     )
 
 
