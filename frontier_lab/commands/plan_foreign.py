@@ -31,7 +31,7 @@ ERRORS = Path(__file__).parents[1] / "planning" / "engine_errors.json"
 """Errors of each engine on published runs, with constants that were fitted to those of other
 programs. benchmarks/planner_accuracy.py --fit writes the file."""
 ENGINE = "planner.engine"
-GIVE_RANKS = ("launch.ranks", "launch.nodes", "launch.ranks_per_node", "planner.nodes")
+GIVE_RANKS = ("launch.ranks", "launch.nodes", "planner.nodes")
 PARTS = {
     "parameters": ("parameters", "gathered"),
     "gradients": ("gradients", "reductions"),
@@ -110,7 +110,8 @@ def _refuse_missing(run: ForeignRun, given: Mapping[str, str]) -> None:
         missing["cluster"] = f"no {run.program} file names its machine; one of {names}"
     if run.ranks is None:
         missing["launch.ranks"] = "the number of GPUs is not in the file"
-        missing = {key: why for key, why in missing.items() if not key.startswith("sharding.")}
+        follow = ("sharding.", "data.global_batch" if "data.micro_batch" in run.keys else "=")
+        missing = {key: why for key, why in missing.items() if not key.startswith(follow)}
     if missing:
         todo = "add " + " ".join(f"{key}=..." for key in missing)
         wants = "; ".join(f"{key} ({why})" for key, why in missing.items())
@@ -162,16 +163,17 @@ def _estimate_parts(
         band = f"{format_figure(low, 3)} to {format_figure(high, 3)} s"
     speed = planned.tokens_per_second / candidate.grid.size
     mfu = "unknown" if planned.mfu is None else f"{planned.mfu:.1%}"
-    yield f"step: {format_figure(seconds, 4)} s ({band}), {format_count(speed, 4)} tokens/s per GPU, MFU {mfu}"
+    per_gpu = f"{format_count(speed, 4)} tokens/s per GPU, MFU {mfu}"
+    yield f"step: {format_figure(seconds, 4)} s ({band}), {per_gpu}"
     parts = sorted(planned.time.parts.items(), key=lambda part: -part[1])
     shares = [f"{name.replace('_', ' ')} {part / seconds:.0%}" for name, part in parts[:4] if part]
     yield f"bottleneck: {shares[0]} of the step; then {', '.join(shares[1:]) or 'nothing'}"
     if known is not None:
         of = "" if known["engine"] == engine.name else f" of {known['engine']}"
         yield (
-            f"error of {engine.name} on {known['runs']} published runs{of}, fitted to other programs "
-            f"only: mean {known['mean']:.0%}, 9 of 10 within {known['most']:.0%} (the band), largest "
-            f"{known['largest']:.0%}"
+            f"error of {engine.name} on {known['runs']} published runs{of}, with constants fitted "
+            f"to other programs: mean {known['mean']:.0%}, 9 of 10 within {known['most']:.0%} (the "
+            f"band), largest {known['largest']:.0%}"
         )
     if run.engine_note and engine.name == run.engine:
         yield f"note: {run.engine_note}"

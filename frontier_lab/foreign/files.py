@@ -43,14 +43,14 @@ def read_run(path: Path, model_config: Path | None, given: Mapping[str, str]) ->
             return megatron_arguments.read_arguments(values, path.name, given, ranks, dumped=True)
     if len(text) > LARGEST_FILE:
         raise _unknown(path, f"more than {LARGEST_FILE} bytes, and no arguments of Megatron-LM")
-    values, problem = _parsed(text)
-    if values is not None:
-        if deepspeed_json.is_deepspeed(values):
+    content, problem = _parsed(text)
+    if content is not None:
+        if deepspeed_json.is_deepspeed(content):
             model = _model(path, model_config)
-            return deepspeed_json.read_deepspeed(values, model, path.name, given, ranks)
-        if torchtitan_toml.is_torchtitan(values):
-            return torchtitan_toml.read_job(dict(flat(values)), path.name, given, ranks)
-        raise _unknown(path, "keys " + (", ".join(map(str, values))[:200] or "(none)"))
+            return deepspeed_json.read_deepspeed(content, model, path.name, given, ranks)
+        if torchtitan_toml.is_torchtitan(content):
+            return torchtitan_toml.read_job(dict(flat(content)), path.name, given, ranks)
+        raise _unknown(path, "keys " + (", ".join(map(str, content))[:200] or "(none)"))
     if problem is None and megatron_arguments.is_megatron(text):
         values, undecided = megatron_arguments.read_commands(text)
         run = megatron_arguments.read_arguments(values, path.name, given, ranks, dumped=False)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frontier_lab.foreign.reading import ForeignRun, Reading
+from frontier_lab.foreign.reading import ForeignRun, Reading, written
 from frontier_lab.foreign.shell_words import read_script
 from frontier_llm.errors import ConfigError
 
@@ -16,37 +16,38 @@ MARKS = {"--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "
 DUMP = re.compile(r"-{8,} arguments -{8,}(.*?)-{8,} end of arguments", re.DOTALL)
 _DUMPED = re.compile(r"(?:^|[\s>:\]])\s*(\w+) (\.{2,}|) ?(.*)$")
 _PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,12})\)")
-_NAMES = {
-    "DDP_impl": "DDP-impl", "checkpoint_num_layers": "checkpoint-num-layers",
-}  # fmt: skip
 TOKENIZERS = {"GPT2BPETokenizer": 50257}
 """Sizes of vocabularies that the name of a tokenizer tells."""
-IGNORED = (
-    "adam_*", "add_position_embedding", "adlr_*", "app_tag*", "apply_*", "async_save", "auto_detect*",
-    "barrier_with*", "batch_p2p*", "bert_*", "biencoder*", "block_data*", "calculate_per*", "check_*",
-    "checkpoint_acti*", "ckpt_*", "classes_fraction", "clip_grad", "clone_scatter*", "config_logger*",
-    "consumed_*", "cp_comm_type", "create_attention*", "data_*", "dataloader*", "decoupled*",
-    "deepspeed_config", "deepspeed_mpi", "deepscale*", "deprecated*", "dino_*", "dist_ckpt*",
-    "distribute_saved*", "distributed_*", "embedding_init*", "empty_unused*", "enable_*",
-    "encoder_num_layers", "encoder_seq_length", "end_weight*", "eod_mask*", "error_inj*", "eval_*",
-    "evidence*", "exit_*", "expert_tensor*", "finetune", "fp8_*", "full_validation", "head_lr*",
-    "hybrid_*_ratio", "hysteresis", "ict_*", "img_*", "indexer*", "inference_*", "init_method*",
-    "initial_loss*", "iter_per*", "iterations*", "kv_lora*", "lazy_mpu*", "legacy_tok*", "load",
-    "local_rank", "log_*", "logging*", "loss_scale*", "lr", "lr_*", "manual_gc*", "mask_*",
-    "max_position*", "max_tokens_to*", "mem*snapshot*", "merge_file", "min_loss*", "min_lr", "mmap_*",
-    "mock_data", "moe_*", "mscale*", "muon_*", "nccl_comm*", "no_create_att*", "no_load*", "no_mmap*",
-    "no_save*", "non_persistent*", "norm_epsilon", "num_channels", "num_classes", "num_dataset*",
-    "num_workers", "one_logger*", "optimizer", "original_max*", "output_bert*", "override_opt*",
-    "params_dtype", "patch_dim", "per_split*", "perform_init*", "pretrained_ck*", "profile*",
-    "q_lora*", "qk_head*", "qk_pos*", "query_in*", "rank", "record_mem*", "renorm*", "rerun*",
-    "reset_*", "result_rej*", "retriever*", "retro_*", "rotary_base", "rotary_inter*",
-    "rotary_scaling*", "rotary_seq*", "sample_rate", "save", "save_*", "seed", "sgd_*", "short_seq*",
-    "skip*", "split", "start_weight*", "straggler*", "swin_*", "tensorboard*", "test_*", "tiktoken*",
-    "timing_log*", "titles_*", "tokenizer_*", "trace*", "train_*", "use_checkpoint*", "use_cpu_init*",
-    "use_dist_ckpt*", "use_mcore*", "use_mp_args*", "use_one_sent*", "use_persist*", "use_pytorch*",
-    "use_rope_scaling", "use_token*", "v_head*", "valid_*", "vision_*", "vocab_extra*", "vocab_file",
-    "wandb*", "weight_decay*", "yarn_*", "yaml_cfg", "zero_*",
-)  # fmt: skip
+_CORE = (
+    "no published runs were compared with megatron_core: the error is that of its predecessor, "
+    "megatron_2022"
+)
+_VARIANTS = (
+    "multi_latent_attention hybrid_override_pattern is_hybrid_model mtp_num_layers "
+    "heterogeneous_layers_config_path decoder_num_layers decoder_seq_length"
+)
+IGNORED = """
+    adam_* add_position_embedding adlr_* app_tag* apply_* async_save auto_detect* barrier_with*
+    batch_p2p* bert_* biencoder* block_data* calculate_per* check_* checkpoint_acti* ckpt_*
+    classes_fraction clip_grad clone_scatter* config_logger* consumed_* cp_comm_type
+    create_attention* data_* dataloader* decoupled* deepscale* deepspeed_config deepspeed_mpi
+    deprecated* dino_* dist_ckpt* distribute_saved* distributed_* embedding_init* empty_unused*
+    enable_* encoder_num_layers encoder_seq_length end_weight* eod_mask* error_inj* eval_*
+    evidence* exit_* expert_tensor* finetune fp8_* full_validation head_lr* hybrid_*_ratio
+    hysteresis ict_* img_* indexer* inference_* init_method* initial_loss* iter_per* iterations*
+    kv_lora* lazy_mpu* legacy_tok* load local_rank log_* logging* loss_scale* lr lr_* manual_gc*
+    mask_* max_position* max_tokens_to* mem*snapshot* merge_file min_loss* min_lr mmap_* mock_data
+    moe_* mscale* muon_* nccl_comm* no_create_att* no_load* no_mmap* no_save* non_persistent*
+    norm_epsilon num_channels num_classes num_dataset* num_workers one_logger* original_max*
+    output_bert* override_opt* params_dtype patch_dim per_split* perform_init* pretrained_ck*
+    profile* q_lora* qk_head* qk_pos* query_in* rank record_mem* renorm* rerun* reset_*
+    result_rej* retriever* retro_* rotary_base rotary_inter* rotary_scaling* rotary_seq*
+    sample_rate save save_* seed sgd_* short_seq* skip* split start_weight* straggler* swin_*
+    tensorboard* test_* tiktoken* timing_log* titles_* tokenizer_* trace* train_* use_checkpoint*
+    use_cpu_init* use_dist_ckpt* use_mcore* use_mp_args* use_one_sent* use_persist* use_pytorch*
+    use_rope_scaling use_token* v_head* valid_* vision_* vocab_extra* vocab_file wandb*
+    weight_decay* yaml_cfg yarn_* zero_*
+""".split()
 """Patterns of arguments that influence neither time nor memory of a dense model's step."""
 
 
@@ -94,9 +95,9 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
     name = ""
     for word in (part for each in words for part in (each.split() if "--" in each else [each])):
         if word.startswith("--") and len(word) > 2:
-            name, has_value, value = word[2:].replace("-", "_").partition("=")
-            name = word[2:].partition("=")[0].replace("-", "_")
-            values[name] = word.partition("=")[2] if has_value else True
+            name, has_value, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            values[name] = value if has_value else True
         elif re.fullmatch("-[A-Za-z]", word):
             name = word[1]
             values[name] = True
@@ -129,14 +130,18 @@ def read_arguments(
     """Translate arguments to a run; `ranks` of the command line replace those of the file."""
     run = ForeignRun("Megatron-LM", "megatron_core", _CORE)
     reading = Reading(run, where, values, given, str if dumped else _as_flag)
-    _refuse(reading)
+    dense = "the planner counts dense decoders only"
+    reading.refuse_if("num_experts expert_model_parallel_size", dense, "[1]", "1", "0", 1)
+    reading.refuse_if(_VARIANTS, dense)
+    offload = "the planner keeps optimizer states on the device"
+    reading.refuse_if("optimizer_cpu_offload cpu_optimizer", offload)
     run.ranks = ranks or reading.integer("world_size")
     reading.means("world_size", meaning=f"{run.ranks} ranks" if run.ranks else "")
     tensor = _layout(reading)
     _model(reading, tensor)
-    _optimizer(reading)
-    _recompute(reading)
     _engine(reading)
+    _states(reading)
+    _recompute(reading)
     reading.nearly("fp8 fp8_format fp8_param_gather", "planned in 16 bits, so it may be faster")
     reading.nearly("tp_comm_overlap", "the plan overlaps no messages between tensor ranks")
     reading.nearly("rampup_batch_size", "the plan is for the final batch")
@@ -144,159 +149,121 @@ def read_arguments(
     return reading.finish(IGNORED)
 
 
-_CORE = (
-    "no published runs were compared with megatron_core: the error is that of its predecessor, "
-    "megatron_2022"
-)
-
-
 def _as_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _refuse(reading: Reading) -> None:
-    dense = "the planner counts dense decoders only"
-    reading.refuse_if("num_experts", dense, "[1]", "1", "0")
-    reading.refuse_if(
-        "multi_latent_attention hybrid_override_pattern is_hybrid_model mtp_num_layers "
-        "heterogeneous_layers_config_path decoder_num_layers decoder_seq_length",
-        dense,
-    )
-    reading.refuse_if("expert_model_parallel_size", dense, "1", 1)
-    offload = "the planner keeps optimizer states on the device"
-    reading.refuse_if("optimizer_cpu_offload cpu_optimizer", offload)
-
-
 def _layout(reading: Reading) -> int:
     """Read sizes of groups and batches; return the number of tensor ranks."""
-    tensor = reading.integer("tensor_model_parallel_size", 1, "parallel.tensor")
-    stages = reading.integer("pipeline_model_parallel_size", 1, "parallel.pipeline")
-    context = reading.integer("context_parallel_size", 1, "parallel.context")
-    reading.means("tensor_model_parallel_size", {"parallel.tensor": tensor})
-    reading.means("pipeline_model_parallel_size", {"parallel.pipeline": stages})
-    reading.means("context_parallel_size", {"parallel.context": context})
+    tensor: int = reading.whole("tensor_model_parallel_size", "parallel.tensor", 1)
+    stages = reading.whole("pipeline_model_parallel_size", "parallel.pipeline", 1)
+    context = reading.whole("context_parallel_size", "parallel.context", 1)
     sequence = reading.flag("sequence_parallel") and tensor > 1
     reading.means("sequence_parallel", {"parallel.sequence": sequence})
     data = reading.data_ranks(tensor, stages, context)
-    layers = reading.integer("num_layers", None, "model.layers")
-    each = reading.integer("num_layers_per_virtual_pipeline_stage")
-    chunks = reading.integer("num_virtual_stages_per_pipeline_rank", 1)
+    layers = reading.whole("num_layers", "model.layers")
+    name = "num_layers_per_virtual_pipeline_stage"
+    each, chunks = reading.integer(name), reading.integer("num_virtual_stages_per_pipeline_rank", 1)
     if each and layers:
         if layers % (stages * each):
             wants = f"a divisor of {layers} layers / {stages} stages"
-            name = "num_layers_per_virtual_pipeline_stage"
             raise reading.refused(name, wants, "correct it, or set the numbers of layers or stages")
         chunks = layers // stages // each
     keys = {"parallel.chunks": chunks, "parallel.schedule": "interleaved" if chunks > 1 else "1f1b"}
-    reading.means("num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank", keys)
+    reading.means(f"{name} num_virtual_stages_per_pipeline_rank", keys)
     _uneven(reading, layers, stages, chunks)
-    length = reading.integer("seq_length", None, "data.sequence_length")
-    reading.means("seq_length", {"data.sequence_length": length})
-    micro = reading.integer("micro_batch_size", None, "data.micro_batch")
-    reading.means("micro_batch_size", {"data.micro_batch": micro})
-    replicas = data and data // context
-    default = micro * replicas if micro and replicas else None
-    batch = reading.integer("global_batch_size", default, "data.global_batch")
-    reading.means("global_batch_size", {"data.global_batch": batch})
+    reading.whole("seq_length", "data.sequence_length")
+    micro = reading.whole("micro_batch_size", "data.micro_batch")
+    default = micro * data // context if micro and data else None
+    reading.whole("global_batch_size", "data.global_batch", default)
     reading.get("data_parallel_size")
-    return int(tensor)
+    return tensor
 
 
 def _uneven(reading: Reading, layers: int | None, stages: int, chunks: int) -> None:
     """Read the numbers of layers of the first and the last stage."""
     names = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
     first, last = (reading.integer(name) for name in names)
-    inner = stages - bool(first) - bool(last)
     if not layers or stages == 1 or not (first or last):
         return
+    inner = stages - bool(first) - bool(last)
     rest = layers - (first or 0) - (last or 0)
     if chunks > 1 or inner < 1 or rest < inner or rest % inner:
         wants = f"with 1 chunk, {inner} equal stages of the {rest} other layers"
-        raise reading.refused(names[0] if first else names[1], wants, "correct the numbers of layers")
+        raise reading.refused(names[0] if first else names[1], wants, "correct the numbers")
     each = [first] * bool(first) + [rest // inner] * inner + [last] * bool(last)
     reading.means(" ".join(names), {"parallel.layers_per_stage": each})
 
 
 def _model(reading: Reading, tensor: int) -> None:
-    layers = reading.integer("num_layers", None, "model.layers")
-    hidden = reading.integer("hidden_size", None, "model.hidden")
-    heads = reading.integer("num_attention_heads", None, "model.heads")
     reading.run.keys |= {"model": "gpt", "model.name": "megatron"}
-    reading.means("num_layers", {"model.layers": layers})
-    reading.means("hidden_size", {"model.hidden": hidden})
-    reading.means("num_attention_heads", {"model.heads": heads})
+    hidden = reading.whole("hidden_size", "model.hidden")
+    heads = reading.whole("num_attention_heads", "model.heads")
     gated = reading.flag("swiglu")
-    default = None if hidden is None else int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden
-    reading.means("ffn_hidden_size", {"model.ffn": reading.integer("ffn_hidden_size", default)})
     reading.means("swiglu", {"model.activation": "swiglu" if gated else "gelu"})
-    grouped = reading.flag("group_query_attention")
-    kv_heads = reading.integer("num_query_groups", 1) if grouped else heads
+    reading.nearly("squared_relu openai_gelu", "planned as gelu")
+    width = hidden and (int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden)
+    reading.whole("ffn_hidden_size", "model.ffn", width)
+    kv_heads = reading.integer("num_query_groups", 1, "model.kv_heads")
+    kv_heads = kv_heads if reading.flag("group_query_attention") else heads
     reading.means("group_query_attention num_query_groups", {"model.kv_heads": kv_heads})
-    default = None if hidden is None or heads is None else max(1, hidden // heads)
-    reading.means("kv_channels", {"model.head_dim": reading.integer("kv_channels", default)})
+    reading.whole("kv_channels", "model.head_dim", hidden and heads and max(1, hidden // heads))
     _vocabulary(reading, tensor)
-    kinds = dict.fromkeys(("rope", "mrope", "yarn", "alibi", "none", "relative"), "rotary")
-    kind = reading.word("position_embedding_type", {"learned_absolute": "learned", **kinds},
-                        "learned_absolute")  # fmt: skip
-    kind = "rotary" if reading.flag("use_rotary_position_embeddings") else kind
-    reading.means("position_embedding_type", {"model.positions": kind})
-    reading.nearly("position_embedding_type", "planned as rotary positions", "rope",
-                   "learned_absolute")  # fmt: skip
-    share = reading.number("rotary_percent", 1.0)
-    reading.run.keys["model.rotary_fraction"] = str(share)
+    rotary = dict.fromkeys(("rope", "mrope", "yarn", "alibi", "none", "relative"), "rotary")
+    old = "rope" if reading.flag("use_rotary_position_embeddings") else "learned_absolute"
+    reading.choose("position_embedding_type", "model.positions",
+                   {"learned_absolute": "learned", **rotary}, old)  # fmt: skip
+    reading.nearly("position_embedding_type", "planned as rotary", "rope", "learned_absolute")
+    reading.run.keys["model.rotary_fraction"] = written(reading.number("rotary_percent", 1.0))
     norms = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
-    reading.means("normalization", {"model.norm": reading.word("normalization", norms, "LayerNorm")})
-    bias = "add_bias_linear" not in reading.values or reading.flag("add_bias_linear")
-    bias = bias and not reading.flag("disable_bias_linear")
-    reading.means("disable_bias_linear", {"model.bias": bias})
-    qkv = bias or reading.flag("add_qkv_bias")
-    reading.means("add_qkv_bias", {"model.qkv_bias": qkv})
-    tied = not reading.flag("untie_embeddings_and_output_weights")
-    reading.means("untie_embeddings_and_output_weights", {"model.tied": tied})
+    reading.choose("normalization", "model.norm", norms, "LayerNorm")
+    bias = reading.values.get("add_bias_linear") is not False
+    bias = not reading.flag("disable_bias_linear") and bias
+    reading.means("disable_bias_linear add_bias_linear", {"model.bias": bias})
+    reading.means("add_qkv_bias", {"model.qkv_bias": reading.flag("add_qkv_bias") or bias})
+    name = "untie_embeddings_and_output_weights"
+    reading.means(name, {"model.tied": not reading.flag(name)})
     norm = "head" if reading.flag("qk_layernorm") else "none"
     reading.means("qk_layernorm", {"model.qk_norm": norm})
     for theirs, ours in (("hidden", ""), ("attention", "attention_")):
         name = f"{theirs}_dropout"
         reading.means(name, {f"model.{ours}dropout": reading.number(name, 0.1)})
-    window = reading.get("window_size")
-    reading.refuse_if("window_size", "sliding windows are not read from this file")
-    assert window is None
-    reading.nearly("squared_relu openai_gelu", "planned as gelu")
+    reading.refuse_if("window_size", "sliding windows are not read from these arguments")
 
 
 def _vocabulary(reading: Reading, tensor: int) -> None:
     """Read the vocabulary, which is padded for the tensor ranks."""
-    padded = reading.integer("padded_vocab_size")
+    names = "padded_vocab_size vocab_size make_vocab_size_divisible_by tokenizer_type"
     size = reading.integer("vocab_size", TOKENIZERS.get(str(reading.get("tokenizer_type"))))
     multiple = reading.integer("make_vocab_size_divisible_by", 128) * tensor
-    if padded is None and size is not None:
-        padded = -(-size // multiple) * multiple
-    names = "padded_vocab_size vocab_size make_vocab_size_divisible_by tokenizer_type"
-    shown = " ".join(name for name in names.split() if reading.values.get(name) is not None)
-    reading.means(shown or "vocab_size", {"model.vocabulary": padded})
+    padded = reading.integer("padded_vocab_size", size and -(-size // multiple) * multiple)
+    shown = [name for name in names.split() if reading.values.get(name) is not None]
+    reading.means(" ".join(shown) or "vocab_size", {"model.vocabulary": padded})
 
 
-def _optimizer(reading: Reading) -> None:
+def _states(reading: Reading) -> None:
+    """Read number formats and the sharding of states."""
     bf16, fp16 = reading.flag("bf16"), reading.flag("fp16")
-    precision = "bf16" if bf16 else "fp16" if fp16 else "fp32"
-    reading.means("bf16 fp16", {"precision": precision})
-    fp32 = precision == "fp32" or reading.flag("accumulate_allreduce_grads_in_fp32") or bf16
-    fp32 = fp32 and not reading.flag("grad_reduce_in_bf16")
-    reading.means("accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16",
-                  {"collectives.grads_format": "fp32" if fp32 else "bf16"})  # fmt: skip
-    stage = reading.integer("zero_stage", None, least=0)
-    sharded = reading.flag("use_distributed_optimizer")
-    names = "zero_stage" if stage is not None else "use_distributed_optimizer"
-    if reading.flag("use_megatron_fsdp") or reading.flag("use_torch_fsdp2"):
+    reading.means("bf16 fp16", {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"})
+    names = "accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16"
+    in_fp32 = reading.flag(names.split()[0]) or bf16 or not fp16
+    wire = "fp32" if in_fp32 and not reading.flag("grad_reduce_in_bf16") else "bf16"
+    reading.means(names, {"collectives.grads_format": wire})
+    reading.optimizer("optimizer", "adam")
+    names, stage = "use_distributed_optimizer", int(reading.flag("use_distributed_optimizer"))
+    if reading.flag("deepspeed"):
+        names, stage = "zero_stage", reading.integer("zero_stage", 0, least=0)
+    elif reading.flag("use_torch_fsdp2") or reading.flag("use_megatron_fsdp"):
         words = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+        names = "data_parallel_sharding_strategy"
         default = "optim_grads_params" if reading.flag("use_torch_fsdp2") else "no_shard"
-        stage = int(reading.word("data_parallel_sharding_strategy", words, default))
-        names = "use_megatron_fsdp use_torch_fsdp2 data_parallel_sharding_strategy"
-    factors = zero_factors(int(sharded) if stage is None else stage, reading.run.program, names)
-    if (instances := reading.integer("num_distributed_optimizer_instances", 1)) > 1:
-        data = reading.data_ranks(1, 1, 1) or 0
-        sizes = [int(reading.run.keys[f"parallel.{name}"]) for name in ("tensor", "pipeline")]
-        factors["sharding.optimizer"] = str(data // sizes[0] // sizes[1] // instances or "all")
+        stage = int(reading.word(names, words, default))
+        names += " use_torch_fsdp2 use_megatron_fsdp"
+    factors = zero_factors(stage, reading.run.program, names)
+    if (parts := reading.integer("num_distributed_optimizer_instances", 1)) > 1:
+        groups = [int(reading.run.keys[f"parallel.{name}"]) for name in ("tensor", "pipeline")]
+        data = reading.data_ranks(groups[0], groups[1], 1)
+        factors["sharding.optimizer"] = data and max(1, data // parts)
         names += " num_distributed_optimizer_instances"
     reading.means(names, factors)
 
@@ -310,44 +277,39 @@ def zero_factors(stage: int, program: str, names: str) -> dict[str, Any]:
 
 
 def _recompute(reading: Reading) -> None:
-    old = any(reading.flag(n) for n in ("checkpoint_activations", "deepspeed_activation_checkpointing"))
-    kinds = {"full": "full", "selective": "selective", "none": "none"}
-    kind = reading.word("recompute_granularity", kinds, "full" if old else "none")
-    kind = "selective" if kind == "none" and reading.flag("recompute_activations") else kind
-    method, layers = reading.get("recompute_method"), reading.integer("recompute_num_layers")
-    reading.means(
-        "recompute_granularity recompute_activations recompute_method recompute_num_layers "
-        "checkpoint_activations",
-        {"recompute": kind},
-    )
-    if kind == "full" and (layers or 1) > 1 or method == "block":
-        reading.nearly("recompute_num_layers", "planned as if each layer were recomputed by itself")
-    modules = reading.get("recompute_modules")
-    if kind == "selective" and str(modules) not in ("None", "core_attn", "['core_attn']"):
-        reading.nearly("recompute_modules", "planned as core_attn: only attention is recomputed")
+    switches = "checkpoint_activations deepspeed_activation_checkpointing recompute_activations"
+    old, deepspeed, selective = map(reading.flag, switches.split())
+    default = "full" if old or deepspeed else "selective" if selective else "none"
+    kinds = {kind: kind for kind in ("full", "selective", "none")}
+    kind = reading.word("recompute_granularity", kinds, default)
+    names = f"recompute_granularity recompute_method recompute_num_layers {switches}"
+    reading.means(names, {"recompute": kind})
+    if kind == "full" and reading.get("recompute_num_layers", "1") not in ("1", 1):
+        reading.nearly(
+            "recompute_num_layers", "planned as if every layer were recomputed by itself"
+        )
+    if kind == "selective":
+        reading.nearly("recompute_modules", "planned as core_attn", "core_attn", "['core_attn']")
 
 
 def _engine(reading: Reading) -> None:
     """Choose the engine: arguments that only old versions have, and DeepSpeed's, tell it."""
-    run, values = reading.run, reading.values
-    flash = any(reading.flag(name) for name in ("use_flash_attn", "use_flash_attn_v2"))
+    run, values, keys = reading.run, reading.values, dict[str, Any]()
+    flash = reading.flag("use_flash_attn") or reading.flag("use_flash_attn_v2")
     backend = str(reading.get("attention_backend", "auto")).rpartition(".")[2]
-    local = str(reading.get("transformer_impl", "transformer_engine")) == "local"
-    fused = flash or (backend not in ("unfused", "local") and not local)
-    keys: dict[str, Any] = {}
-    if reading.flag("deepspeed") or values.get("deepspeed_config"):
-        run.program, run.engine, run.engine_note, fused = "Megatron-DeepSpeed", "deepspeed", "", flash
-        keys = {"planner.engine.fused_attention": fused}
+    local = backend in ("unfused", "local") or reading.get("transformer_impl") == "local"
+    fused = "planner.engine.fused_attention"
+    if reading.flag("deepspeed"):
+        run.program, run.engine, run.engine_note = "Megatron-DeepSpeed", "deepspeed", ""
+        keys[fused] = flash
     elif "DDP_impl" in values or "checkpoint_activations" in values:
         new = values.get("sequence_parallel") or values.get("recompute_granularity")
         run.engine, run.engine_note = "megatron_2022" if new else "megatron_2021", ""
     else:
+        keys[fused] = flash or not local
         overlaps = reading.flag("overlap_grad_reduce")
-        keys = {"planner.engine.fused_attention": fused, "planner.engine.overlaps": overlaps}
-    reading.means(
-        "deepspeed DDP_impl checkpoint_activations", {"planner.engine": run.engine},
-    )  # fmt: skip
-    for key, value in keys.items():
-        names = {"planner.engine.overlaps": "overlap_grad_reduce overlap_param_gather"}
-        flags = "use_flash_attn use_flash_attn_v2 attention_backend transformer_impl"
-        reading.means(names.get(key, flags), {key: value})
+        names = "overlap_grad_reduce overlap_param_gather"
+        reading.means(names, {"planner.engine.overlaps": overlaps})
+    names = "deepspeed DDP_impl checkpoint_activations"
+    reading.means(names, {"planner.engine": run.engine})
+    reading.means("use_flash_attn use_flash_attn_v2 attention_backend transformer_impl", keys)

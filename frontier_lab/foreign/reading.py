@@ -13,6 +13,8 @@ LARGEST = 10**12
 """Largest integer that a file may contain."""
 SHOWN = 60
 """Largest number of characters of a value that is shown."""
+AUTO = "auto"
+"""A value that another program fills in, such as Hugging Face's Trainer in a DeepSpeed file."""
 UNSET = (None, False, "", "None", "False", "[]")
 """Values of arguments that are not in use."""
 
@@ -77,10 +79,23 @@ class Reading:
         if value is None:
             return default
         digits = isinstance(value, str) and re.fullmatch("[-+]?[0-9]{1,13}", value.strip())
-        number = int(value) if digits or type(value) is int else None
+        whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+        number = int(value) if digits or whole else None
         if number is None or not least <= number <= LARGEST:
             raise self.refused(name, f"a whole number from {least} on", "correct it")
         return number
+
+    def whole(self, name: str, key: str, default: Any = None) -> Any:
+        """Return an integer, and note that it is the value of a key of ours."""
+        value = self.integer(name, default, key)
+        self.means(name, {key: value})
+        return value
+
+    def choose(self, name: str, key: str, words: Mapping[str, str], default: str) -> str:
+        """Return our word for one of theirs, and note that it is the value of a key of ours."""
+        value = self.word(name, words, default)
+        self.means(name, {key: value})
+        return value
 
     def number(self, name: str, default: float) -> float:
         """Return a number from 0 to 1."""
@@ -117,7 +132,7 @@ class Reading:
             if value is None or opened:
                 if key not in self.given:
                     self.run.missing[key] = (
-                        f"{self._spell(opened[0])} is {self.values[opened[0]]} there"
+                        f"{self._spell(opened[0])} is {_shown(self.values[opened[0]])} there"
                         if opened
                         else f"no {self._names(names)}"
                     )
@@ -146,6 +161,12 @@ class Reading:
                 shown = _shown(self.values[name])
                 self.run.notes.append(f"{self._spell(name)} ({shown}): {note}")
             self._used.add(name)
+
+    def optimizer(self, name: str, default: str) -> None:
+        """Note an optimizer that has other states than AdamW."""
+        value = str(self.get(name, default))
+        if value.lower() not in ("adam", "adamw", "fusedadam"):
+            self.run.notes.append(f"{self._spell(name)} ({_shown(value)}): planned as AdamW")
 
     def refused(self, name: str, wants: str, todo: str) -> ConfigError:
         """Return the error for a value."""
@@ -192,8 +213,8 @@ def written(value: Any) -> str:
     """Write a value as the command line does."""
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(written, value)) + "]"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # keys of type float accept an integer
+    if isinstance(value, float):  # YAML reads 1e-05 as text; keys of type float accept integers
+        return f"{value:.12f}".rstrip("0").rstrip(".")
     return "null" if value is None else str(value).lower() if value in (True, False) else str(value)
 
 
@@ -204,4 +225,4 @@ def _shown(value: Any) -> str:
 
 def _is_open(value: Any) -> bool:
     """Return whether a value has a shell variable that its file does not set, or is `auto`."""
-    return isinstance(value, str) and ("$" in value or "`" in value or value == "auto")
+    return isinstance(value, str) and ("$" in value or "`" in value or value == AUTO)

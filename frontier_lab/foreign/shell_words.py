@@ -59,26 +59,23 @@ class Script:
 def read_script(text: str, variables: dict[str, list[str]] | None = None, depth: int = 0) -> Script:
     """Read a script; `variables` are known from outside."""
     script = Script(variables=variables or {})
-    branches: list[bool | None] = []  # of open `if`s: False = none was taken yet, None = skip the others
+    branches: list[bool | None] = []  # of open `if`s: False = none was taken yet, None = skip all
     condition: list[tuple[str, list[str]]] | None = None
     for joiner, words in _simple_commands(text):
         first = words[0] if words else ""
         if first in ("if", "elif"):
-            if first == "if":
-                branches.append(False)
-            elif branches and branches[-1] is True:
-                branches[-1] = None
-            condition, words = [], words[1:]
-        if condition is not None and first != "then":
+            branches += [False] if first == "if" else []
+            branches[-1:] = [None if taken else taken for taken in branches[-1:]]
+            condition = [(joiner, words[1:])]
+        elif condition is not None and first != "then":
             condition.append((joiner, words))
-        elif first == "then" and condition is not None and branches:
-            if branches[-1] is False and all(branches[:-1]):
-                branches[-1] = _holds(condition, script)
+        elif first in ("then", "else") and branches:
+            if branches[-1] is not False:
+                branches[-1] = None
+            elif all(branches[:-1]):
+                branches[-1] = _holds(condition or [], script) if first == "then" else True
             condition = None
-        elif first == "else" and branches:
-            branches[-1] = None if branches[-1] in (True, None) else True
-        elif first == "fi" and branches:
-            branches.pop()
+        branches = branches[: len(branches) - (first == "fi")]
         if condition is None and all(branches):
             while words and words[0] in _SKIPPED:
                 words = words[1:]

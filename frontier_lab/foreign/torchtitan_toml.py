@@ -28,16 +28,20 @@ SCHEDULES = {
     "ZBVZeroBubble": "zb_v",
 }
 """Our schedule by theirs, as the functions get_schedule_class of torch accept them."""
-IGNORED = (
-    "job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "validation.*",
-    "fault_tolerance.*", "optimizer.*", "debug.*", "memory_estimation.*", "model.tokenizer_path",
-    "model.hf_assets_path", "model.print_after_conversion", "training.steps", "training.max_norm",
-    "training.dataset*", "training.seed", "training.deterministic", "training.gc_*",
-    "training.warmup_steps", "float8.*", "quantize.*", "mx.*", "experimental.custom_*",
-    "compile.components", "compile.backend", "parallelism.disable_loss_parallel",
-    "parallelism.context_parallel_rotate_method", "parallelism.expert_tensor_parallel_degree",
-    "activation_checkpoint.per_op_*", "activation_checkpoint.early_stop",
-)  # fmt: skip
+_NEAREST = (
+    "no runs of torchtitan were compared: the nearest engine is fsdp, whose published runs are of "
+    "llm-foundry"
+)
+IGNORED = """
+    activation_checkpoint.early_stop activation_checkpoint.per_op_* checkpoint.* comm.*
+    compile.backend compile.components debug.* experimental.custom_* fault_tolerance.* float8.*
+    job.* lr_scheduler.* memory_estimation.* metrics.* model.hf_assets_path
+    model.print_after_conversion model.tokenizer_path mx.* optimizer.*
+    parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
+    parallelism.expert_tensor_parallel_degree profiling.* quantize.* training.dataset*
+    training.deterministic training.gc_* training.max_norm training.seed training.steps
+    training.warmup_steps validation.*
+""".split()
 """Patterns of keys that influence neither time nor memory of a step, or only through a converter of
 the model, which is noted."""
 
@@ -51,10 +55,8 @@ def read_job(
     values: Mapping[str, Any], where: str, given: Mapping[str, str], ranks: int | None
 ) -> ForeignRun:
     """Translate a job, given by dotted keys."""
-    run = ForeignRun("torchtitan", "fsdp", "no runs of torchtitan were compared: the nearest engine "
-                     "is fsdp, whose published runs are of llm-foundry")  # fmt: skip
+    run = ForeignRun("torchtitan", "fsdp", _NEAREST, ranks)
     reading = Reading(run, where, values, given)
-    run.ranks = ranks
     run.keys["planner.engine"] = "fsdp"
     dense = "the planner counts dense decoders only"
     reading.refuse_if("parallelism.expert_parallel_degree", dense, 1)
@@ -63,15 +65,14 @@ def read_job(
     _model(reading)
     _layout(reading)
     kinds = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "selective"}
-    mode = reading.word("activation_checkpoint.mode", kinds, "selective")
-    reading.means("activation_checkpoint.mode", {"recompute": mode})
-    if mode == "selective":
+    if reading.choose("activation_checkpoint.mode", "recompute", kinds, "selective") == "selective":
         option = reading.get("activation_checkpoint.selective_ac_option", "2")
         run.notes.append(
             f"activation_checkpoint.mode is selective (option {option}): planned as "
             "recompute=selective, which recomputes attention only; recompute=none and "
             "recompute=full are the bounds"
         )
+    reading.optimizer("optimizer.name", "AdamW")
     reading.nearly("activation_checkpoint.memory_budget", "not used")
     reading.nearly("training.compile compile.enable", "the engine fsdp has the speed without it")
     reading.nearly("parallelism.enable_async_tensor_parallel", "the plan overlaps no messages "
@@ -88,43 +89,30 @@ def _model(reading: Reading) -> None:
         wants = f"a model of which the sizes are known: {known}"
         raise reading.refused("model.flavor", wants, "give a model of conf/model: model=NAME")
     reading.means("model.name model.flavor", {"model": model})
-    length = reading.integer("training.seq_len", 2048, "data.sequence_length")
-    reading.means("training.seq_len", {"data.sequence_length": length})
+    reading.whole("training.seq_len", "data.sequence_length", 2048)
     words = {"bfloat16": "bf16", "float32": "fp32"}
-    default = reading.get("training.dtype", "float32")
-    precision = reading.word("training.mixed_precision_param", words, "bfloat16")
-    reading.means("training.mixed_precision_param", {"precision": precision})
-    words = {"float32": "fp32", "bfloat16": "bf16"}
-    wire = reading.word("training.mixed_precision_reduce", words, "float32")
-    reading.means("training.mixed_precision_reduce", {"collectives.grads_format": wire})
-    if default != "float32":
-        reading.nearly("training.dtype", "planned with master weights in fp32")
+    reading.choose("training.mixed_precision_param", "precision", words, "bfloat16")
+    wire = "training.mixed_precision_reduce"
+    reading.choose(wire, "collectives.grads_format", words, "float32")
+    reading.nearly("training.dtype", "planned with master weights in fp32", "float32")
 
 
 def _layout(reading: Reading) -> None:
     """Read degrees, schedule and batches; all degrees together give the number of ranks."""
-
-    def degree(name: str, key: str = "", default: int = 1, least: int = 1) -> int:
-        return int(reading.integer(f"parallelism.{name}_degree", default, key, least))
-
-    tensor = degree("tensor_parallel", "parallel.tensor")
-    stages = degree("pipeline_parallel", "parallel.pipeline")
-    context = degree("context_parallel", "parallel.context")
-    replicate = degree("data_parallel_replicate")
-    shard = degree("data_parallel_shard", default=-1, least=-1)
-    run = reading.run
-    if shard > 0:
-        product = tensor * stages * context * replicate * shard
+    tensor = reading.whole("parallelism.tensor_parallel_degree", "parallel.tensor", 1)
+    stages = reading.whole("parallelism.pipeline_parallel_degree", "parallel.pipeline", 1)
+    context = reading.whole("parallelism.context_parallel_degree", "parallel.context", 1)
+    replicate = reading.integer("parallelism.data_parallel_replicate_degree", 1)
+    shard = reading.integer("parallelism.data_parallel_shard_degree", -1, least=-1)
+    run, product = reading.run, tensor * stages * context * replicate * shard
+    if shard >= 0:
         run.ranks = run.ranks or product
-        if run.ranks != product:
-            name = "parallelism.data_parallel_shard_degree"
+        if run.ranks != product or not product:
             wants = f"degrees whose product is the {run.ranks} ranks (they give {product})"
-            raise reading.refused(name, wants, "set it to -1, or correct the other degrees or ranks")
+            todo = "set it to -1, or correct the other degrees or ranks"
+            raise reading.refused("parallelism.data_parallel_shard_degree", wants, todo)
     data = reading.data_ranks(tensor, stages, context * replicate)
-    reading.means("parallelism.tensor_parallel_degree", {"parallel.tensor": tensor})
     run.keys["parallel.sequence"] = str(tensor > 1).lower()
-    reading.means("parallelism.pipeline_parallel_degree", {"parallel.pipeline": stages})
-    reading.means("parallelism.context_parallel_degree", {"parallel.context": context})
     each = "all" if replicate == 1 else None if data is None else data // replicate
     policy = str(reading.get("parallelism.fsdp_reshard_after_forward", "default"))
     keeps = policy == "never" or (policy == "default" and stages > 1)
@@ -171,5 +159,4 @@ def _batches(reading: Reading, stages: int, replicas: int | None) -> None:
             note = "each accumulated batch fills the pipeline anew; the plan fills it once"
             reading.run.notes.append(f"training.global_batch_size: {note}")
         name, local = "parallelism.pipeline_parallel_microbatch_size", 1
-    micro = reading.integer(name, local, "data.micro_batch")
-    reading.means(name, {"data.micro_batch": micro})
+    reading.whole(name, "data.micro_batch", local)

@@ -82,9 +82,10 @@ class EngineConfig(Section):
     micro-batch."""
     splits_backward: bool = True
     """Whether its pipelines may compute weight gradients later than input gradients."""
-    shards: Literal["any", "none", "optimizer", "stages"] = "any"
-    """Sharding factors that the program can use, to which a search is restricted. `optimizer`: only
-    optimizer states are sharded; `stages`: each state like the optimizer states or not at all."""
+    shards: Literal["any", "none", "optimizer", "stages", "fsdp"] = "any"
+    """States that the program can shard. `optimizer`: only those of the optimizer; `stages`: as the
+    stages of ZeRO or as MiCS; `fsdp`: gradients and optimizer states together. A search is
+    restricted to such factors."""
     recompute_stops_early: bool = False
     """Whether recomputation leaves out the last product of a layer, whose output is not needed."""
     host: HostTimes = HostTimes()

@@ -33,11 +33,12 @@ SCHEDULES: dict[int, tuple[ScheduleName, ...]] = {
 """Schedules that are tried for a number of model chunks; for larger numbers `interleaved`."""
 
 
-_SHARDS: dict[str, Callable[[int, int, int], bool]] = {
-    "any": lambda params, grads, optimizer: True,
-    "none": lambda params, grads, optimizer: optimizer == 1,
-    "optimizer": lambda params, grads, optimizer: grads == 1,
-    "stages": lambda params, grads, optimizer: {params, grads} <= {1, optimizer},
+_SHARDS: dict[str, Callable[[int, int, int, int], bool]] = {
+    "any": lambda p, g, o, data: True,
+    "none": lambda p, g, o, data: o == 1,
+    "optimizer": lambda p, g, o, data: g == 1,
+    "stages": lambda p, g, o, data: p == o or (o == data and {p, g} <= {1, o}),
+    "fsdp": lambda p, g, o, data: g == o and p in (1, o),
 }
 """Which sharding factors a program can use, by `planner.engine.shards`."""
 
@@ -160,16 +161,15 @@ def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors
 
 
 @lru_cache
-def _legal_factors(
-    base: Factors, shards: str, *restrictions: Sizes | None
-) -> tuple[Factors, ...]:
+def _legal_factors(base: Factors, shards: str, *restrictions: Sizes | None) -> tuple[Factors, ...]:
     data = base.data
     allowed = [[d for d in divisors(data) if sizes is None or d in sizes] for sizes in restrictions]
     return tuple(
         replace(base, params=params, grads=grads, optimizer=optimizer)
         for params, grads, optimizer in product(*allowed)
-        if grads % params == 0 and optimizer % grads == 0
-        and _SHARDS[shards](params, grads, optimizer)
+        if grads % params == 0
+        and optimizer % grads == 0
+        and _SHARDS[shards](params, grads, optimizer, data)
     )
 
 
