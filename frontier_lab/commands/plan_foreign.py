@@ -56,7 +56,7 @@ def plan_file(
     for part in _read_parts(run, Path(options.foreign).name, given):
         console.print(part, soft_wrap=isinstance(part, str))
     _refuse_missing(run, given)
-    row = _row(run, given)
+    row = foreign_row(run, given)
     planned = estimate(candidate_of(row))
     engine = planned.candidate.config.planner.engine
     known = _published(engine.name)
@@ -94,7 +94,7 @@ def _given(overrides: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _row(run: ForeignRun, given: Mapping[str, str]) -> dict[str, str]:
+def foreign_row(run: ForeignRun, given: Mapping[str, str]) -> dict[str, str]:
     """Return the run as a row of `plan --table`; a given group replaces all of its keys."""
     chosen = [f"{key}." for key in given if key in groups() or key == ENGINE]
     read = {k: v for k, v in run.keys.items() if not k.startswith(tuple(chosen) or ("=",))}

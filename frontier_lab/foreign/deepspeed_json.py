@@ -141,8 +141,9 @@ def _zero(reading: Reading) -> None:
         reading.means("zero.zero_quantized_gradients", keys)
     else:
         words = {"fp32": "fp32", "fp16": "bf16", "bf16": "bf16", "bfp16": "bf16"}
-        name = "communication_data_type"
-        reading.choose(name, "collectives.grads_format", words, "bf16")
+        wire = reading.word("communication_data_type", words, "bf16")
+        keys = {"collectives.grads_format": wire, "collectives.sums_format": wire}
+        reading.means("communication_data_type", keys)
     if reading.get("data_types.grad_accum_dtype") is not None:
         sums = {"fp32": "4", "fp16": "2", "bf16": "2"}
         reading.choose("data_types.grad_accum_dtype", "planner.engine.sums_bytes", sums, "bf16")

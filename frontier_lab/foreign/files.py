@@ -85,12 +85,12 @@ def _read(path: Path, option: str) -> str:
 
 def _parsed(text: str) -> tuple[dict[str, Any] | None, str | None]:
     """Return the content of a JSON or TOML file; or None, and what is wrong with JSON, if it is."""
-    if text.lstrip()[:1] in ("{", "["):
+    if text.lstrip()[:1] == "{":
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             return None, f"JSON with a mistake: {error}"
-        return (values, None) if isinstance(values, dict) else (None, "JSON that is no object")
+        return values, None
     try:
         return tomllib.loads(text), None
     except (ValueError, RecursionError) as error:

@@ -73,7 +73,7 @@ def read_commands(text: str) -> tuple[dict[str, Any], list[str]]:
     words = found[-1]
     ends = [index for index, word in enumerate(words) if word.endswith(".py")]
     after = ends[0] + 1 if ends else 0
-    launched = _flags(words[:after] if after else words)
+    launched = _flags(words[: after - 1] if after else words)
     launched |= {k: v for k, v in _sbatch(text).items() if k not in launched}
     values = _flags(words[after:])
     if "world_size" not in values and (size := _world_size(launched)):
