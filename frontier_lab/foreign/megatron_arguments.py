@@ -244,6 +244,8 @@ def _vocabulary(reading: Reading, tensor: int) -> None:
 def _states(reading: Reading) -> None:
     """Read number formats and the sharding of states."""
     bf16, fp16 = reading.flag("bf16"), reading.flag("fp16")
+    if bf16 and fp16:
+        raise reading.refused("fp16", "one of bf16 and fp16", "leave out the other")
     reading.means("bf16 fp16", {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"})
     names = "accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16"
     in_fp32 = reading.flag(names.split()[0]) or bf16 or not fp16
@@ -263,7 +265,10 @@ def _states(reading: Reading) -> None:
     if (parts := reading.integer("num_distributed_optimizer_instances", 1)) > 1:
         groups = [int(reading.run.keys[f"parallel.{name}"]) for name in ("tensor", "pipeline")]
         data = reading.data_ranks(groups[0], groups[1], 1)
-        factors["sharding.optimizer"] = data and max(1, data // parts)
+        if data and data % parts:
+            name = "num_distributed_optimizer_instances"
+            raise reading.refused(name, f"a divisor of {data} data ranks", "correct it")
+        factors["sharding.optimizer"] = data and data // parts
         names += " num_distributed_optimizer_instances"
     reading.means(names, factors)
 

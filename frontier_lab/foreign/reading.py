@@ -9,8 +9,8 @@ from typing import Any
 
 from frontier_llm.errors import ConfigError
 
-LARGEST = 10**12
-"""Largest integer that a file may contain."""
+LARGEST = {"model.layers": 10_000, "": 10**9}
+"""Largest integer that a file may contain for a key of ours, and otherwise."""
 SHOWN = 60
 """Largest number of characters of a value that is shown."""
 AUTO = "auto"
@@ -79,10 +79,11 @@ class Reading:
         if value is None:
             return default
         digits = isinstance(value, str) and re.fullmatch("[-+]?[0-9]{1,13}", value.strip())
+        most = LARGEST.get(key, LARGEST[""])
         whole = type(value) is int or (isinstance(value, float) and value.is_integer())
         number = int(value) if digits or whole else None
-        if number is None or not least <= number <= LARGEST:
-            raise self.refused(name, f"a whole number from {least} on", "correct it")
+        if number is None or not least <= number <= most:
+            raise self.refused(name, f"a whole number from {least} to {most}", "correct it")
         return number
 
     def whole(self, name: str, key: str, default: Any = None) -> Any:

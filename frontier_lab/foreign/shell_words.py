@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 
 # lengths are bounded, so that no text takes quadratic time
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
+_BRACES = r"\$\{(?:[^{}\n]|\$\{[^{}\n]{0,200}\}){0,200}\}"
 _TOKEN = re.compile(
     rf"""(?P<space>(?:[ \t\r]|\\\r?\n)+)
     |(?P<comment>(?<![^\s;&|()])\#[^\n]*)
     |(?P<heredoc><<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote))
     |(?P<operator>\n|;;|;|&&|\|\||\||&|\(|\)|[0-9]?[<>]+&?)
-    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\({_INNER}\)|\$\{{[^}}\n]{{0,200}}\}}|`[^`\n]*`
+    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\({_INNER}\)|{_BRACES}|`[^`\n]*`
       |[^\s;&|()<>'"\\`])+)
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _PIECE = re.compile(
     rf"""'(?P<literal>[^']*)'|"(?P<quoted>(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
-    |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|\$\{{[^}}\n]{{0,200}}\}}|\$\w+|`[^`\n]*`)
+    |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|{_BRACES}|\$\w+|`[^`\n]*`)
     |(?P<plain>[^'"\\$`]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -154,7 +155,8 @@ def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0)
     for piece in _PIECE.finditer(word):
         if piece["variable"] is not None:
             values = _values(piece["variable"], script, depth)
-            parts = [part for value in values for part in (value.split() if splits else [value])]
+            splits_it = splits and values != [piece["variable"]]
+            parts = [part for value in values for part in (value.split() if splits_it else [value])]
         elif piece["quoted"] is not None:
             if re.fullmatch(r"\$\{\w+\[@\]\}", piece["quoted"]):
                 parts = _values(piece["quoted"], script, depth)
