@@ -85,7 +85,9 @@ def deepspeed_files(candidate, folder):
     values = {
         "train_micro_batch_size_per_gpu": config.data.micro_batch,
         "train_batch_size": config.data.global_batch,
-        "gradient_accumulation_steps": config.data.global_batch // config.data.micro_batch // replicas,
+        "gradient_accumulation_steps": config.data.global_batch
+        // config.data.micro_batch
+        // replicas,
         "bf16": {"enabled": True},
         "zero_optimization": zero,
     }

@@ -48,7 +48,7 @@ BAD = {
     "log": (LOG.replace("...... 2048", "...... wide"), "hidden_size"),
     "log's ranks": (LOG.replace("...... 16\n0: ----", "...... 6\n0: ----"), "a multiple of tensor"),
     "flavor": (TITAN.replace("70B", "71B"), "llama3 405B"),
-    "degrees": (TITAN.replace("tensor_parallel_degree = 4", "tensor_parallel_degree = 0"), "from 1"),
+    "degrees": (TITAN.replace("degree = 4", "degree = 0"), "tensor_parallel_degree"),
     "no shards": (TITAN.replace("shard_degree = 8", "shard_degree = 0"), "they give 0"),
     "text": (TITAN.replace("seq_len = 8192", 'seq_len = "long"'), "training.seq_len"),
     "date": (TITAN.replace("seq_len = 8192", "seq_len = 1979-05-27"), "training.seq_len"),

@@ -132,7 +132,12 @@ def _has(run, **keys):
 
 def test_a_megatron_script_with_arrays_variables_and_conditions(tmp_path):
     run = _read(tmp_path, LLAMA_SCRIPT)
-    assert (run.program, run.engine, run.ranks, run.missing) == ("Megatron-LM", "megatron_core", 32, {})
+    assert (run.program, run.engine, run.ranks, run.missing) == (
+        "Megatron-LM",
+        "megatron_core",
+        32,
+        {},
+    )
     _has(run, parallel__tensor="4", parallel__pipeline="2", parallel__chunks="4",
          parallel__schedule="interleaved", parallel__sequence="true", parallel__context="1",
          model__layers="48", model__ffn="10880", model__kv_heads="8", model__head_dim="128",
@@ -218,10 +223,12 @@ def test_a_torchtitan_file(tmp_path):
 
 
 def test_a_torchtitan_file_with_a_pipeline(tmp_path):
-    text = TITAN.replace("shard_degree = 8", "shard_degree = -1").replace("degree = 2", "degree = 1")
-    text = text.replace("own_degree = 3", "pipeline_parallel_degree = 4\ncontext_parallel_degree = 2\n"
-                        'pipeline_parallel_schedule = "Interleaved1F1B"\n'
-                        "pipeline_parallel_layers_per_stage = 7")  # fmt: skip
+    more = """pipeline_parallel_degree = 4
+context_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_layers_per_stage = 7"""
+    text = TITAN.replace("shard_degree = 8", "shard_degree = -1").replace("own_degree = 3", more)
+    text = text.replace("replicate_degree = 2", "replicate_degree = 1")
     run = _read(tmp_path, text, launch__ranks="64")
     _has(run, parallel__pipeline="4", parallel__chunks="3", parallel__schedule="interleaved",
          parallel__context="2", sharding__params="1", sharding__optimizer="all",
