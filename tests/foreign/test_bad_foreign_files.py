@@ -96,7 +96,7 @@ def test_batches_that_do_not_multiply_to_the_ranks_are_refused(tmp_path):
     [
         (["absent"], "No such file"),
         (["."], "no regular file"),
-        (["run", "model.hiden=3"], "model.hidden=VALUE"),
+        (["run", "model.layer=3"], "model.layers=VALUE"),
         (["run", "word"], "key=value"),
         (["run", "planner.nodes=x", "cluster=h100_8"], "planner.nodes"),
         (["run", "launch.ranks=0"], "launch.ranks"),
