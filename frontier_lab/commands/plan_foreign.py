@@ -15,7 +15,7 @@ from rich.table import Table
 
 from frontier_lab.commands.plan_measured import RANKS, candidate_of
 from frontier_lab.foreign.files import read_run
-from frontier_lab.foreign.reading import ForeignRun
+from frontier_lab.foreign.foreign_run import ForeignRun
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
 from frontier_llm.cli.options import write_json

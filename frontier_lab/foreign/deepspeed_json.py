@@ -6,8 +6,8 @@ Names and default values are those of DeepSpeed's page "DeepSpeed Configuration 
 from collections.abc import Mapping
 from typing import Any
 
+from frontier_lab.foreign.foreign_run import AUTO, ForeignRun, Reading, flat, written
 from frontier_lab.foreign.megatron_arguments import zero_factors
-from frontier_lab.foreign.reading import AUTO, ForeignRun, Reading, flat, written
 from frontier_llm.errors import ConfigError, DataError
 
 KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from frontier_lab.foreign import deepspeed_json, megatron_arguments, torchtitan_toml
-from frontier_lab.foreign.reading import ForeignRun, flat
+from frontier_lab.foreign.foreign_run import ForeignRun, flat
 from frontier_llm.cli.group_files import file_values
 from frontier_llm.cli.package_files import conf_file
 from frontier_llm.errors import ConfigError

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frontier_lab.foreign.reading import ForeignRun, Reading, written
+from frontier_lab.foreign.foreign_run import ForeignRun, Reading, written
 from frontier_lab.foreign.shell_words import read_script
 from frontier_llm.errors import ConfigError
 
@@ -27,26 +27,27 @@ _VARIANTS = (
     "heterogeneous_layers_config_path decoder_num_layers decoder_seq_length"
 )
 IGNORED = """
-    adam_* add_position_embedding adlr_* app_tag* apply_* async_save auto_detect* barrier_with*
-    batch_p2p* bert_* biencoder* block_data* calculate_per* check_* checkpoint_acti* ckpt_*
-    classes_fraction clip_grad clone_scatter* config_logger* consumed_* cp_comm_type
-    create_attention* data_* dataloader* decoupled* deepscale* deepspeed_config deepspeed_mpi
-    deprecated* dino_* dist_ckpt* distribute_saved* distributed_* embedding_init* empty_unused*
-    enable_* encoder_num_layers encoder_seq_length end_weight* eod_mask* error_inj* eval_*
-    evidence* exit_* expert_tensor* finetune fp8_* full_validation head_lr* hybrid_*_ratio
-    hysteresis ict_* img_* indexer* inference_* init_method* initial_loss* iter_per* iterations*
-    kv_lora* lazy_mpu* legacy_tok* load local_rank log_* logging* loss_scale* lr lr_* manual_gc*
-    mask_* max_position* max_tokens_to* mem*snapshot* merge_file min_loss* min_lr mmap_* mock_data
-    moe_* mscale* muon_* nccl_comm* no_create_att* no_load* no_mmap* no_save* non_persistent*
-    norm_epsilon num_channels num_classes num_dataset* num_workers one_logger* original_max*
-    output_bert* override_opt* params_dtype patch_dim per_split* perform_init* pretrained_ck*
-    profile* q_lora* qk_head* qk_pos* query_in* rank record_mem* renorm* rerun* reset_*
-    result_rej* retriever* retro_* rotary_base rotary_inter* rotary_scaling* rotary_seq*
-    sample_rate save save_* seed sgd_* short_seq* skip* split start_weight* straggler* swin_*
-    tensorboard* test_* tiktoken* timing_log* titles_* tokenizer_* trace* train_* use_checkpoint*
-    use_cpu_init* use_dist_ckpt* use_mcore* use_mp_args* use_one_sent* use_persist* use_pytorch*
-    use_rope_scaling use_token* v_head* valid_* vision_* vocab_extra* vocab_file wandb*
-    weight_decay* yaml_cfg yarn_* zero_*
+    adam_* add_position_embedding adlr_* app_tag* apply_layernorm_1p apply_query_key*
+    apply_residual* async_save auto_detect* barrier_with* batch_p2p* bert_* biencoder* block_data*
+    calculate_per* check_* checkpoint_acti* ckpt_* classes_fraction clip_grad clone_scatter*
+    config_logger* consumed_* cp_comm_type create_attention* data_* dataloader* decoupled*
+    deepscale* deepspeed_config deepspeed_mpi deprecated* dino_* dist_ckpt* distributed_*
+    embedding_init* empty_unused* enable_one_logger encoder_num_layers encoder_seq_length
+    end_weight* eod_mask* error_inj* eval_* evidence* exit_* expert_tensor* finetune fp8_*
+    full_validation head_lr* hybrid_*_ratio hysteresis ict_* img_* indexer* inference_*
+    init_method* initial_loss* iter_per* iterations* kv_lora* lazy_mpu* legacy_tok* load
+    local_rank log_* logging* loss_scale* lr lr_* manual_gc* mask_* master_* max_position*
+    max_tokens_to* mem*snapshot* merge_file min_loss* min_lr mmap_* mock_data moe_* mscale* muon_*
+    nccl_comm* nnodes no_create_att* no_load* no_mmap* no_save* node_rank non_persistent*
+    norm_epsilon nproc_per_node num_channels num_classes num_dataset* num_workers one_logger*
+    original_max* output_bert* override_opt* params_dtype patch_dim per_split* perform_init*
+    pretrained_ck* profile* q_lora* qk_head* qk_pos* query_in* rank rdzv_* record_mem* renorm*
+    rerun* reset_* result_rej* retriever* retro_* rotary_base rotary_inter* rotary_scaling*
+    rotary_seq* sample_rate save save_* seed sgd_* short_seq* skip* split start_weight* straggler*
+    swin_* tensorboard* test_* tiktoken* timing_log* titles_* tokenizer_* trace* train_*
+    use_checkpoint* use_cpu_init* use_dist_ckpt* use_mcore* use_mp_args* use_one_sent*
+    use_persist* use_pytorch* use_rope_scaling use_token* v_head* valid_* vision_* vocab_extra*
+    vocab_file wandb* weight_decay* yaml_cfg yarn_* zero_*
 """.split()
 """Patterns of arguments that influence neither time nor memory of a dense model's step."""
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from frontier_lab.foreign.reading import ForeignRun, Reading
+from frontier_lab.foreign.foreign_run import ForeignRun, Reading
 from frontier_llm.cli.group_files import file_values
 
 SECTIONS = {"training", "parallelism", "activation_checkpoint", "job", "metrics"}
@@ -36,7 +36,8 @@ IGNORED = """
     activation_checkpoint.early_stop activation_checkpoint.per_op_* checkpoint.* comm.*
     compile.backend compile.components debug.* experimental.custom_* fault_tolerance.* float8.*
     job.* lr_scheduler.* memory_estimation.* metrics.* model.hf_assets_path
-    model.print_after_conversion model.tokenizer_path mx.* optimizer.*
+    model.print_after_conversion model.tokenizer_path mx.* optimizer.beta* optimizer.eps
+    optimizer.implementation optimizer.lr optimizer.weight_decay
     parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
     parallelism.expert_tensor_parallel_degree profiling.* quantize.* training.dataset*
     training.deterministic training.gc_* training.max_norm training.seed training.steps
