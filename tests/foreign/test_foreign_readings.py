@@ -300,3 +300,8 @@ def test_variants_of_zero(tmp_path):
 )
 def test_words_of_shell_commands(script, words):
     assert read_script(script).commands[-1] == words
+
+
+def test_no_branch_of_an_unknown_condition_is_read():
+    script = read_script("if [ $U = 2 ]; then f a; elif [ 1 = 1 ]; then f b; else f c; fi\nf d")
+    assert (script.commands, script.undecided) == ([["f", "d"]], ["if [ $U = 2 ]"])
