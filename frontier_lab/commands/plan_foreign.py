@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from frontier_lab.commands.plan_measured import RANKS, candidate_of
@@ -96,15 +97,21 @@ def _given(overrides: Sequence[str]) -> dict[str, str]:
 
 def foreign_row(run: ForeignRun, given: Mapping[str, str]) -> dict[str, str]:
     """Return the run as a row of `plan --table`; a given group replaces all of its keys."""
-    chosen = [f"{key}." for key in given if key in groups() or key == ENGINE]
-    read = {k: v for k, v in run.keys.items() if not k.startswith(tuple(chosen) or ("=",))}
+    chosen = _chosen(given)
+    read = {key: value for key, value in run.keys.items() if not key.startswith(chosen)}
     row = {key: value for key, value in {**read, **given}.items() if key not in GIVE_RANKS}
     return row | {RANKS: str(run.ranks)}
 
 
+def _chosen(given: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the beginnings of the keys of the groups that are given."""
+    return tuple(f"{key}." for key in given if key in groups() or key == ENGINE)
+
+
 def _refuse_missing(run: ForeignRun, given: Mapping[str, str]) -> None:
     """Raise the error that names all values without which there is no plan."""
-    missing = dict(run.missing)
+    chosen = _chosen(given)
+    missing = {key: why for key, why in run.missing.items() if not key.startswith(chosen)}
     if "cluster" not in given:
         names = ", ".join(groups()["cluster"])
         missing["cluster"] = f"no {run.program} file names its machine; one of {names}"
@@ -119,10 +126,14 @@ def _refuse_missing(run: ForeignRun, given: Mapping[str, str]) -> None:
 
 
 def _read_parts(run: ForeignRun, name: str, given: Mapping[str, str]) -> Iterator[Table | str]:
-    table = plain_table(f"{name}: a run of {run.program}", ["there", "value", "here"])
+    table = plain_table(escape(f"{name}: a run of {run.program}"), ["there", "value", "here"])
     for row in run.rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     yield table
+    yield from map(escape, _remarks(run, given))
+
+
+def _remarks(run: ForeignRun, given: Mapping[str, str]) -> Iterator[str]:
     if given:
         yield "given here: " + " ".join(f"{key}={value}" for key, value in given.items())
     if run.ignored:

@@ -123,6 +123,23 @@ def test_bad_arguments_are_refused(tmp_path, monkeypatch, capsys, arguments, wor
     assert "Traceback" not in message
 
 
+def test_values_that_look_like_styles_are_printed_as_they_are(tmp_path, capsys):
+    script = LLAMA_SCRIPT.replace("--own-number 7", "--own-number [/red]").replace("rope", "[/b]")
+    (tmp_path / "run").write_text(script.replace("--position-embedding-type", "--[/x]"))
+    assert run_command(lambda: plan.main(["--from", str(tmp_path / "run")])) == 2
+    printed = capsys.readouterr()
+    assert "--own-number = [/red]" in printed.out
+    assert "--[/x] = [/b]" in printed.out
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(("given", "named"), [([], True), (["model=llama_7b"], False)])
+def test_a_given_model_needs_no_sizes_from_the_file(tmp_path, capsys, given, named):
+    (tmp_path / "run").write_text(LLAMA_SCRIPT.replace("--num-layers 48", ""))
+    assert run_command(lambda: plan.main(["--from", str(tmp_path / "run"), *given])) == 2
+    assert ("model.layers" in capsys.readouterr().err) == named
+
+
 def test_a_bad_model_config_is_refused(tmp_path):
     (tmp_path / "run").write_text(_json())
     for text, words in [("{}", "model_type"), ('{"model_type": "mixtral"}', "unknown here"),
