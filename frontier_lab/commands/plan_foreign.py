@@ -74,6 +74,10 @@ def plan_file(
         if found[title].best:
             ratio = planned.time.seconds / found[title].best[0].time.seconds
             console.print(f"{ratio:.2f} times as fast as the run of {Path(options.foreign).name}")
+    if _published("ours") is None:
+        console.print(
+            "note: no published runs of this program were compared: its times have no band"
+        )
     if options.json:
         layouts = {name: [each.to_json() for each in one.best] for name, one in found.items()}
         values = {"read": vars(run) | {"row": row}, "run": planned.to_json(), "errors": known}

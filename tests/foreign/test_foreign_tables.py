@@ -99,6 +99,7 @@ def test_from_prints_and_writes_what_table_predicts(tmp_path, capsys):
     low, high = predicted.predicted / (1 + most), predicted.predicted / (1 - most)
     printed = capsys.readouterr().out
     assert f"step: {predicted.predicted:.4g} s ({low:.3g} to {high:.3g} s)" in printed
+    assert "note: no published runs of this program were compared" in printed
     assert {*found["layouts"]} == {"Megatron-LM (megatron_2022)", "this program (ours)"}
 
 
