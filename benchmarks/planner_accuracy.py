@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any, NamedTuple
 
+from frontier_lab.commands.plan_foreign import ERRORS
 from frontier_lab.commands.plan_measured import read_table
 from frontier_lab.planning.measured import (
     LARGEST,
@@ -225,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     if options.fit:
         RESULTS.write_text(json.dumps(fitted(), indent=1) + "\n")
+        ERRORS.write_text(json.dumps(engine_errors(), indent=1) + "\n")
     table = plain_table("Mean and largest error", ["table", "runs", "left out", "in sample"])
     for name in TABLES:
         cells = [_percents(errors(of(name))) for of in (left_out, in_sample)]
@@ -257,6 +259,26 @@ def predictions(name: str, of_programs: Mapping[str, Constants]) -> list[Predict
     return [
         predict(run, partial(_changed, constants=of_programs[_program(run)])) for run in runs(name)
     ]
+
+
+def engine_errors() -> dict[str, dict[str, float]]:
+    """Return the errors of each program on all of its runs, with constants fitted to the others.
+
+    `most`: nine of ten runs have at most this absolute error.
+    """
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for name in TABLES:
+        for prediction in left_out(name):
+            found[_program(prediction.run)].append(abs(prediction.error))
+    return {
+        program: {
+            "runs": len(some),
+            "mean": round(fmean(some), 4),
+            "most": round(sorted(some)[math.ceil(0.9 * len(some)) - 1], 4),
+            "largest": round(max(some), 4),
+        }
+        for program, some in sorted(found.items())
+    }
 
 
 def stored() -> dict[str, Any]:

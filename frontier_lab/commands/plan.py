@@ -5,8 +5,8 @@ Prints the fastest layouts for `planner.nodes` nodes of `cluster`, and why other
 If planner.nodes is a list, prints scaling curves: the fastest layout for each number of nodes. With
 planner.objective=nodes it finds the smallest number of nodes in the list that suffices instead.
 `--this` estimates only the layout of the configuration. `--table` compares predictions with
-measured speeds. Overrides are the same as for frontier-llm train. docs/planner.md describes the
-method.
+measured speeds. `--from` plans a run of Megatron-LM, torchtitan or DeepSpeed, given by its file.
+Overrides are the same as for frontier-llm train. docs/planner.md describes the method.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from frontier_lab.commands.plan_foreign import plan_file
 from frontier_lab.commands.plan_measured import compare
 from frontier_lab.planning.plan_page import make_page
 from frontier_llm.cli.compose import compose, configured, warn_of_short_samples
@@ -58,8 +59,12 @@ NEAR = 0.03
 EXAMPLE_WIDTH = 72
 """Characters per line of the column with examples of refused layouts."""
 
-NEEDS = dict.fromkeys(("--fit", "--out"), "--table")
-EXCLUDES = dict.fromkeys(("--this", "--json", "--html", "--save"), ("--table",))
+NEEDS = {**dict.fromkeys(("--fit", "--out"), "--table"), "--model-config": "--from"}
+EXCLUDES = {
+    "--json": ("--table",),
+    **dict.fromkeys(("--this", "--html", "--save"), ("--table", "--from")),
+    "--table": ("--from",),
+}
 """Options that have no effect without, or with, others."""
 
 
@@ -69,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console(stderr=options.json == "-")
     if options.table:
         return compare(options, console)
+    if options.foreign:
+        return plan_file(options, console, _short_parts)
     config = configured(options.overrides, SEARCHED).config
     config = with_known_share(config, partial(console.print, soft_wrap=True))
     if warning := warn_of_short_samples(config, options.overrides):
@@ -127,6 +134,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--fit", action="store_true", help="with --table: fit the constants of its cluster"
     )
+    parser.add_argument(
+        "--from", dest="foreign", metavar="FILE",
+        help="plan a run of another program: a script or log of Megatron-LM, a TOML file of "
+        "torchtitan, or a JSON file of DeepSpeed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-config", metavar="config.json",
+        help="with --from: the Hugging Face model of a DeepSpeed file (default: beside the file)",
+    )  # fmt: skip
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
     return parser.refuse_useless(options, NEEDS, EXCLUDES)
@@ -189,6 +205,15 @@ def _print(found: Found, console: Console) -> None:
             console.print(cost_table(found, tokens))
     if found.refused:
         console.print(refusals_table(found))
+
+
+def _short_parts(found: Found) -> Iterator[Table | str]:
+    """Yield the best layouts and the overrides of the first, or why there is none."""
+    if not found.best:
+        yield refusals_table(found)
+        return
+    yield layouts_table(found)
+    yield f"Layout 1: {overrides(found.best[0])}"
 
 
 def _head_warning(candidate: Candidate) -> str | None:

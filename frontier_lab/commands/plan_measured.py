@@ -286,7 +286,7 @@ def _run(where: str, number: int, row: Row, quantity: str, overrides: Sequence[s
     candidates, refused = [], None
     for cells in product(*(cell.split(ALTERNATIVES) for cell in row.values())):
         try:
-            candidates.append(_candidate(dict(zip(row, cells, strict=True)), overrides))
+            candidates.append(candidate_of(dict(zip(row, cells, strict=True)), overrides))
         except ConfigError as error:
             refused = error
     if not candidates:
@@ -307,7 +307,7 @@ def _number(where: str, cell: str, least: float = 1e-12) -> float:
     return value
 
 
-def _candidate(row: Row, overrides: Sequence[str]) -> Candidate:
+def candidate_of(row: Mapping[str, str], overrides: Sequence[str] = ()) -> Candidate:
     """Resolve a row without alternatives."""
     choices = row.keys() & {*groups(), ENGINE}
     base = tuple(f"{key}={cell}" for key, cell in row.items() if key in choices)

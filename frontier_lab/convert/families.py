@@ -75,6 +75,24 @@ def family_of(theirs: Values) -> Family:
     )
 
 
+def model_settings(theirs: Values) -> tuple[str, dict[str, Any]]:
+    """Return the file of conf/model that a model is composed from, and our settings by key.
+
+    Raises:
+        DataError: their config.json lacks a setting, or our model has none like it.
+    """
+    family = family_of(theirs)
+    try:
+        family.refuse_variants(theirs)
+        values = {**family.wants, **family.to_ours(theirs)}
+    except KeyError as error:
+        raise DataError(f"config.json lacks {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"config.json has an unusable setting: {error}") from None
+    settings = {key if "." in key else f"model.{key}": value for key, value in values.items()}
+    return _BASES.get(family.name, "llama_7b"), settings
+
+
 def model_overrides(
     family: Family, theirs: Values, home: Path, tokenizer: Path | None, weights: TheirWeights
 ) -> list[str]:
@@ -82,29 +100,24 @@ def model_overrides(
 
     The run directory `home` gives the model its name, and their tensors limit the sizes.
     """
-    try:
-        family.refuse_variants(theirs)
-        values = family.to_ours(theirs)
-        for key, value in values.items():
-            limit = len(weights.names) if "layers" in key else weights.largest_dim
-            if key in _SIZES and value is not None and value > limit:
-                raise ValueError(f"{key}={value}, but the tensors are for at most {limit}")
-    except KeyError as error:
-        raise DataError(f"config.json lacks {error.args[0]!r}") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise DataError(f"config.json has an unusable setting: {error}") from None
-    settings: dict[str, Any] = {"model.name": home.name.strip(".").partition(".")[0]}
-    for key, value in {**family.wants, **values}.items():
-        settings[key if "." in key else f"model.{key}"] = value
+    base, settings = model_settings(theirs)
+    for key, value in settings.items():
+        limit = len(weights.names) if "layers" in key else weights.largest_dim
+        if key.removeprefix("model.") in _SIZES and value is not None and value > limit:
+            raise DataError(
+                f"config.json has an unusable setting: {key}={value}, but the tensors are for at "
+                f"most {limit}"
+            )
+    settings = {"model.name": home.name.strip(".").partition(".")[0], **settings}
     if tokenizer is not None:
         settings["data.tokenizer"] = tokenizer
     spans = family.wants["kind"] == "t5"
     if tokenizer is None:
         # the sentinels of span corruption need ids after the tokenizer's vocabulary
-        available_ids = values["vocabulary"] - (SENTINELS if spans else 0)
+        available_ids = settings["model.vocabulary"] - (SENTINELS if spans else 0)
         settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
     data = "stdlib_spans" if spans else "stdlib"
-    bases = [f"model={_BASES.get(family.name, 'llama_7b')}", f"data={data}"]
+    bases = [f"model={base}", f"data={data}"]
     return bases + [f"{key}={_override_value(value)}" for key, value in settings.items()]
 
 

@@ -4,6 +4,8 @@ A cluster file describes the hardware, and an engine file of conf/engine describ
 runs on it. The same layout on the same cluster takes different times with different programs.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from frontier_llm.config.section import Section
@@ -80,6 +82,10 @@ class EngineConfig(Section):
     micro-batch."""
     splits_backward: bool = True
     """Whether its pipelines may compute weight gradients later than input gradients."""
+    shards: Literal["any", "none", "optimizer", "stages", "fsdp"] = "any"
+    """States that the program can shard. `optimizer`: only those of the optimizer; `stages`: as the
+    stages of ZeRO or as MiCS; `fsdp`: gradients and optimizer states together. A search is
+    restricted to such factors."""
     recompute_stops_early: bool = False
     """Whether recomputation leaves out the last product of a layer, whose output is not needed."""
     host: HostTimes = HostTimes()

@@ -1,6 +1,6 @@
 """Enumerate the space of a search: cuts of the model, and sharding factors of its states."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -31,6 +31,16 @@ SCHEDULES: dict[int, tuple[ScheduleName, ...]] = {
     2: ("interleaved", "zb_v", "v_half"),
 }
 """Schedules that are tried for a number of model chunks; for larger numbers `interleaved`."""
+
+
+_SHARDS: dict[str, Callable[[int, int, int, int], bool]] = {
+    "any": lambda p, g, o, data: True,
+    "none": lambda p, g, o, data: o == 1,
+    "optimizer": lambda p, g, o, data: g == 1,
+    "stages": lambda p, g, o, data: p == o or (o == data and {p, g} <= {1, o}),
+    "fsdp": lambda p, g, o, data: g == o and p in (1, o),
+}
+"""Which sharding factors a program can use, by `planner.engine.shards`."""
 
 
 class Order(NamedTuple):
@@ -143,7 +153,7 @@ def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors
     """
     planner = config.planner
     sizes = planner.params, planner.grads, planner.optimizer
-    legal = _legal_factors(base, *sizes)
+    legal = _legal_factors(base, planner.engine.shards, *sizes)
     wanted = ORDER.index(planner.survives)
     if not wanted or config.recovery.partner_copies:  # these copies survive with any factors
         return legal
@@ -151,13 +161,15 @@ def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors
 
 
 @lru_cache
-def _legal_factors(base: Factors, *restrictions: Sizes | None) -> tuple[Factors, ...]:
+def _legal_factors(base: Factors, shards: str, *restrictions: Sizes | None) -> tuple[Factors, ...]:
     data = base.data
     allowed = [[d for d in divisors(data) if sizes is None or d in sizes] for sizes in restrictions]
     return tuple(
         replace(base, params=params, grads=grads, optimizer=optimizer)
         for params, grads, optimizer in product(*allowed)
-        if grads % params == 0 and optimizer % grads == 0
+        if grads % params == 0
+        and optimizer % grads == 0
+        and _SHARDS[shards](params, grads, optimizer, data)
     )
 
 

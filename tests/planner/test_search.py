@@ -212,3 +212,19 @@ def test_only_layouts_that_survive_a_node_are_planned() -> None:
     nothing = search(config, Goal(8, 8))
     assert not nothing.best
     assert "survive the loss of a node" in nothing.examples["sharding"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "allowed"),
+    [
+        ("none", {(1, 1, 1)}),
+        ("optimizer", {(1, 1, 1), (1, 1, 2), (1, 1, 4)}),
+        ("stages", {(1, 1, 1), (2, 2, 2), (4, 4, 4), (1, 1, 4), (1, 4, 4)}),
+        ("fsdp", {(1, 1, 1), (2, 2, 2), (4, 4, 4), (1, 2, 2), (1, 4, 4)}),
+    ],
+)
+def test_a_search_has_only_factors_that_the_program_can_use(shards, allowed):
+    config = _tiny(f"planner.engine.shards={shards}")
+    layout = Candidate.of(config, 4, 4).layout
+    legal = legal_factors(config, layout.grid, layout.factors)
+    assert {(f.params, f.grads, f.optimizer) for f in legal} == allowed

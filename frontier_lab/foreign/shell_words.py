@@ -1,0 +1,269 @@
+"""Read the words of the commands of a bash script, without running it.
+
+Variables, arrays, `+=`, line continuations, integer arithmetic, default values (`${X:-1}`) and
+conditions on known values are followed. What only the shell that runs the script knows, such as
+`$1` or `$(hostname)`, stays in a word as it is written.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+# lengths are bounded, so that no text takes quadratic time
+_INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
+_BRACES = r"\$\{(?:[^{}\n]|\$\{[^{}\n]{0,200}\}){0,200}\}"
+_TOKEN = re.compile(
+    rf"""(?P<space>(?:[ \t\r]|\\\r?\n)+)
+    |(?P<comment>(?<![^\s;&|()])\#[^\n]*)
+    |(?P<heredoc><<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote))
+    |(?P<operator>\n|;;|;|&&|\|\||\||&|\(|\)|[0-9]?[<>]+&?)
+    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\({_INNER}\)|{_BRACES}|`[^`\n]*`
+      |[^\s;&|()<>'"\\`])+)
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_PIECE = re.compile(
+    rf"""'(?P<literal>[^']*)'|"(?P<quoted>(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
+    |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|{_BRACES}|\$\w+|`[^`\n]*`)
+    |(?P<plain>[^'"\\$`]+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_PARAMETER = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
+_SEPARATORS = {"\n", ";", "&&", "||", "|", "&", ";;", "(", ")"}
+_DECLARES = {"export", "local", "declare", "readonly", "typeset"}
+_SKIPPED = {"then", "do", "else", "fi", "{", "}", "!", "time", "exec", "eval"}
+MOST_WORDS, LONGEST, DEEPEST = 50_000, 1_000_000, 20
+"""Limits of the words of a variable, of its characters, and of variables within each other."""
+_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge,
+    "-lt": operator.lt, "-le": operator.le,
+}  # fmt: skip
+
+
+@dataclass
+class Script:
+    """The commands of a script, with the values of its variables put in."""
+
+    commands: list[list[str]] = field(default_factory=list)
+    variables: dict[str, list[str]] = field(default_factory=dict)
+    undecided: list[str] = field(default_factory=list)
+    """Conditions that depend on something unknown; the commands below them are left out."""
+
+
+def read_script(text: str, variables: dict[str, list[str]] | None = None, depth: int = 0) -> Script:
+    """Read a script; `variables` are known from outside."""
+    script = Script(variables=variables or {})
+    branches: list[bool | None] = []  # of open `if`s: False = none was taken yet, None = skip all
+    condition: list[tuple[str, list[str]]] | None = None
+    for joiner, words in _simple_commands(text):
+        first = words[0] if words else ""
+        if first in ("if", "elif"):
+            branches += [False] if first == "if" else []
+            branches[-1:] = [None if taken else taken for taken in branches[-1:]]
+            condition = [(joiner, words[1:])]
+        elif condition is not None and first != "then":
+            condition.append((joiner, words))
+        elif first in ("then", "else") and branches:
+            if branches[-1] is not False:
+                branches[-1] = None
+            elif all(branches[:-1]):
+                branches[-1] = _holds(condition or [], script) if first == "then" else True
+            condition = None
+        branches = branches[: len(branches) - (first == "fi")]
+        if condition is None and all(branches):
+            while words and words[0] in _SKIPPED:
+                words = words[1:]
+            _run(words, script, depth)
+    return script
+
+
+def _simple_commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the raw words of each command, and the operator before it; arrays are one word."""
+    joiner, words, place = "\n", list[str](), 0
+    array = redirects = False
+    endless: set[str] = set()
+    while found := _TOKEN.match(text, place):
+        place = found.end()
+        kind, token = found.lastgroup, found.group()
+        if found["heredoc"]:
+            end = f"\n{found['end']}\n"
+            after = -1 if end in endless else f"{text}\n".find(end, place)
+            place = min(len(text), after + len(end) - 1) if after >= 0 else place
+            endless |= {end} if after < 0 else set()
+            continue
+        if found["operator"] is None:
+            if kind in ("word", "other") and not redirects:
+                words.append(token)
+            redirects = redirects and kind == "space"
+        elif token == "(" and words and words[-1].endswith("=") and text[found.start() - 1] == "=":
+            array = True
+            words.append(token)
+        elif array:
+            array = token != ")"
+            words += [token] if token == ")" else []
+        elif token in _SEPARATORS:
+            yield joiner, words
+            joiner, words = token, []
+        else:
+            redirects = True  # the next word is a file
+    yield joiner, words
+
+
+def _run(words: Sequence[str], script: Script, depth: int) -> None:
+    """Assign variables, or append a command with expanded words."""
+    rest = list(words)
+    if rest and rest[0] in _DECLARES:
+        rest = [word for word in rest[1:] if not word.startswith("-")]
+    while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
+        name, adds, value = found.groups()
+        if rest[1:2] == ["("]:
+            end = rest.index(")") if ")" in rest else len(rest)
+            values = [part for word in rest[2:end] for part in _expanded(word, script)]
+            old = script.variables.get(name, []) if adds else []
+            script.variables[name] = [*old, *values][:MOST_WORDS]
+            rest = rest[end + 1 :]
+            continue
+        text = " ".join(_expanded(value, script, splits=False))
+        if adds:
+            text = " ".join(script.variables.get(name, [])) + text
+        script.variables[name] = [text[:LONGEST]]
+        rest = rest[1:]
+    if words and words[0] in _DECLARES:
+        return
+    command: list[str] = []
+    for word in rest:
+        parts = _expanded(word, script)
+        for part in parts:
+            inner = re.search(r"\s--\w", part) and depth < 3
+            nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
+            command += [each for words in nested.commands for each in words] or [part]
+    if command:
+        script.commands.append(command[:MOST_WORDS])
+
+
+def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0) -> list[str]:
+    """Return the words that a raw word stands for."""
+    fields: list[str] = []
+    current: str | None = None
+    for piece in _PIECE.finditer(word):
+        if piece["variable"] is not None:
+            values = _values(piece["variable"], script, depth)
+            splits_it = splits and values != [piece["variable"]]
+            parts = [part for value in values for part in (value.split() if splits_it else [value])]
+        elif piece["quoted"] is not None:
+            if re.fullmatch(r"\$\{\w+\[@\]\}", piece["quoted"]):
+                parts = _values(piece["quoted"], script, depth)
+            else:
+                parts = [" ".join(_expanded_quotes(piece["quoted"], script, depth))]
+        else:
+            escaped = (piece["escaped"] or "").strip("\n")
+            parts = [piece["literal"] or escaped or piece["plain"] or ""]
+        for index, part in enumerate(parts):
+            if index and current is not None:
+                fields.append(current)
+                current = None
+            current = ((current or "") + part)[:LONGEST]
+    return [*fields, *([] if current is None else [current])][:MOST_WORDS]
+
+
+def _expanded_quotes(text: str, script: Script, depth: int) -> list[str]:
+    """Expand the variables of a text in double quotes."""
+
+    def expand(piece: re.Match[str]) -> str:
+        if piece["variable"] is not None:
+            return " ".join(_values(piece["variable"], script, depth))
+        return "" if piece["escaped"] == "\n" else piece["escaped"] or piece.group()
+
+    return [_PIECE.sub(expand, text.replace("'", "\0")).replace("\0", "'")[:LONGEST]]
+
+
+def _values(reference: str, script: Script, depth: int) -> list[str]:
+    """Return the values of `$X`, `${X:-1}`, `${X[@]}` or `$((X * 2))`; unknown ones unchanged."""
+    if depth > DEEPEST:
+        return [reference]
+    if reference.startswith("$(("):
+        number = _calculated(reference[3:-2], script)
+        return [reference if number is None else str(number)]
+    found = _PARAMETER.fullmatch(reference)
+    if found is None:
+        return [reference]
+    name, has_default, default = found.groups()
+    known = script.variables.get(name)
+    if known is not None and (any(known) or has_default in (None, "-", "=")):
+        return known
+    if has_default:
+        return _expanded((default or "").removesuffix("}"), script, depth=depth + 1)
+    return [reference]
+
+
+def _calculated(text: str, script: Script) -> int | None:
+    """Calculate an expression of integers and variables; None = it is not known."""
+    names = re.sub(r"\$\{(\w+)\}|\$(\w+)", r"\1\2", text).strip()
+
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.Name):
+            return int(" ".join(script.variables.get(node.id, [])))
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            result = _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
+            if abs(result) < 10**18:
+                return result
+        raise ValueError(text)
+
+    try:
+        return value(ast.parse(names[:1000], mode="eval").body)
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _holds(condition: Sequence[tuple[str, list[str]]], script: Script) -> bool | None:
+    """Evaluate `[ a = b ] || [ ... ]`; None = it is not known, which is noted."""
+    result: bool | None = None
+    for index, (joiner, words) in enumerate(condition):
+        if not words:
+            continue
+        one = _test([" ".join(_expanded(word, script, splits=False)) for word in words])
+        if index == 0 or result is None:
+            result = one if index == 0 or joiner == "\n" else _joined(result, one, joiner)
+        else:
+            result = _joined(result, one, joiner)
+    if result is None:
+        script.undecided.append("if " + " ".join(" ".join(words) for _, words in condition)[:80])
+    return result
+
+
+def _joined(left: bool | None, right: bool | None, joiner: str) -> bool | None:
+    decides = joiner == "||"  # True decides an "or", False an "and"
+    if decides in (left, right):
+        return decides
+    return None if None in (left, right) else right
+
+
+def _test(words: Sequence[str]) -> bool | None:
+    """Evaluate the words of `[ ... ]`; None = it is not known."""
+    if len(words) < 3 or words[0] not in ("[", "[["):
+        return None
+    inner = list(words[1:-1])
+    negated = inner[:1] == ["!"]
+    inner = inner[negated:]
+    result: bool | None = None
+    if any("$" in word or "`" in word for word in inner):
+        return None
+    if len(inner) <= 2 and inner[:1] in (["-z"], ["-n"]):
+        result = (len(inner) < 2 or not inner[1]) == (inner[0] == "-z")
+    elif len(inner) == 3:
+        left, how, right = inner
+        if how in ("=", "==", "!="):
+            result = (left == right) == (how != "!=")
+        elif how in _COMPARED and re.fullmatch("-?[0-9]{1,18}", left + "0"):
+            number = re.fullmatch("-?[0-9]{1,18}", right)
+            result = _COMPARED[how](int(left or 0), int(right)) if number else None
+    return None if result is None else result != negated
