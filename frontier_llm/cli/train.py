@@ -183,6 +183,7 @@ def configure(
         composed = composed.fitted(size)
         config = composed.config
         ranks_per_node = config.launch.ranks_per_node or ranks_per_node or size
+    config = run_directory.kept_layers(config)
     config = choose(config, size, ranks_per_node, partial(print, file=sys.stderr))
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
