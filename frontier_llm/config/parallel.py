@@ -36,7 +36,7 @@ class ParallelConfig(Section):
     sequence: bool
     """Sequence parallelism: also split norms and dropout along the sequence over the tensor
     ranks."""
-    layers_per_stage: Literal["auto"] | tuple[int, ...] | None = Field(strict=False)
+    layers_per_stage: Literal["auto"] | Annotated[tuple[int, ...], Field(strict=False)] | None
     """Number of layers of each model chunk, in the order of the model: `pipeline x chunks` numbers.
     null = an even split. If it has a remainder, the chunks with the head and the embedding get
     fewer layers than the others. `auto` balances the seconds of the stages if a step then takes 1%

@@ -1,4 +1,4 @@
-"""Choose what a configuration leaves to the planner: sharding factors, layers and pipeline schedule."""
+"""Choose what a configuration leaves to the planner: factors, layers, and pipeline schedule."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -73,13 +73,13 @@ def _choose_layers(
     return chosen
 
 
-def format_layers(layers: Sequence[int] | None) -> str:
-    """Return numbers of layers as `parallel.layers_per_stage` takes them on a command line."""
+def format_layers(layers: Sequence[int] | str | None) -> str:
+    """Return a value of `parallel.layers_per_stage` as on a command line."""
     return "null" if layers is None else f"[{','.join(map(str, layers))}]"
 
 
 def _balanced(config: RunConfig, ranks: int, ranks_per_node: int) -> tuple[int, ...] | None:
-    """Return the balanced layers; None if the cluster's speed is not known, or if evenly is best."""
+    """Return the balanced layers; None if the cluster's speed is unknown or an even split is best."""
     try:
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node, ignore_sharding=True)
         time = LayoutTime(Candidate(config, layout, StageKinds(layout)))

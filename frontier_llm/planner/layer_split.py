@@ -6,6 +6,8 @@ those without, and the stage with the head has a product with the whole vocabula
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.inventory import chunk_parameters
@@ -35,38 +37,52 @@ def balanced_layers(layout: ResolvedLayout, time: LayoutTime) -> Sizes | None:
 
 
 def chunk_cost(layout: ResolvedLayout, time: LayoutTime) -> Cost:
-    """Predict the seconds of each kind of layer once, with tensor parallelism and sums of gradients.
+    """Predict the seconds of each kind of layer once, with sums of gradients.
 
     The device and its CPU work at the same time, so their seconds are added up separately.
     """
     model = layout.model
-    joined = with_host if time.speed.has_host else operator.add
 
-    def seconds(layers: range, *ends: bool) -> tuple[float, float, float]:
+    def seconds(layers: range, *ends: bool) -> _Parts:
         chunk = ModelChunk(0, 0, layers, *ends)
         passes, splits = time.chunk_passes(chunk), layout.splits_backward
         parameters = chunk_parameters(model, chunk, layout.sequence_length)
         elements = sum(parameter.elements for parameter in parameters) / layout.grid.tensor
         added = time.accumulation_seconds(elements)
-        return passes.on_device.total(splits=splits), passes.host.total(splits=splits), added
+        return _Parts(
+            passes.on_device.total(splits=splits), passes.host.total(splits=splits), added
+        )
 
-    of_layers = [(0.0, 0.0, 0.0)] * model.layers
+    of_layers = [_Parts()] * model.layers
     for equal in equal_layers(model, range(model.layers)):
         each = seconds(range(equal[0], equal[0] + 1), False, False)
         for layer in equal:
             of_layers[layer] = each
-    parts = [seconds(range(0), True, False), *of_layers, seconds(range(0), False, True)]
-    until = [(0.0, 0.0, 0.0)]
-    for part in parts:
-        until.append(tuple(map(operator.add, until[-1], part)))  # type: ignore[arg-type]
+    ends = seconds(range(0), True, False), seconds(range(0), False, True)
+    until = list(accumulate([ends[0], *of_layers, ends[1]], _Parts.plus, initial=_Parts()))
 
     def cost(first: int, end: int) -> float:
+        # the embedding comes before the first layer, and the head after the last one
         before = until[first + 1 if first else 0]
         after = until[end + 1 if end < model.layers else -1]
         device, host, added = map(operator.sub, after, before)
-        return joined(device, host) + added
+        together = with_host(device, host) if time.speed.has_host else device + host
+        return float(together + added)
 
     return cost
+
+
+class _Parts(NamedTuple):
+    """Seconds of a micro-batch."""
+
+    device: float = 0.0
+    host: float = 0.0
+    """Seconds of the CPU to start the kernels."""
+    added: float = 0.0
+    """Seconds to add gradients to their sums."""
+
+    def plus(self, other: "_Parts") -> "_Parts":
+        return _Parts(*map(operator.add, self, other))
 
 
 def stage_costs(cost: Cost, placement: Placement, sizes: Sequence[int]) -> list[float]:
