@@ -264,7 +264,7 @@ def _check_pipeline(config: RunConfig) -> None:
             f"{list(split)} ({len(split)} numbers, sum {sum(split)})",
             f"{chunks} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
             f"model.layers ({layers})",
-            "set parallel.layers_per_stage=auto, or null for an even split, or give one number per "
+            "set parallel.layers_per_stage=null for an even split or auto, or give one number per "
             "model chunk, in the order of the model",
         )
 

@@ -79,7 +79,7 @@ def format_layers(layers: Sequence[int] | str | None) -> str:
 
 
 def _balanced(config: RunConfig, ranks: int, ranks_per_node: int) -> tuple[int, ...] | None:
-    """Return the balanced layers; None if the cluster's speed is unknown or an even split is best."""
+    """Return the balanced layers; None = evenly is as good, or the speed is not known."""
     try:
         layout = ResolvedLayout.resolve(config, ranks, ranks_per_node, ignore_sharding=True)
         time = LayoutTime(Candidate(config, layout, StageKinds(layout)))
