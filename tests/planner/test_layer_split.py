@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.cli.experiments import composed
 from frontier_llm.geometry.model_chunks import split_layers
 from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.planner import choice, layer_split
@@ -16,7 +17,6 @@ from frontier_llm.planner.layer_split import LEAST_GAIN, cheapest_split, chunk_c
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.search import Goal, search
-from frontier_llm.cli.experiments import composed
 
 XL = ("experiment=mt5_xl", "parallel.pipeline=4")
 seconds = st.floats(0.25, 4.0)
