@@ -236,6 +236,7 @@ def _bounded_cuts(
     """
     # the kinds of stages by tensor size, placement and layers of the model chunks, computed once
     stage_kinds: dict[tuple[int, Placement, object], StageKinds] = {}
+    splits: dict[tuple[Cut, Placement], tuple[int, ...] | None] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
     if config.optimizer.name == "adamw":
@@ -267,7 +268,11 @@ def _bounded_cuts(
         if even is None:
             continue
         yield even
-        layers = balanced_layers(even.candidate.layout, even.time)
+        # the schedule hardly changes the costs of stages, only their placement
+        key = (replace(cut, order=all_cuts[0].order), even.candidate.layout.placement)
+        if key not in splits:
+            splits[key] = balanced_layers(even.candidate.layout, even.time)
+        layers = splits[key]
         other = bounded(replace(cut, layers_per_stage=layers), order) if layers else None
         if other is not None:
             yield other

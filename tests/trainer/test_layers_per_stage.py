@@ -1,4 +1,4 @@
-"""Layers that the program divides itself: recorded, kept by a resumed run, and the same training."""
+"""Layers that the program divides: recorded, kept by a resumed run, and the same training."""
 
 import json
 from pathlib import Path
