@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.cli.experiments import composed
+from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.model_chunks import split_layers
 from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.planner import choice, layer_split
@@ -93,6 +94,19 @@ def test_an_encoder_decoder_gets_stages_of_equal_seconds():
     times = {layers: _seconds(chosen, layers) for layers in _neighbours(split)}
     assert _estimated(chosen).time.seconds == min(times.values())
     assert _estimated(chosen).time.seconds < 0.82 * _estimated(even).time.seconds
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb_v"])
+def test_two_chunks_of_a_stage_are_balanced_together(schedule):
+    two = (*XL, "parallel.chunks=2", f"parallel.schedule={schedule}")
+    even, chosen = (_chosen(*two, f"parallel.layers_per_stage={s}") for s in ("null", "auto"))
+    assert len(chosen.parallel.layers_per_stage) == 8
+    assert _estimated(chosen).time.seconds < 0.93 * _estimated(even).time.seconds
+
+
+def test_layers_do_not_hide_that_nothing_fits():
+    with pytest.raises(ConfigError, match="sharding"):
+        _chosen(*XL, "sharding=amsp", "planner.memory_share=0.02")
 
 
 def _neighbours(split):
