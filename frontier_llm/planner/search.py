@@ -44,7 +44,7 @@ from frontier_llm.planner.estimate import (
 from frontier_llm.planner.layer_split import balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
-from frontier_llm.planner.space import Cut, cuts, legal_factors
+from frontier_llm.planner.space import Cut, Order, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import GIB, counted, format_bytes
 
@@ -268,14 +268,21 @@ def _bounded_cuts(
         if even is None:
             continue
         yield even
-        # the schedule hardly changes the costs of stages, only their placement
-        key = (replace(cut, order=all_cuts[0].order), even.candidate.layout.placement)
-        if key not in splits:
-            splits[key] = balanced_layers(even.candidate.layout, even.time)
-        layers = splits[key]
+        layers = _balanced(even, splits)
         other = bounded(replace(cut, layers_per_stage=layers), order) if layers else None
         if other is not None:
             yield other
+
+
+def _balanced(
+    even: _BoundedCut, known: dict[tuple[Cut, Placement], tuple[int, ...] | None]
+) -> tuple[int, ...] | None:
+    """Return balanced layers; the schedule hardly changes costs of stages, only their placement."""
+    layout = even.candidate.layout
+    key = (replace(even.cut, order=Order("1f1b", 0)), layout.placement)
+    if key not in known:
+        known[key] = balanced_layers(layout, even.time)
+    return known[key]
 
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
