@@ -191,7 +191,7 @@ def configure(
         check_run(candidate, composed, overrides)
     if config.plan != "dry_run":
         lock_run_dir(config)
-    for line in lines:  # an error says the first word
+    for line in lines:  # after the errors, which a user should see first
         print(line, file=sys.stderr)
     return config, composed.to_yaml(config)
 
