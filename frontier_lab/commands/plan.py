@@ -34,7 +34,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
-from frontier_llm.planner.choice import choose
+from frontier_llm.planner.choice import choose, format_layers
 from frontier_llm.planner.compute import ALIGNED_BYTES
 from frontier_llm.planner.estimate import (
     FREE_COST,
@@ -332,10 +332,13 @@ def _ranking_notes(layouts: Sequence[Estimate]) -> Iterator[str]:
 def overrides(layout: Estimate) -> str:
     """Return the overrides that give a layout, without keys that have no effect in it."""
     config = layout.candidate.config
-    names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence")
+    names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence",
+             "layers_per_stage")  # fmt: skip
     chosen = config.parallel.model_dump(mode="json", include=set(names))
+    layers = format_layers(config.parallel.layers_per_stage)
     values = {
         **{f"parallel.{name}": str(chosen[name]).lower() for name in names},
+        "parallel.layers_per_stage": layers,
         "data.micro_batch": config.data.micro_batch,
         "recompute": config.recompute,
         **{f"sharding.{name}": factor for name, factor in factors_of(layout.candidate).items()},

@@ -313,7 +313,8 @@ def candidate_of(row: Mapping[str, str], overrides: Sequence[str] = ()) -> Candi
     base = tuple(f"{key}={cell}" for key, cell in row.items() if key in choices)
     others = {*choices, RANKS, NAME, ROUNDING, *QUANTITIES}
     cells = {key: cell for key, cell in row.items() if key not in others}
-    config = decode(_composed((*overrides, *base), cells))
+    # a table that does not name the layers of its stages is of runs with equal stages
+    config = decode(_composed(("parallel.layers_per_stage=null", *overrides, *base), cells))
     if RANKS in row:
         ranks = row[RANKS]
         if not ranks.isdigit() or int(ranks) < 1:

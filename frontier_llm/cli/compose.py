@@ -159,8 +159,9 @@ class Composed:
         return Composed(values, with_changes(self.config, changed))
 
     def to_yaml(self, chosen: RunConfig) -> str:
-        """Return the values as YAML, with what was chosen for `auto`: factors and schedule."""
-        parallel = chosen.parallel.model_dump(include={"schedule", "waiting_weights"})
+        """Return the values as YAML, with what was chosen for `auto`: factors, layers, schedule."""
+        names = {"schedule", "waiting_weights", "layers_per_stage"}
+        parallel = chosen.parallel.model_dump(mode="json", include=names)
         sharding = chosen.sharding.model_dump(include={"params", "grads", "optimizer"})
         keys = {"parallel": parallel, "sharding": sharding}
         changed = {section: self.values[section] | found for section, found in keys.items()}

@@ -51,6 +51,7 @@ from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.search import with_grown_batch
+from frontier_llm.saving import run_directory
 from frontier_llm.units import counted
 
 PBS = ".pbs"
@@ -216,7 +217,7 @@ def _checked_job(
         check_sbatch_options(options, job.command[1:5], int(spares) if spares.isdecimal() else 0)
     composed = composed.fitted(job.ranks)
     config = with_known_share(composed.config, partial(print, file=sys.stderr))
-    config = choose(config, job.ranks, job.ranks_per_node)
+    config = choose(run_directory.kept_layers(config), job.ranks, job.ranks_per_node)
     candidate = Candidate.of(config, job.ranks, job.ranks_per_node)
     if config.plan == "check":
         check_run(candidate, composed, overrides)

@@ -183,12 +183,16 @@ def configure(
         composed = composed.fitted(size)
         config = composed.config
         ranks_per_node = config.launch.ranks_per_node or ranks_per_node or size
-    config = choose(config, size, ranks_per_node, partial(print, file=sys.stderr))
+    config = run_directory.kept_layers(config)
+    lines: list[str] = []
+    config = choose(config, size, ranks_per_node, lines.append)
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":
         check_run(candidate, composed, overrides)
     if config.plan != "dry_run":
         lock_run_dir(config)
+    for line in lines:  # after the errors, which a user should see first
+        print(line, file=sys.stderr)
     return config, composed.to_yaml(config)
 
 

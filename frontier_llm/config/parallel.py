@@ -36,10 +36,11 @@ class ParallelConfig(Section):
     sequence: bool
     """Sequence parallelism: also split norms and dropout along the sequence over the tensor
     ranks."""
-    layers_per_stage: tuple[int, ...] | None = Field(strict=False)
+    layers_per_stage: Literal["auto"] | Annotated[tuple[int, ...], Field(strict=False)] | None
     """Number of layers of each model chunk, in the order of the model: `pipeline x chunks` numbers.
     null = an even split. If it has a remainder, the chunks with the head and the embedding get
-    fewer layers than the others."""
+    fewer layers than the others. `auto` balances the seconds of the stages if a step then takes 1%
+    less and fits in memory, or else splits evenly. A run that resumes keeps its numbers."""
     context: int = Field(default=1, ge=1)
     """Number of data ranks that divide the tokens of each sample of a GPT."""
 

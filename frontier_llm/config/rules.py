@@ -256,7 +256,7 @@ def _check_pipeline(config: RunConfig) -> None:
             f"lower parallel.pipeline or parallel.chunks, or set model.layers={chunks}",
         )
     split = parallel.layers_per_stage
-    if split is None:
+    if split is None or split == "auto":
         return
     if len(split) != chunks or sum(split) != layers or min(split) < 1:
         raise ConfigError(
@@ -264,8 +264,8 @@ def _check_pipeline(config: RunConfig) -> None:
             f"{list(split)} ({len(split)} numbers, sum {sum(split)})",
             f"{chunks} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
             f"model.layers ({layers})",
-            "set parallel.layers_per_stage=null for an even split, or give one number per model "
-            "chunk, in the order of the model",
+            "set parallel.layers_per_stage=null for an even split or auto, or give one number per "
+            "model chunk, in the order of the model",
         )
 
 

@@ -13,7 +13,6 @@ Sources: Narayanan et al., SC'21 (arXiv:2104.04473), section 5.1 and appendix; P
 (arXiv:2204.02311), appendix B for MFU and HFU.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
@@ -60,19 +59,16 @@ def forward_flops(
     return ForwardFlops(products + attention, attention, head)
 
 
-def equal_layers(model: ModelConfig, layers: range) -> list[Sequence[int]]:
+def equal_layers(model: ModelConfig, layers: range) -> list[list[int]]:
     """Divide consecutive layers into sets of layers with the same operations.
 
     Encoder layers differ from decoder layers, and layers with a window from those without.
     """
-    border = min(max(model.encoder_layers, layers.start), layers.stop)
-    parts: list[Sequence[int]] = [range(layers.start, border), range(border, layers.stop)]
-    if model.window is not None:
-        parts = [
-            [x for x in layers if model.layer_window(x)],
-            [x for x in layers if not model.layer_window(x)],
-        ]
-    return [part for part in parts if part]
+    parts: dict[tuple[bool, int | None], list[int]] = {}
+    for layer in layers:
+        kind = layer < model.encoder_layers, model.layer_window(layer)
+        parts.setdefault(kind, []).append(layer)
+    return list(parts.values())
 
 
 def score_pairs(

@@ -116,16 +116,16 @@ class ResolvedLayout:
         placement = Placement(parallel.pipeline, parallel.chunks, parallel.schedule in FOLDED)
         formats = StateFormats.at(config.collectives)
         compute_format = precision or config.precision.name
-        # until the planner has chosen, `auto` stands for whole backward passes
+        # until the planner has chosen, `auto` stands for whole backward passes and even splits
         whole: ScheduleName = "interleaved" if parallel.chunks > 1 else "1f1b"
-        waiting = parallel.waiting_weights
+        waiting, layers = parallel.waiting_weights, parallel.layers_per_stage
         return cls(
             grid=grid,
             model=config.model,
             sequence_length=data.sequence_length,
             lengths=sample_lengths(config.model, data),
             model_chunks=make_model_chunks(
-                config.model.layers, placement, parallel.layers_per_stage
+                config.model.layers, placement, None if layers == "auto" else layers
             ),
             virtual_stages=parallel.chunks,
             schedule_name=whole if parallel.schedule == "auto" else parallel.schedule,

@@ -154,14 +154,20 @@ class ActivationTraffic:
         Norms over the heads of all tensor ranks have `norm_messages` all-reduces, of a sum over the
         queries and one over the keys of each token.
         """
-        sums = 2 * self.micro_batch * self.lengths.decoder * SUM_BYTES
-        return self.norm_messages(chunk) * all_reduce_bytes(sums, self.tensor)
+        in_encoder = sum(layer < self.model.encoder_layers for layer in chunk.layers)
+        tokens = in_encoder * self.lengths.encoder
+        tokens += (len(chunk.layers) - in_encoder) * self.lengths.decoder
+        sums = 2 * self.micro_batch * tokens * SUM_BYTES
+        return self._norm_passes * all_reduce_bytes(sums, self.tensor)
 
     def norm_messages(self, chunk: ModelChunk) -> int:
         """Count the all-reduces of norms of queries and keys: one in each pass of a layer."""
-        passes = 3 if self.recompute == "full" else 2
+        return self._norm_passes * len(chunk.layers)
+
+    @property
+    def _norm_passes(self) -> int:
         is_divided = self.model.qk_norm == "width" and self.tensor > 1
-        return passes * len(chunk.layers) if is_divided else 0
+        return (3 if self.recompute == "full" else 2) * is_divided
 
     def boundary_bytes(self) -> float:
         """Return the bytes of an activation, of both sides, or of its gradient to another stage."""

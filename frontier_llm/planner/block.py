@@ -53,6 +53,20 @@ class Attention(NamedTuple):
     """Number of a layer with this attention, which decides whether it has a window."""
 
 
+class Scores(NamedTuple):
+    """Sizes of the scores of one attention on a rank."""
+
+    heads: int
+    """Heads of all samples together."""
+    queries: int
+    keys: int
+
+    @property
+    def elements(self) -> int:
+        """Number of scores."""
+        return self.heads * self.queries * self.keys
+
+
 @dataclass(frozen=True)
 class Block:
     """Counts for the forward pass of one layer. The backward pass has twice the operations."""
@@ -60,9 +74,8 @@ class Block:
     products: tuple[Product, ...]
     attention_flops: float
     """Operations of attention without its projections and without the masked half if causal."""
-    score_elements: float
-    """Elements of the attention scores, including the masked half. Fused attention does not store
-    them."""
+    scores: tuple[Scores, ...]
+    """Scores of each attention, including the masked half. Fused attention does not store them."""
     moved_elements: float
     """Elements read or written by norms, activation functions, rotary embeddings and residual
     additions."""
@@ -95,7 +108,7 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
     return Block(
         products=tuple(products),
         attention_flops=sum(part.flops for part in parts),
-        score_elements=sum(part.scores for part in parts),
+        scores=tuple(part.scores for part in parts),
         # A norm reads and writes one tensor. A residual addition reads two tensors and writes one.
         # The activation function reads one tensor (two if gated) and writes one.
         moved_elements=branches * 5 * hidden + matrices * inner + sum(part.moved for part in parts),
@@ -141,7 +154,7 @@ def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[B
 def _attentions(layout: ResolvedLayout, layer: int) -> list[Attention]:
     model, lengths = layout.model, layout.lengths
     if layer < model.encoder_layers:
-        return [Attention(lengths.encoder, lengths.encoder, causal=False)]
+        return [Attention(lengths.encoder, lengths.encoder, causal=False, layer=layer)]
     tokens = lengths.decoder // layout.grid.context  # of this rank
     attentions = [Attention(tokens, tokens, causal=True, layer=layer)]
     if model.encoder_layers:
@@ -177,7 +190,7 @@ class _AttentionPart(NamedTuple):
 
     products: tuple[Product, ...]
     flops: float
-    scores: float
+    scores: Scores
     rotated: float
     moved: float
     kept: float
@@ -198,12 +211,11 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
-    all_pairs = attention.queries * attention.keys * samples
-    read_pairs: float = all_pairs
-    if attention.causal:
-        context = layout.grid.context
+    read_pairs: float = samples * attention.queries * attention.keys
+    if not attention.cross:
+        context, causal = layout.grid.context, attention.causal
         tokens = attention.queries * context
-        pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=True)
+        pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=causal)
         read_pairs = samples * pairs / context
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
@@ -223,7 +235,7 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     return _AttentionPart(
         products=(*inputs, output),
         flops=4.0 * read_pairs * query_width,
-        scores=all_pairs * model.heads / tensor,
+        scores=Scores(samples * model.heads // tensor, attention.queries, attention.keys),
         rotated=2.0 * rotated,
         moved=2.0 * (rotated + normalised) + 2 * queries * query_width + 2 * bias,
         kept=kept,

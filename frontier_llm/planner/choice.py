@@ -1,6 +1,8 @@
-"""Choose what a configuration leaves to the planner: sharding factors and pipeline schedule."""
+"""Choose what a configuration leaves to the planner: factors, layers, and pipeline schedule."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
@@ -10,15 +12,12 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import FREE_COST, FREE_SHARE, budget_bytes
+from frontier_llm.planner.layer_split import LEAST_GAIN, balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, fullest, fullest_of, kinds_activations
 from frontier_llm.planner.space import Order, legal_factors, orders
 from frontier_llm.planner.step_time import StepTime, step_time
 from frontier_llm.units import format_bytes, format_seconds
-
-LEAST_GAIN = 0.01
-"""Share of the step that a schedule with split backward passes must save to be preferred to the
-fastest one with whole backward passes."""
 
 
 def choose(
@@ -30,15 +29,76 @@ def choose(
     """Replace every value `auto` that describes the layout.
 
     The factors are chosen first, for a schedule with whole backward passes if the schedule is
-    `auto` as well. `explain` is called with a line that says which factors were chosen and why.
+    `auto` as well. If the layers are, a split that balances the stages is compared with an even
+    one. `explain` is called with lines that say what was chosen and why.
 
     Raises:
         ConfigError: the configuration cannot run on these ranks, or no factors fit.
     """
+    if config.parallel.layers_per_stage == "auto":
+        return _choose_layers(config, ranks, ranks_per_node, explain)
     config, choice = choose_factors(config, ranks, ranks_per_node)
     if choice:
         explain(f"sharding={config.sharding.name}: {choice}")
     return choose_schedule(config, ranks, ranks_per_node)
+
+
+def _choose_layers(
+    config: RunConfig, ranks: int, ranks_per_node: int, explain: Callable[[str], object]
+) -> RunConfig:
+    """Choose everything for an even split of the layers, and for one that balances the stages.
+
+    The balanced one is taken if it saves LEAST_GAIN of a step, or if it alone fits in memory.
+    """
+    lines, others, refused = list[str](), list[str](), None
+    chosen = _with_layers(config, None)
+    try:
+        chosen = choose(chosen, ranks, ranks_per_node, lines.append)
+    except ConfigError as error:
+        refused = error
+    layers = _balanced(chosen, ranks, ranks_per_node)
+    if layers is not None:
+        with suppress(ConfigError):  # no factors fit with these layers
+            other = choose(_with_layers(config, layers), ranks, ranks_per_node, others.append)
+            even = math.inf if refused else _fitting_seconds(chosen, ranks, ranks_per_node)
+            seconds = _fitting_seconds(other, ranks, ranks_per_node)
+            if seconds < (1 - LEAST_GAIN) * even:
+                gain = "" if even == math.inf else f", {1 - seconds / even:.0%} less than evenly"
+                line = f"parallel.layers_per_stage: {format_layers(layers)} balances the stages"
+                chosen, refused, lines = other, None, [*others, line + gain]
+    if refused:
+        raise refused
+    for line in lines:
+        explain(line)
+    return chosen
+
+
+def format_layers(layers: Sequence[int] | str | None) -> str:
+    """Return a value of `parallel.layers_per_stage` as on a command line."""
+    return "null" if layers is None else f"[{','.join(map(str, layers))}]"
+
+
+def _balanced(config: RunConfig, ranks: int, ranks_per_node: int) -> tuple[int, ...] | None:
+    """Return the balanced layers; None = evenly is as good, or the speed is not known."""
+    try:
+        layout = ResolvedLayout.resolve(config, ranks, ranks_per_node, ignore_sharding=True)
+        time = LayoutTime(Candidate(config, layout, StageKinds(layout)))
+    except ConfigError:
+        return None
+    return balanced_layers(layout, time)
+
+
+def _fitting_seconds(config: RunConfig, ranks: int, ranks_per_node: int) -> float:
+    """Return the seconds of a step; infinite = it does not fit in memory."""
+    candidate = Candidate.of(config, ranks, ranks_per_node)
+    if fullest(candidate).total > budget_bytes(candidate):
+        return math.inf
+    return step_time(candidate).seconds
+
+
+def _with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
+    parallel = config.parallel.model_copy(update={"layers_per_stage": layers})
+    return config.model_copy(update={"parallel": parallel})
 
 
 @dataclass(frozen=True)

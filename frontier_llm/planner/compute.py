@@ -220,16 +220,16 @@ def _attention(
         return speed.attention(block.attention_flops)
     # Without fusion each head has two products, which include the masked half of the scores, and
     # the scores are written to memory and read again.
-    tokens, width = layout.lengths.decoder, layout.model.head_dim
-    heads = round(block.score_elements / tokens**2)  # on this rank, of all samples together
+    width, forward, backward = layout.model.head_dim, 0.0, 0.0
     slower = 1.0 if width * layout.compute_bytes % ALIGNED_BYTES == 0 else MISALIGNED
-    scores = slower * speed.product(Product(tokens, width, tokens), heads)
-    values = slower * speed.product(Product(tokens, tokens, width), heads)
-    score_bytes = block.score_elements * layout.compute_bytes
-    return (
-        scores + values + speed.moved(SCORE_PASSES * score_bytes, 3),
-        2 * (scores + values) + speed.moved(SCORE_PASSES_BACKWARD * score_bytes, 3),
-    )
+    for scores in block.scores:
+        heads, queries, keys = scores
+        products = slower * speed.product(Product(queries, width, keys), heads)
+        products += slower * speed.product(Product(queries, keys, width), heads)
+        score_bytes = scores.elements * layout.compute_bytes
+        forward += products + speed.moved(SCORE_PASSES * score_bytes, 3)
+        backward += 2 * products + speed.moved(SCORE_PASSES_BACKWARD * score_bytes, 3)
+    return forward, backward
 
 
 class Tile(NamedTuple):

@@ -97,6 +97,7 @@ class Estimate:
                 "chunks": parallel.chunks,
                 "schedule": self.candidate.layout.schedule_name,
                 "waiting_weights": self.candidate.layout.waiting_weights,
+                "layers_per_stage": parallel.layers_per_stage,
                 "data": self.candidate.grid.data,
                 "sequence": parallel.sequence,
                 "micro_batch": config.data.micro_batch,

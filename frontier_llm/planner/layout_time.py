@@ -120,11 +120,13 @@ class LayoutTime:
             for kind, of_kind in zip(candidate.stages.kinds, chunks, strict=True)
         ]
 
-    @property
-    def accumulation_bytes(self) -> float:
-        """Bytes moved per parameter to add a gradient to the sums; compiled layers read it, too."""
+    def accumulation_seconds(self, elements: float) -> float:
+        """Return the seconds to add gradients to the sums; compiled layers read the sums, too."""
+        if self.speed.weight_gradient_ratio is not None:
+            return 0.0  # measured with the products
         compiles = self.engine.follows_kernels and self._kernels == "compiled"
-        return self.engine.accumulation_bytes + (self._layout.compute_bytes if compiles else 0)
+        read_bytes = self._layout.compute_bytes if compiles else 0
+        return self.speed.moved(elements * (self.engine.accumulation_bytes + read_bytes))
 
     @property
     def bound_seconds(self) -> float:
@@ -192,16 +194,15 @@ class LayoutTime:
         return layout.micro_batches * slowest + others / layout.virtual_stages
 
     def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
-        layout, splits = self._layout, self._layout.splits_backward
-        chunks = []
-        for chunk in kind.chunks:
-            compute = chunk_seconds(layout, chunk, self.speed, self.engine, self._kernels)
-            outside = self.host.micro_batch_seconds / len(kind.chunks)
-            tensor = self._tensor_seconds(chunk, compute).plus(self._context_seconds(chunk))
-            host = self._host_seconds(chunk)
-            passes = ChunkPasses(compute, tensor, host, outside, splits, self.speed.has_host)
-            chunks.append(passes)
-        return tuple(chunks)
+        outside = self.host.micro_batch_seconds / len(kind.chunks)
+        return tuple(self.chunk_passes(chunk, outside) for chunk in kind.chunks)
+
+    def chunk_passes(self, chunk: ModelChunk, outside: float = 0.0) -> ChunkPasses:
+        """Return the seconds of a micro-batch in a chunk, with those of the CPU outside layers."""
+        compute = chunk_seconds(self._layout, chunk, self.speed, self.engine, self._kernels)
+        tensor = self._tensor_seconds(chunk, compute).plus(self._context_seconds(chunk))
+        host, splits = self._host_seconds(chunk), self._layout.splits_backward
+        return ChunkPasses(compute, tensor, host, outside, splits, self.speed.has_host)
 
     def _host_seconds(self, chunk: ModelChunk) -> ActionSeconds:
         """Return the seconds of the CPU; a recomputed layer is started once more."""

@@ -41,9 +41,10 @@ from frontier_llm.planner.estimate import (
     judged_seconds,
     ranked,
 )
+from frontier_llm.planner.layer_split import balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
-from frontier_llm.planner.space import Cut, cuts, legal_factors
+from frontier_llm.planner.space import Cut, Order, cuts, legal_factors
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import GIB, counted, format_bytes
 
@@ -229,9 +230,13 @@ def search_all(
 def _bounded_cuts(
     config: RunConfig, goal: Goal, found: Found, progress: Progress
 ) -> Iterator[_BoundedCut]:
-    """Yield the cuts that are legal and fit in memory. Count the others in `found.refused`."""
-    # the kinds of stages by tensor size and placement of the model chunks, computed once
-    stage_kinds: dict[tuple[int, Placement], StageKinds] = {}
+    """Yield the cuts that are legal and fit in memory. Count the others in `found.refused`.
+
+    Each cut is tried with an even split of the layers and, if that fits, with a balanced one.
+    """
+    # the kinds of stages by tensor size, placement and layers of the model chunks, computed once
+    stage_kinds: dict[tuple[int, Placement, object], StageKinds] = {}
+    splits: dict[tuple[Cut, Placement], tuple[int, ...] | None] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
     if config.optimizer.name == "adamw":
@@ -240,8 +245,8 @@ def _bounded_cuts(
         for cut in all_cuts:
             _refuse(found, "memory", f"{cut}: at least {format_bytes(least)} of states per rank")
         return
-    for order, cut in enumerate(all_cuts):
-        progress("layouts", order / len(all_cuts))
+
+    def bounded(cut: Cut, order: int) -> _BoundedCut | None:
         cut_config = cut.apply(config)
         try:
             layout = ResolvedLayout.resolve(
@@ -249,15 +254,35 @@ def _bounded_cuts(
             )
         except ConfigError as error:
             _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
-            continue
+            return None
         found.examined += 1
-        key = (cut.tensor, layout.placement)
+        key = (cut.tensor, layout.placement, cut.layers_per_stage)
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])
-        bounded_cut = _bounded_cut(candidate, order, found, cut)
-        if bounded_cut is not None:
-            yield bounded_cut
+        return _bounded_cut(candidate, order, found, cut)
+
+    for order, cut in enumerate(all_cuts):
+        progress("layouts", order / len(all_cuts))
+        even = bounded(cut, order)
+        if even is None:
+            continue
+        yield even
+        layers = _balanced(even, splits)
+        other = bounded(replace(cut, layers_per_stage=layers), order) if layers else None
+        if other is not None:
+            yield other
+
+
+def _balanced(
+    even: _BoundedCut, known: dict[tuple[Cut, Placement], tuple[int, ...] | None]
+) -> tuple[int, ...] | None:
+    """Return balanced layers; the schedule hardly changes costs of stages, only their placement."""
+    layout = even.candidate.layout
+    key = (replace(even.cut, order=Order("1f1b", 0)), layout.placement)
+    if key not in known:
+        known[key] = balanced_layers(layout, even.time)
+    return known[key]
 
 
 def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:

@@ -91,11 +91,14 @@ class Cut:
     """Samples per micro-batch."""
     recompute: str
     """`none`, `selective` or `full`."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """Layers of each model chunk; None = an even split."""
 
     def __str__(self) -> str:
+        layers = f" layers {list(self.layers_per_stage)}" if self.layers_per_stage else ""
         return (
             f"TP {self.tensor} PP {self.pipeline}x{self.chunks} {self.order} "
-            f"micro {self.micro_batch} {self.recompute}"
+            f"micro {self.micro_batch} {self.recompute}{layers}"
         )
 
     def apply(self, config: RunConfig) -> RunConfig:
@@ -113,7 +116,7 @@ class Cut:
                 "schedule": self.order.schedule,
                 "waiting_weights": self.order.waiting_weights,
                 "sequence": sequence_parallel,
-                "layers_per_stage": None,
+                "layers_per_stage": self.layers_per_stage,
             }
         )
         data = config.data.model_copy(update={"micro_batch": self.micro_batch})
@@ -123,7 +126,7 @@ class Cut:
 
 
 def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
-    """Yield every cut that the search examines, including cuts that cannot be resolved.
+    """Yield every cut with an even split, including cuts that cannot be resolved.
 
     Tensor ranks stay inside a node. Without a pipeline there is one model chunk.
     """

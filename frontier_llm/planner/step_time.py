@@ -151,9 +151,7 @@ class _Stage:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
         costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
         conversions = costs.conversions
-        accumulation = layout.speed.moved(float(costs.elements) * layout.accumulation_bytes)
-        if layout.speed.weight_gradient_ratio is not None:
-            accumulation = 0.0  # measured with the products
+        accumulation = layout.accumulation_seconds(costs.elements)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         sent_gather = self._exposed(costs.gather.seconds, forward)
         again = costs.gather_again.seconds

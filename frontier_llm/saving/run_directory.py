@@ -28,6 +28,8 @@ FAILURES = "failures"
 """Folder in which each failing rank writes its error."""
 LOCK = ".lock"
 """Empty file that is locked while a job uses the directory."""
+_SPLIT = (("parallel", "pipeline"), ("parallel", "chunks"), ("model", "layers"))
+"""Keys that a list of layers per stage fits."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks (Lustre mounted without `flock`)."""
 
@@ -118,6 +120,27 @@ def write_config(path: Path, text: str) -> None:
             partial.replace(path / name)
     except OSError as error:
         raise _not_writable(path, error) from None
+
+
+def kept_layers(config: RunConfig) -> RunConfig:
+    """Return the configuration with the layers per stage of an earlier start of the run, if `auto`.
+
+    An even split is null there, also in runs of versions without `auto`. With another pipeline or
+    another model, nothing is kept.
+    """
+    if config.parallel.layers_per_stage != "auto":
+        return config
+    now = config.model_dump(mode="json")
+    try:
+        before = from_yaml((Path(config.run.dir) / CONFIG).read_text())
+        layers = before["parallel"]["layers_per_stage"]
+        if any(before[section][key] != now[section][key] for section, key in _SPLIT):
+            return config
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # a new run
+        return config
+    kept = None if layers is None else tuple(layers)
+    parallel = config.parallel.model_copy(update={"layers_per_stage": kept})
+    return config.model_copy(update={"parallel": parallel})
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:

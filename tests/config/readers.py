@@ -24,7 +24,8 @@ READERS = {
     "model/build.py": "model.init_std",
     "config/model.py": "model.scaled_attention",
     "geometry/model_chunks.py": "model.encoder_layers",
-    "geometry/resolved.py": "parallel.schedule collectives.pairwise launch.ranks_per_node",
+    "geometry/resolved.py": "parallel.schedule parallel.layers_per_stage collectives.pairwise"
+    " launch.ranks_per_node",
     "geometry/partition.py": "sharding.params sharding.grads sharding.optimizer",
     "trainer/states.py": "sharding.units_in_flight sharding.fused_gradients",
     "geometry/formats.py": "collectives.rotation_elements collectives.rounding"

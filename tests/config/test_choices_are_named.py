@@ -31,6 +31,7 @@ CHOOSERS = {
     "model.residual": "model/layer_specs.py",
     "parallel.schedule": "geometry/pipeline_schedule.py planner/choice.py:auto",
     "parallel.waiting_weights": "planner/choice.py auto",
+    "parallel.layers_per_stage": "planner/choice.py auto",
     **dict.fromkeys(
         ["sharding.params", "sharding.grads", "sharding.optimizer"], "geometry/partition.py auto"
     ),
