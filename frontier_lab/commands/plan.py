@@ -77,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.foreign:
         return plan_file(options, console, _short_parts)
     config = configured(options.overrides, SEARCHED).config
-    config = with_known_share(config, partial(console.print, soft_wrap=True))
-    if warning := warn_of_short_samples(config, options.overrides):
-        console.print(f"warning: {warning}", soft_wrap=True)
+    explain = partial(console.print, soft_wrap=True)
+    config = with_known_share(config, explain)
+    warn_of_short_samples(config, options.overrides, lambda text: explain(f"warning: {text}"))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if options.this:

@@ -9,7 +9,7 @@ process of a run composes, and sends the values to the others, because interpola
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -377,12 +377,13 @@ def gives(overrides: Sequence[str], key: str) -> bool:
     return key in given or key in dict(in_file)
 
 
-def warn_of_short_samples(config: RunConfig, overrides: Sequence[str]) -> str | None:
-    """Return a warning if a GPU's run would have samples of the length that suits a laptop."""
-    if config.cluster.device.kind == "cpu" or gives(overrides, "data.sequence_length"):
-        return None
-    length = config.data.sequence_length
-    return f"data.sequence_length={length} is the default for a laptop: set the length of your run"
+def warn_of_short_samples(
+    config: RunConfig, overrides: Sequence[str], warn: Callable[[str], object]
+) -> None:
+    """Warn if a GPU's run would have samples of the length that suits a laptop."""
+    if config.cluster.device.kind != "cpu" and not gives(overrides, "data.sequence_length"):
+        length = config.data.sequence_length
+        warn(f"data.sequence_length={length} is the default for a laptop: set your run's length")
 
 
 def differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:

@@ -236,8 +236,7 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
     lines = [check_data(config, job.overrides), f"batch      {config.data.batch_in_words}"]
-    if warning := warn_of_short_samples(config, job.overrides):
-        lines.append(f"warning    {warning}")
+    warn_of_short_samples(config, job.overrides, lambda text: lines.append(f"warning    {text}"))
     done, problem, todo = check_run_dir(candidate, is_given=is_given)
     if problem:
         if submit:

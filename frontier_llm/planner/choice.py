@@ -12,7 +12,12 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import FREE_COST, FREE_SHARE, budget_bytes
-from frontier_llm.planner.layer_split import LEAST_GAIN, balanced_layers
+from frontier_llm.planner.layer_split import (
+    GAIN_OF_EQUAL_LAYERS,
+    LEAST_GAIN,
+    balanced_layers,
+    has_unlike_layers,
+)
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, fullest, fullest_of, kinds_activations
 from frontier_llm.planner.space import Order, legal_factors, orders
@@ -48,8 +53,10 @@ def _choose_layers(
 ) -> RunConfig:
     """Choose everything for an even split of the layers, and for one that balances the stages.
 
-    The balanced one is taken if it saves LEAST_GAIN of a step, or if it alone fits in memory.
+    The balanced one is taken if it saves LEAST_GAIN of a step (GAIN_OF_EQUAL_LAYERS if all layers
+    are alike), or if it alone fits in memory.
     """
+    least = LEAST_GAIN if has_unlike_layers(config.model) else GAIN_OF_EQUAL_LAYERS
     lines, others, refused = list[str](), list[str](), None
     chosen = _with_layers(config, None)
     try:
@@ -62,7 +69,7 @@ def _choose_layers(
             other = choose(_with_layers(config, layers), ranks, ranks_per_node, others.append)
             even = math.inf if refused else _fitting_seconds(chosen, ranks, ranks_per_node)
             seconds = _fitting_seconds(other, ranks, ranks_per_node)
-            if seconds < (1 - LEAST_GAIN) * even:
+            if seconds < (1 - least) * even:
                 gain = "" if even == math.inf else f", {1 - seconds / even:.0%} less than evenly"
                 line = f"parallel.layers_per_stage: {format_layers(layers)} balances the stages"
                 chosen, refused, lines = other, None, [*others, line + gain]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.inventory import chunk_parameters
 from frontier_llm.geometry.model_chunks import ModelChunk, split_layers
@@ -19,11 +20,19 @@ from frontier_llm.planner.layout_time import LayoutTime
 
 LEAST_GAIN = 0.01
 """Share of the seconds that a choice must save to be preferred to what is usual."""
+GAIN_OF_EQUAL_LAYERS = 0.1
+"""The same for layers that are alike, whose stages differ only by the embedding and the head. Even
+stages are what people expect, and predictions err by some percent."""
 Sizes = tuple[int, ...]
 """Number of layers of each model chunk, in the order of the model."""
 Cost = Callable[[int, int], float]
 """Returns the seconds of a micro-batch in a chunk, given its first layer and the one after its
 last. The first chunk has the embedding, the last one the head."""
+
+
+def has_unlike_layers(model: ModelConfig) -> bool:
+    """Return whether some layers have other operations than others."""
+    return len(equal_layers(model, range(model.layers))) > 1
 
 
 def balanced_layers(layout: ResolvedLayout, time: LayoutTime) -> Sizes | None:

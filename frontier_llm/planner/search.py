@@ -41,7 +41,7 @@ from frontier_llm.planner.estimate import (
     judged_seconds,
     ranked,
 )
-from frontier_llm.planner.layer_split import balanced_layers
+from frontier_llm.planner.layer_split import balanced_layers, has_unlike_layers
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
 from frontier_llm.planner.space import Cut, Order, cuts, legal_factors
@@ -277,8 +277,13 @@ def _bounded_cuts(
 def _balanced(
     even: _BoundedCut, known: dict[tuple[Cut, Placement], tuple[int, ...] | None]
 ) -> tuple[int, ...] | None:
-    """Return balanced layers; the schedule hardly changes costs of stages, only their placement."""
+    """Return balanced layers; the schedule hardly changes costs of stages, only their placement.
+
+    None also if all layers are alike: little is gained, and a search would take twice as long.
+    """
     layout = even.candidate.layout
+    if not has_unlike_layers(layout.model):
+        return None
     key = (replace(even.cut, order=Order("1f1b", 0)), layout.placement)
     if key not in known:
         known[key] = balanced_layers(layout, even.time)

@@ -162,12 +162,15 @@ def test_a_split_that_does_not_fit_is_not_chosen():
 
 def test_a_split_that_alone_fits_is_chosen():
     """The stage with the head holds more, so fewer layers there also save memory."""
-    large = ("experiment=frontier_1_4b", "planner.nodes=[1]")
-    peaks = [_estimated(_chosen(*large, f"parallel.layers_per_stage={s}")).peak.total
-             for s in ("null", "auto")]  # fmt: skip
-    assert peaks[1] < peaks[0]
-    between = sum(peaks) / 2 / composed(*large).cluster.device.memory_gib / 2**30
-    chosen = _chosen(*large, f"planner.memory_share={between}")
+    large = ("experiment=frontier_1_4b", "planner.nodes=[1]", "parallel.waiting_weights=0")
+    even, other = (_estimated(_chosen(*large, f"parallel.layers_per_stage={s}"))
+                   for s in ("null", "[13,11]"))  # fmt: skip
+    assert other.peak.total < even.peak.total
+    assert 0.9 * even.time.seconds < other.time.seconds < even.time.seconds
+    assert _chosen(*large).parallel.layers_per_stage is None, "a small gain for equal layers"
+    between = (even.peak.total + other.peak.total) / 2
+    share = between / composed(*large).cluster.device.memory_gib / 2**30
+    chosen = _chosen(*large, f"planner.memory_share={share}")
     assert chosen.parallel.layers_per_stage == (13, 11)
 
 

@@ -8,7 +8,7 @@ import pytest
 from frontier_llm.config import decode
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.geometry.flops import equal_layers, forward_flops
-from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
+from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.wire import SUM_BYTES, ActivationTraffic, all_reduce_bytes
@@ -37,16 +37,16 @@ def test_windows_keep_encoder_and_decoder_layers_apart():
 def test_a_windowed_encoder_is_counted_with_its_own_length():
     plain = make_t5(layers=8, encoder_layers=4)
     windowed = plain.model_copy(update=WINDOWED)
-    lengths = sample_lengths(plain, 64)
+    lengths = SampleLengths(64, 24)
     saved = (
         4
         * plain.heads
         * plain.head_dim
         * sum(tokens * (tokens - 4) * 2 for tokens in (lengths.encoder, lengths.decoder))
     )
-    more = forward_flops(plain, 64).attention - forward_flops(windowed, 64).attention
+    more = forward_flops(plain, lengths).attention - forward_flops(windowed, lengths).attention
     assert more == pytest.approx(saved)
-    assert forward_flops(plain, 64).head == forward_flops(windowed, 64).head
+    assert forward_flops(plain, lengths).head == forward_flops(windowed, lengths).head
 
 
 def test_an_encoder_with_a_window_reads_fewer_pairs():
