@@ -7,8 +7,8 @@ the means, weighted as in training. Reads every sample of the validation split o
 parallel layout of the run does not matter.
 
 With `--text FILE ...` it measures the perplexity of other texts instead. Each file is one document,
-or one document per line or row in JSONL and Parquet. A text is read in windows of
-`data.sequence_length` tokens. With `--stride N` consecutive windows overlap, so that each token
+or one document per line or row in JSONL, CSV and Parquet (`--text-key`). A text is read in windows
+of `data.sequence_length` tokens. With `--stride N` consecutive windows overlap, so that each token
 after the first window is predicted from at least data.sequence_length - N tokens before it.
 
 With `--harness TASKS` it converts the weights to the format of Hugging Face and runs tasks of
@@ -65,7 +65,7 @@ from frontier_llm.trainer.single_process_model import (
 HARNESS_PACKAGES = ("lm_eval", "accelerate")
 """Packages that lm-evaluation-harness needs for a model of transformers."""
 
-NEEDS = {"--stride": "--text", "--harness-tasks": "--harness"}
+NEEDS = {"--stride": "--text", "--text-key": "--text", "--harness-tasks": "--harness"}
 EXCLUDES = {"--samples": ("--text", "--harness"), "--text": ("--harness",)}
 """Options that have no effect without, or with, others."""
 
@@ -91,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
     parser.add_argument("--text", type=file, nargs="+", metavar="FILE", help="evaluate these files")
+    parser.add_argument(
+        "--text-key", metavar="KEY", help="key or column of the texts (default: that of the run)"
+    )
     parser.add_argument("--harness", metavar="TASKS", help="tasks, separated by commas")
     parser.add_argument(
         "--harness-tasks", type=folder, metavar="DIR", help="a folder with further tasks in YAML"
@@ -114,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with single_process_model(config, weights, device) as built:
         if corpora is None:
             stride, tokenizer = options.stride, open_tokenizer_of(config)
-            texts = evaluate_texts(config, tokenizer, *built, options.text, stride)
+            key = options.text_key or config.data.text_key
+            texts = evaluate_texts(config, tokenizer, *built, options.text, stride, key)
             _check_losses(weights, {text.file: text.nats for text in texts})
             evaluate_text.show(texts)
             rows = [evaluate_text.to_dict(text) for text in texts]

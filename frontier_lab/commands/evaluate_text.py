@@ -83,8 +83,11 @@ def evaluate_texts(
     groups: Groups,
     files: Sequence[Path],
     stride: int | None = None,
+    key: str = "text",
 ) -> list[TextScore]:
     """Return the perplexity of each file; `stride` None: the length of a window.
+
+    The texts of a file with records are under `key`.
 
     Raises:
         ConfigError: the model does not predict every token, or the stride is too long.
@@ -104,7 +107,7 @@ def evaluate_texts(
         chunk.eval()
     pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
     with torch.no_grad():
-        return [_score(config, tokenizer, pipeline, device, file, stride) for file in files]
+        return [_score(config, tokenizer, pipeline, device, file, stride, key) for file in files]
 
 
 def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Window]:
@@ -154,8 +157,9 @@ def _score(
     device: torch.device,
     file: Path,
     stride: int,
+    key: str,
 ) -> TextScore:
-    texts = [text for text in _documents(file, config.data.text_key) if text]
+    texts = [text for text in _documents(file, key) if text]
     start = tokens_before_text(config.data, tokenizer)
     encoded = [tokenizer.encode(text) for text in texts]
     documents = [[*start, *tokens] for tokens in encoded]
@@ -181,7 +185,14 @@ def _score(
 
 
 def _documents(file: Path, key: str) -> Iterator[str]:
-    """Yield the texts of a file."""
+    """Yield the texts of a file; an error names the option that gives the key."""
+    try:
+        yield from _entries(file, key)
+    except DataError as error:
+        raise DataError(str(error).replace("set data.text_key to", "give as --text-key")) from None
+
+
+def _entries(file: Path, key: str) -> Iterator[str]:
     try:
         detected = detect(file, key)
         if detected.problem or detected.format is None:
@@ -201,7 +212,7 @@ def _documents(file: Path, key: str) -> Iterator[str]:
                 if entry.problem is not None:
                     raise DataError(
                         f"{file}, place {entry.place}: {entry.problem}\n  do: repair it, or take "
-                        f"it out; the key of the text is data.text_key of the run, '{key}'"
+                        f"it out; the key of the text is '{key}' (--text-key)"
                     )
                 yield entry.text
     except OSError as error:

@@ -179,6 +179,9 @@ def groups() -> dict[str, list[str]]:
 
 def _parse(text: str) -> Override:
     key, equals, value = text.partition("=")
+    if equals and key.startswith("--"):
+        wants = "key=value, without dashes"
+        raise ConfigError(key, value, wants, f"write {text.lstrip('-')}")
     if not equals and not text.startswith("~"):
         similar = nearest(key.lstrip("-+"))
         wants = "key=value"

@@ -19,7 +19,7 @@ from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 from tests.forked_train import TINY, train
@@ -166,6 +166,17 @@ def test_the_harness_finds_the_same_bits_per_byte(run: Path, tmp_path: Path) -> 
     assert evaluate.main([str(run), "--text", str(run.parent / "two.jsonl"), "--json", text]) == 0
     found = json.loads(Path(tasks).read_text())["local_text"]["bits_per_byte,none"]
     assert found == pytest.approx(json.loads(Path(text).read_text())[0]["bits_per_byte"], rel=1e-5)
+
+
+def test_the_key_of_the_texts_may_differ_from_that_of_the_run(run: Path, tmp_path: Path) -> None:
+    table, scores = tmp_path / "a.csv", tmp_path / "s.json"
+    table.write_text("name,body\nx,import os\ny,import re\n")
+    with pytest.raises(DataError, match="give as --text-key the column"):
+        evaluate.main([str(run), "--text", str(table)])
+    arguments = [str(run), "--text", str(table), "--text-key", "body", "--json", str(scores)]
+    assert evaluate.main(arguments) == 0
+    (score,) = json.loads(scores.read_text())
+    assert (score["documents"], score["bytes"]) == (2, len("import osimport re"))
 
 
 def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(

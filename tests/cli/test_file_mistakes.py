@@ -156,3 +156,7 @@ def test_a_dotted_key_in_a_file_gets_its_nested_form(folder: Path) -> None:
         decode(compose(["experiment=mine"]))
     assert caught.value.key == "trainer.steps"
     assert caught.value.todo == "in a file, write `trainer: {steps: 4}`"
+
+
+def test_dashes_before_a_key_are_refused() -> None:
+    assert refused("--trainer.steps=20").todo == "write trainer.steps=20"
