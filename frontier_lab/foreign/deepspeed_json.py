@@ -90,7 +90,7 @@ def _model(reading: Reading, model: Mapping[str, Any] | None) -> None:
         todo = "give another model, or model=NAME of conf/model"
         raise ConfigError("--model-config", name, wants, todo) from None
     keys = {key: value for key, value in settings.items() if key.startswith("model.")}
-    reading.run.keys |= {"model": base, "model.name": name}
+    reading.run.keys |= {"model": base, "model.name": f"hf_{name}"}
     reading.run.keys |= {key: written(value) for key, value in keys.items()}
     sizes = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
     shown = [f"{name}={keys.get(f'model.{name}')}" for name in sizes]

@@ -1,6 +1,7 @@
 """A key that a user sets without effect is refused, and what is advised gives it an effect."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def _setting(need: Need) -> tuple[str, str]:
     values = _defaults()
     for part in key.split("."):
         values = values[part]
-    return f"{key}={json.dumps(next(v for v in others(key, values) if v is not None))}", key
+    text = json.dumps(next(v for v in others(key, values) if v is not None))
+    return f"{key}=" + re.sub(r'"(\w+)":', r"\1:", text), key  # hydra takes no quoted keys
 
 
 def _without(need: Need) -> list[str]:

@@ -162,7 +162,8 @@ def test_a_split_that_does_not_fit_is_not_chosen():
 
 def test_a_split_that_alone_fits_is_chosen():
     """The stage with the head holds more, so fewer layers there also save memory."""
-    large = ("experiment=frontier_1_4b", "planner.nodes=[1]", "parallel.waiting_weights=0")
+    large = ("experiment=frontier_1_4b", "planner.nodes=[1]", "parallel.schedule=zb_h1",
+             "parallel.waiting_weights=0")  # fmt: skip
     even, other = (_estimated(_chosen(*large, f"parallel.layers_per_stage={s}"))
                    for s in ("null", "[13,11]"))  # fmt: skip
     assert other.peak.total < even.peak.total

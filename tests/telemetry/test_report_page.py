@@ -263,6 +263,7 @@ def test_the_command_refuses_what_is_no_run_without_a_traceback(tmp_path, capsys
 
 
 def test_a_report_that_cannot_be_written_is_said_in_one_line(tmp_path, capsys):
+    (tmp_path / "config.yaml").touch()
     (tmp_path / "report.html").symlink_to("/dev/full")
     assert run_command(lambda: report_command.main([str(tmp_path)])) == 1
     assert "report.html cannot be written: No space left" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_a_run_from_before_resumes_with_its_even_layers(tmp_path: Path) -> None:
     tiny = (
         *TINY, f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",
         f"run.dir={run}", "model.layers=8", "launch.ranks=2", "parallel.pipeline=2",
-        "optimizer.decay_steps=6", "model.vocabulary=8000",
+        "optimizer.decay_steps=6", "model.vocabulary=32000",
     )  # fmt: skip
     split = "parallel.layers_per_stage="
     assert train(*tiny, "trainer.steps=3", f"{split}null").code == 0
