@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from frontier_llm.config.partner_copies import with_partner_copies
 from frontier_llm.config.run import RunConfig
@@ -76,8 +77,7 @@ def defaults(section: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             found |= defaults(field.annotation, f"{key}.")
         elif not field.is_required():
-            value = field.get_default(call_default_factory=True)
-            found[key] = list(value) if isinstance(value, tuple) else value
+            found[key] = to_jsonable_python(field.get_default(call_default_factory=True))
     return found
 
 

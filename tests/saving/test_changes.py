@@ -1,5 +1,8 @@
 """Changes of a resumed run: what can never be loaded, and what `run.allow_changes` has to name."""
 
+import copy
+import functools
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.decode import defaults
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.changes import changes, check_corpus, refuse
@@ -54,6 +58,22 @@ def test_a_key_is_offered_only_if_the_checkpoint_can_be_loaded(name: str) -> Non
     if not fits:
         old = decode(values).model_dump(mode="json")["model"][name]
         assert f"set model.{name}={old}" in first.todo
+
+
+def test_a_key_that_an_older_version_lacks_has_its_default() -> None:
+    """As it would be decoded, and as a checkpoint stores it."""
+    now = decode(tiny_values()).model_dump(mode="json")
+    for key, default in defaults().items():
+        before = copy.deepcopy(now)
+        *sections, name = key.split(".")
+        inner = functools.reduce(dict.__getitem__, sections, before)
+        value = inner.pop(name)
+        found = changes(before, now)
+        assert json.loads(json.dumps(found)) == (
+            {} if value == default else {key: [default, value]}
+        )
+        older = decode(before).model_dump(mode="json")
+        assert functools.reduce(dict.__getitem__, key.split("."), older) == default
 
 
 def test_the_length_of_learned_positions_is_never_offered() -> None:
