@@ -245,6 +245,8 @@ def _planned(config: RunConfig) -> tuple[Assumed, int]:
     source = (
         f"the planner, {config.model.name} on {counted(nodes, 'node')} of {config.cluster.name}"
     )
+    if note := config.cluster.estimate_note:
+        source += f"; {note}"
     stall = found.time.parts["checkpoint"]
     planned = {"step": (found.time.seconds - stall, source)}
     if stall:

@@ -308,6 +308,8 @@ def layouts_table(found: Found) -> Table:
     if same:
         shared = ", ".join(f"{name} {rows[0][name]}" for name in same)
         table.caption += f"; all layouts: {shared}"
+    if note := best.candidate.config.cluster.estimate_note:
+        table.caption += f"; all times are {note}"
     if not by_memory:
         table.caption += "".join(f"; {note}" for note in _ranking_notes(found.best))
     return table

@@ -171,6 +171,8 @@ def _estimate_parts(
         f"{verb}: {budget_bytes(candidate) / GIB:.4g} GiB may be used. Memory is counted as this "
         f"program allocates it; that of {run.program} may differ."
     )
+    if note := cluster.estimate_note:
+        yield f"all times are {note}"
     if known is None:
         band = "no published runs of this engine: no band"
     else:

@@ -176,6 +176,8 @@ def _speed(found: Estimate) -> str:
         f"{format_figure(found.peak.total / GIB)} of "
         f"{candidate.config.cluster.device.memory_gib:g} GiB per device"
     )
+    if note := candidate.config.cluster.estimate_note:
+        line += f"; {note}"
     if candidate.config.checkpoint.mode != "off":
         line += f"; a checkpoint has {format_bytes(checkpoint_bytes(candidate))}"
         if written := checkpoint_write_seconds(candidate):

@@ -53,10 +53,12 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
         values.get(section, {}).pop(last, None)
     body = {"defaults": [{f"override /{group}": chosen} for group, chosen in choices.items()]}
     recompute = {"recompute": candidate.config.recompute}
+    note = candidate.config.cluster.estimate_note
+    seconds = f"{best.time.seconds:.3f} s per step" + (f" ({note})" if note else "")
     return "\n".join(
         [
             "# @package _global_",
-            f"# A plan: {candidate.description}, predicted {best.time.seconds:.3f} s per step",
+            f"# A plan: {candidate.description}, predicted {seconds}",
             f"# ranks: {candidate.grid.size}",
             f"# run: srun -N {nodes} {_resources(candidate)} "
             f"frontier-llm train {conf_dir_option()}experiment={name}",

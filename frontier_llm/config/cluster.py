@@ -160,6 +160,13 @@ class ClusterConfig(Section):
         return nearest if nearest < ranks_per_node and ranks_per_node % nearest == 0 else 1
 
     @property
+    def estimate_note(self) -> str:
+        """What to write beside predictions for a device of which no speed was measured; or ""."""
+        if self.device.calibration.is_measured:
+            return ""
+        return f"estimates: no speed of {self.name} was measured, frontier-llm calibrate does it"
+
+    @property
     def cores_per_rank(self) -> int:
         """CPU cores per rank."""
         return max(1, self.host.cores // self.ranks_per_node)

@@ -10,6 +10,7 @@ from rich.console import Console
 from frontier_lab.commands import plan
 from frontier_llm.cli import launch
 from frontier_llm.cli.compose import compose, configured
+from frontier_llm.cli.launch_checks import forecast
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF, CONF_DIR_VARIABLE
 from frontier_llm.cli.planned_experiment import experiment_text
@@ -131,6 +132,19 @@ def test_heads_that_gpus_read_slowly_are_named(capsys, hidden, warns):
     assert code == 0
     assert ("warning: heads of 150 elements" in out) == warns
     assert ("has 144 or 152" in out) == warns
+
+
+@pytest.mark.parametrize(("cluster", "is_estimate"), [("a100_80g", False), ("mi300x_8", True)])
+def test_times_without_a_measurement_are_called_estimates(capsys, cluster, is_estimate):
+    """Also where a plan is submitted or saved."""
+    words = ["experiment=frontier_22b", f"cluster={cluster}", "planner.nodes=2"]
+    _, printed, _ = _run(capsys, "--this", *words)
+    config = decode(compose(words))
+    found = estimate(Candidate.of(config, *ranks_to_plan(config)))
+    submitted, _ = forecast(found.candidate, None, done=0, chain=1, stops=True)
+    saved = experiment_text("drawn", words, found)
+    for text in (printed, submitted, saved):
+        assert (f"estimates: no speed of {cluster}" in " ".join(text.split())) is is_estimate
 
 
 def test_nothing_that_fits_is_an_error(capsys):
