@@ -47,11 +47,11 @@ fastest products that a search over shapes found, 794.5 of 989 and 271.2 of 312 
 Machine Learning Engineering, maximum achievable matmul FLOPS). MI250X: MPT models train at 80% of
 the speed of an A100-40GB and at 73% of that of an A100-80GB per MI250, whose peak is 362 TFLOP/s
 (MosaicML, Training LLMs with AMD MI250 GPUs, 2023: ROCm 5.4): 66% relative to the peaks."""
-ATTENTION_RATIO = {"H100": 0.6, "MI250X": 0.5}
+ATTENTION_RATIO = {"H100": 0.6, "MI250X": 0.63}
 """`attention_share` of such a device, relative to the A100. FlashAttention-2 reaches 35% of the
 peak of an H100 (arXiv:2407.08608) and 50% to 73% of that of an A100 (arXiv:2307.08691). On a GCD of
-an MI250X its forward pass reaches 25%, and less in the backward pass (ROCm/flash-attention, issue
-44: 3.62 ms for 1,024 heads of 576 x 576 scores and dimension 128)."""
+an MI250X its forward pass reaches 25% of the peak (ROCm/flash-attention, issue 44: 3.62 ms for
+1,024 heads of 576 x 576 scores and dimension 128), where large products reach 50%, not 77%."""
 START = {
     "A100.product_share": 0.8,
     "A100.attention_share": 0.55,
@@ -323,7 +323,7 @@ def _fit(without: str | None, known: Constants | None = None) -> dict[str, float
     A device or a program of which no run is left gets its constants from the others. The MI250X
     comes last, so that its few runs decide about its own constant only.
     """
-    known = known or {}
+    known = dict(known or {})
     used = {name: _part(name, without) for name, table in TABLES.items() if table.fits}
     used = {name: part for name, part in used.items() if part}
     devices = {TABLES[name].device for name in used}

@@ -287,31 +287,29 @@ def layouts_table(found: Found) -> Table:
     same = [name for name in equal_columns if len(rows) > 1 and name not in (*zero, "HFU")]
     equal = ["HFU"] if all(row["HFU"] == row["MFU"] for row in rows) else []
     columns = [name for name in rows[0] if name not in (*same, *zero, *equal)]
+    config = best.candidate.config
     title = (
-        f"{best.candidate.config.model.name} on {counted(best.candidate.grid.size, 'rank')} of "
-        f"{best.candidate.config.cluster.name}, {best.candidate.config.data.batch_in_words} "
-        f"per step: {counted(found.examined, 'legal combination')}, {found.timed} with a predicted "
-        "time"
+        f"{config.model.name} on {counted(best.candidate.grid.size, 'rank')} of "
+        f"{config.cluster.name}, {config.data.batch_in_words} per step: "
+        f"{counted(found.examined, 'legal combination')}, {found.timed} with a predicted time"
     )
     table = plain_table(title, ["", *columns])
-    by_memory = best.candidate.config.planner.objective == "memory"
+    by_memory = config.planner.objective == "memory"
     equal_rows = 0 if by_memory else nearly_equal(found.best)
     for number, row in enumerate(rows, start=1):
         mark = "~" if number <= equal_rows > 1 else ""
         table.add_row(f"{number}{mark}", *(row[name] for name in columns))
-    table.caption = (
-        "PPxC: stages x chunks per stage; schedule: parallel.schedule+"
-        "parallel.waiting_weights; P/G/OS: data ranks over which parameters, gradients and "
-        "optimizer states are sharded; columns of links: seconds of communication that does not "
-        "overlap with computation"
-    )
+    notes = [
+        "PPxC: stages x chunks per stage",
+        "schedule: parallel.schedule+parallel.waiting_weights",
+        "P/G/OS: data ranks over which parameters, gradients and optimizer states are sharded",
+        "columns of links: seconds of communication that does not overlap with computation",
+    ]
     if same:
-        shared = ", ".join(f"{name} {rows[0][name]}" for name in same)
-        table.caption += f"; all layouts: {shared}"
-    if note := best.candidate.config.cluster.estimate_note:
-        table.caption += f"; all times are {note}"
-    if not by_memory:
-        table.caption += "".join(f"; {note}" for note in _ranking_notes(found.best))
+        notes.append("all layouts: " + ", ".join(f"{name} {rows[0][name]}" for name in same))
+    if estimates := config.cluster.estimate_note:
+        notes.append(f"all times are {estimates}")
+    table.caption = "; ".join([*notes, *([] if by_memory else _ranking_notes(found.best))])
     return table
 
 

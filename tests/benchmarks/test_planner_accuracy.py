@@ -8,12 +8,15 @@ from benchmarks.planner_accuracy import (
     DEVICES,
     PROGRAMS,
     START,
+    START_AMD,
     START_RATIOS,
     TABLES,
+    _fit_tables,
     errors,
     in_sample,
     left_out,
     predictions,
+    runs,
     stored,
 )
 from docs.generate.planner_page import PAGE, validation
@@ -29,7 +32,8 @@ WANTED = {  # mean error: with constants fitted to other programs, and to all of
     "llm_foundry_h100_under_7b": (0.11, 0.03),
     "megatron_sc21": (0.04, 0.03),
     "amsp": (0.06, 0.04),
-    "frontier": (0.16, 0.03),
+    "frontier": (0.13, 0.04),
+    "lumi": (0.05, 0.04),
     "megatron_2022": (0.11, 0.03),
     "internevo": (0.10, 0.04),
     "bloom_prequel": (0.07, 0.05),
@@ -38,7 +42,7 @@ WANTED = {  # mean error: with constants fitted to other programs, and to all of
 }
 
 
-WANTED_MEAN = 0.075
+WANTED_MEAN = 0.067
 """Mean over the tables of the error in programs that the fit has not seen: the page's headline."""
 
 
@@ -75,6 +79,15 @@ def test_constants_of_a_left_out_device_do_not_come_from_its_table():
     found = stored()["left_out"]["fsdp"]
     ratio = found["H100.product_share"] / found["A100.product_share"]
     assert ratio == pytest.approx(0.803 / 0.869, rel=1e-3)
+
+
+def test_runs_on_frontier_follow_from_those_on_lumi():
+    """The same device and program, other layouts: PP 8, TP 4 x PP 16, and TP 8 x PP 64."""
+    fitted = _fit_tables([runs("lumi")], START_AMD, stored()["in_sample"])
+    constants = {**stored()["in_sample"], **fitted}
+    found = predictions("frontier", {program: constants for program in PROGRAMS})
+    limits = (0.04, 0.07, 0.11)
+    assert all(abs(one.error) <= limit for one, limit in zip(found, limits, strict=True))
 
 
 def test_few_constants_are_fitted():

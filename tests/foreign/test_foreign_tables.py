@@ -12,6 +12,7 @@ from frontier_lab.commands.plan_measured import candidate_of, read_table
 from frontier_lab.foreign.files import read_run
 from frontier_lab.planning.measured import predict
 from frontier_llm.planner.estimate import estimate
+from frontier_llm.units import format_figure
 from tests.foreign.files_of_runs import deepspeed_files, megatron_script, torchtitan_job
 
 
@@ -98,7 +99,11 @@ def test_from_prints_and_writes_what_table_predicts(tmp_path, capsys):
     most = found["errors"]["most"]
     low, high = predicted.predicted / (1 + most), predicted.predicted / (1 - most)
     printed = capsys.readouterr().out
-    assert f"step: {predicted.predicted:.4g} s ({low:.3g} to {high:.3g} s)" in printed
+    step, (first, last) = (
+        format_figure(predicted.predicted, 4),
+        (format_figure(t, 3) for t in (low, high)),
+    )
+    assert f"step: {step} s ({first} to {last} s)" in printed
     assert "note: no published runs of this program were compared" in printed
     assert {*found["layouts"]} == {"Megatron-LM (megatron_2022)", "this program (ours)"}
 
