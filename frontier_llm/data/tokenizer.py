@@ -182,8 +182,9 @@ def decode_marked(tokenizer: Tokenizer, ids: Sequence[int], sentinels: Sequence[
     """Return the text of token ids, with `<extra_id_2>` for `sentinels[2]`."""
     names = {token: SENTINEL.format(number) for number, token in enumerate(sentinels)}
     parts = list[str]()
-    for is_text, tokens in groupby(ids, lambda token: token not in names):
-        parts += [tokenizer.decode(list(tokens))] if is_text else [names[t] for t in tokens]
+    for is_text, group in groupby(ids, lambda token: token not in names):
+        tokens = list(group)
+        parts += [tokenizer.decode(tokens)] if is_text else [names[token] for token in tokens]
     return "".join(parts)
 
 
