@@ -105,8 +105,8 @@ def find(path: Path) -> Checkpoint:
     found = newest(folder)
     if found is None and (path / "config.yaml").is_file():
         raise CheckpointError(
-            f"the run in {path} has saved no checkpoint yet\n  do: wait for its first one, or train "
-            "again with checkpoint=lazy and a checkpoint.every_steps of at most trainer.steps"
+            f"the run in {path} has saved no checkpoint yet\n  do: wait for its first one, or "
+            "train again with checkpoint=lazy and a checkpoint.every_steps of at most trainer.steps"
         )
     if found is None and (path / "config.json").is_file():
         raise CheckpointError(

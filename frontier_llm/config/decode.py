@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from frontier_llm.config.partner_copies import with_partner_copies
-from frontier_llm.config.run import RunConfig
 from frontier_llm.config.reading import SEVERAL
+from frontier_llm.config.run import RunConfig
 from frontier_llm.config.synonyms import KEYS, nearest_value
 from frontier_llm.errors import ConfigError
 

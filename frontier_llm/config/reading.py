@@ -96,23 +96,22 @@ def absent_advice(key: str, path: str) -> str:
     """Return what to do about a path that does not exist: a URL, a pattern, or a mistake."""
     if re.match(r"\w+:/+", path):
         return f"download it first, and set {key} to the file or folder: only local files are read"
-    if key == "data.tokenizer" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?(?<!\.json|.model)", path):
-        return (
-            f"correct it; relative paths begin in {Path.cwd()}. Only local files are read: download "
-            f"a tokenizer with `hf download {path} --include '*token*' '*.model' --local-dir DIR`, "
-            f"then set {key}=DIR"
-        )
+    here = f"correct {key}; relative paths begin in {Path.cwd()}"
+    is_file = path.endswith((".json", ".model"))
+    if key == "data.tokenizer" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not is_file:
+        files = f"hf download {path} --include '*token*' '*.model' --local-dir DIR"
+        return f"{here}. One of Hugging Face is downloaded first, `{files}`: then {key}=DIR"
     if key == "run.init_from" and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
-        return (
-            f"correct it; relative paths begin in {Path.cwd()}. A model of Hugging Face is first "
-            f"downloaded, `hf download {path} --local-dir DIR`, and converted: `frontier-llm "
-            "convert --from hf DIR RUN`"
-        )
+        files = f"hf download {path} --local-dir DIR"
+        todo = f"downloaded, `{files}`, and converted, `frontier-llm convert --from hf DIR RUN`"
+        return f"{here}. A model of Hugging Face is first {todo}: then {key}=RUN"
+    if not key.startswith(("data.path", "data.corpora")):
+        return here
     if re.search(r"[*?\[]", path):
         return f"patterns are not read: name the folder, whose files are all read, or use {SEVERAL}"
     if re.search(r"[,;:\s]", path):
-        return f"correct {key}: it is one path. For more use {SEVERAL}"
-    return f"correct {key}; relative paths begin in {Path.cwd()}"
+        return f"{here}. It is one path: for more use {SEVERAL}"
+    return here
 
 
 def _check_objective(config: RunConfig) -> None:
