@@ -135,7 +135,7 @@ def test_a_learning_rate_that_is_no_number_is_refused(rate: object) -> None:
 
 def test_a_sweep_shows_the_value_that_it_optimises() -> None:
     known = {"overrides": [], "status": "done", "reason": "", "tokens_per_second": 5e3,
-             "peak_bytes": None, "loss": 3.0, "validation_loss": 2.5}  # fmt: skip
+             "seconds": 1.0, "peak_bytes": None, "loss": 3.0, "validation_loss": 2.5}  # fmt: skip
     assert json.dumps([Trial(**known, goal="loss").number, Trial(**known).number]) == (
         '["2.5000", "5.00k"]'
     )
