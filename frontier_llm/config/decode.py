@@ -162,10 +162,8 @@ def _first_error(
     todo = _advice(key, field, got, *likely, *limits)
     if isinstance(got, bool) and "number" not in wants:
         todo = todo.rstrip("?") + _QUOTES
-    if isinstance(got, list) and key == "data.path":
-        todo = f"name a folder with these files, or use {SEVERAL}"
-    if key == "data.corpora":
-        todo = f"write {SEVERAL}"
+    if key in ("data.path", "data.corpora"):
+        todo = f"name one file or folder, or use {SEVERAL}"
     return ConfigError(key, f"{got!r} ({kind})", wants, todo)
 
 
@@ -187,24 +185,22 @@ def _entry_error(details: ErrorDetails, values: Mapping[str, Any]) -> ConfigErro
     got: Any = values
     for part in location[: at + 1]:
         got = got[part]
-    known = dict((name, kind) for name, kind, _ in keys(section))
+    known = list(section.model_fields)
     number, name = location[at], got.get("name") if isinstance(got, Mapping) else None
     entry = f"{key}, entry {int(number) + 1}" + (f" ({name})" if name is not None else "")
     part = str(location[at + 1]) if len(location) > at + 1 else ""
     wants = f"keys and values; the keys are {', '.join(known)}"
-    todo = "write the entry as {" + ", ".join(f"{k}: ..." for k in list(known)[:3]) + "}"
+    todo = "write the entry as {" + ", ".join(f"{k}: ..." for k in known[:3]) + "}"
+    if part:
+        is_missing = details["type"] == "missing"
+        got = f"no {part}" if is_missing else f"{part}: {details['input']}"
+        todo = f"{'add' if is_missing else 'correct'} {part} of this entry"
+        todo += _QUOTES * isinstance(details["input"], bool)
     if part in known:
         wants = type_words(section.model_fields[part].annotation, _NAMES)
         wants += "" if details["type"] in (*_TYPE_ERRORS, "missing") else f": {_limit(details)}"
-        todo = (
-            f"{'add' if details['type'] == 'missing' else 'correct'} {part} of this entry"
-            + _QUOTES * isinstance(details["input"], bool)
-        )
-        got = f"no {part}" if details["type"] == "missing" else f"{part}: {details['input']}"
-    elif part:
-        similar = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
-        got = f"{part}: {details['input']}"
-        todo = f"did you mean {similar[0]}?" if similar else "leave it out, or choose a known key"
+    elif similar := difflib.get_close_matches(part, known, n=1, cutoff=0.5):
+        todo = f"did you mean {similar[0]}?"
     return ConfigError(entry, got, wants, todo)
 
 

@@ -66,15 +66,8 @@ def _refuse_own_keys(corpus: CorpusConfig) -> None:
 def check_files(config: RunConfig, *, is_new: bool = True) -> None:
     """Refuse paths that do not exist on this machine; only a new run reads `run.init_from`."""
     data = config.data
-    paths = [
-        (
-            f"data.corpora ({corpus.name})" if data.kind == "blend" else "data.path",
-            corpus.path,
-            TEXTS,
-        )
-        for corpus in data.sources
-        if corpus.kind == "text"
-    ]
+    key = "data.corpora ({})" if data.kind == "blend" else "data.path"
+    paths = [(key.format(c.name), c.path, TEXTS) for c in data.sources if c.kind == "text"]
     paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
     if is_new:
         paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]

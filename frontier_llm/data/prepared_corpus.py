@@ -29,9 +29,6 @@ from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 
-_SHORTEST = 8
-"""The shortest sample that an error message suggests."""
-
 
 class TokenStream:
     """All tokens of one split, concatenated and mapped into memory.
@@ -179,7 +176,7 @@ class Samples:
             # a quarter less, because the text of spans is longer than data.sequence_length
             length = 1 << max(0, (3 * (len(stream) - overlap) // 4).bit_length() - 1)
             need = -(-(sequence_length + overlap) // max(1, len(stream)))
-            lower = f", or set data.sequence_length={length}" if length >= _SHORTEST else ""
+            lower = f", or set data.sequence_length={length}" if length >= 8 else ""
             raise DataError(
                 f"{stream.prefix}.bin has {len(stream)} tokens, {reason}\n"
                 f"  do: add text, to about {need} times as much (for validation: or raise "

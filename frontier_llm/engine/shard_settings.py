@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, SupportsFloat
 
 import torch
 from torch import nn
@@ -21,10 +21,7 @@ tensors of one dimension (norms and biases). `shard` makes no group `head`."""
 
 def number_of(learning_rate: object) -> float:
     """Return a learning rate as a number; refuse text, which `1e-3` is in a file of YAML."""
-    try:
-        found = math.nan if isinstance(learning_rate, str) else float(learning_rate)  # type: ignore
-    except (TypeError, ValueError):
-        found = math.nan
+    found = float(learning_rate) if isinstance(learning_rate, SupportsFloat) else math.nan
     if not 0 <= found < math.inf:
         wants = "a number from 0 on"
         todo = "pass a number such as 1e-3; convert text by float(), and write 1.0e-3 in YAML"
