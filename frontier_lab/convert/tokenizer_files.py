@@ -5,7 +5,7 @@ Both sides read the same files: a sentencepiece model, or a tokenizer.json with 
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from frontier_lab.convert.sentencepiece_json import needs_json, write_json
 from frontier_lab.convert.theirs import read_config
 from frontier_llm.config import RunConfig
 from frontier_llm.data.corpora import prepare_all
-from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer import SENTINEL, Tokenizer
 from frontier_llm.data.tokenizer_source import (
     JSON_FILE,
     MODEL_FILE,
@@ -54,16 +54,22 @@ def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict
     if (out / MODEL_FILE).exists() and needs_json(out / MODEL_FILE):
         write_json(out / MODEL_FILE, out / JSON_FILE)
     before = tokens_before_text(config.data, tokenizer)
-    _write_settings(tokenizer, out, before, ends=config.model.kind == "t5")
+    count = config.data.sentinels
+    names = {token: SENTINEL.format(k) for k, token in enumerate(tokenizer.sentinels(count))}
+    names = {token: name for token, name in sorted(names.items()) if token >= tokenizer.vocabulary}
+    _write_settings(tokenizer, out, before, names, ends=config.model.kind == "t5")
     return {"eos_token_id": tokenizer.eod, "bos_token_id": before[0] if before else None}
 
 
-def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, ends: bool) -> None:
+def _write_settings(
+    tokenizer: Tokenizer, out: Path, before: Sequence[int], names: Mapping[int, str], *, ends: bool
+) -> None:
     """Write settings, so that transformers adds to a text the tokens that the model has read.
 
     With a sentencepiece model these are the settings of tokenizer_config.json. In a tokenizer.json
     it is the post-processor: transformers ignores the settings beside it. The tokens `before`
-    precede a text; if it `ends`, the end-of-document token follows.
+    precede a text; if it `ends`, the end-of-document token follows. The tokens `names` are added,
+    which are the sentinels after the vocabulary.
     """
     path, end = out / _SETTINGS_FILE, tokenizer.token_of(tokenizer.eod)
     if (out / MODEL_FILE).exists() and not (out / JSON_FILE).exists():
@@ -85,17 +91,30 @@ def _write_settings(tokenizer: Tokenizer, out: Path, before: Sequence[int], *, e
         settings["eos_token"] = end
     if before:
         settings["bos_token"] = settings["eos_token"]
-    added = {"add_bos_token": bool(before), "add_eos_token": ends}
+    added: dict[str, Any] = {"add_bos_token": bool(before), "add_eos_token": ends}
+    if names and not (out / JSON_FILE).exists():
+        added["added_tokens_decoder"] = {
+            str(token): {"content": name, "special": True} for token, name in names.items()
+        }
     settings = {"clean_up_tokenization_spaces": False, **settings, **added}
     path.write_text(json.dumps(settings, indent=2) + "\n")
     if (out / JSON_FILE).exists():
+        content = json.loads((out / JSON_FILE).read_bytes())
+        content["added_tokens"] = content.get("added_tokens", []) + [
+            {"id": token, "content": name, "special": True, "normalized": False}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+            for token, name in names.items()
+        ]
         start, after = [end] * bool(before), [end] * ends
-        _write_post_processor(out / JSON_FILE, start, after, [tokenizer.eod])
+        if _change_post_processor(content, start, after, [tokenizer.eod]) or names:
+            text = json.dumps(content, ensure_ascii=False, indent=2)
+            (out / JSON_FILE).write_text(text, encoding="utf-8")
 
 
-def _write_post_processor(file: Path, start: list[str], end: list[str], ids: list[int]) -> None:
-    """Let a tokenizer.json add special tokens, and no others, before and after a text."""
-    content = json.loads(file.read_bytes())
+def _change_post_processor(
+    content: dict[str, Any], start: list[str], end: list[str], ids: list[int]
+) -> bool:
+    """Let a tokenizer.json add only these special tokens to a text; return whether it changed."""
     found = content.get("post_processor") or {"type": "Sequence", "processors": []}
     processors = found["processors"] if found["type"] == "Sequence" else [found]
     # other kinds than these two add tokens
@@ -113,9 +132,9 @@ def _write_post_processor(file: Path, start: list[str], end: list[str], ids: lis
         single = part("A", 0)
         kept.append({"type": "TemplateProcessing", "single": single,
                      "pair": single + part("B", 1), "special_tokens": names})  # fmt: skip
-    if kept != processors:
+    if changed := kept != processors:
         content["post_processor"] = {"type": "Sequence", "processors": kept}
-        file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
+    return changed
 
 
 def check_theirs(out: Path) -> None:

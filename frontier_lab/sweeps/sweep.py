@@ -199,9 +199,9 @@ def hydra_task(config: DictConfig, axes: Set[str]) -> float:
         trial.write(folder)
         total = getattr(of_hydra.sweeper, "n_trials", None)
         number = f"{of_hydra.job.num} of {total}" if total else f"{of_hydra.job.num}"
-        speed = f"{trial.speed_number:>10} {trial.speed_unit}"
+        value = f"{trial.number:>10} {trial.quantity}"
         shown = [text for text in overrides if key_of(text) in axes] or overrides
-        print(f"{number:<10}{trial.status:<14}{speed}  {' '.join(shown)}")
+        print(f"{number:<10}{trial.status:<14}{value}  {' '.join(shown)}")
         if trial.status == "refused":
             print(f"{'':<10}{trial.outcome}")
     return trial.value

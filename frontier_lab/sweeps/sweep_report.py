@@ -131,7 +131,7 @@ def _settings(trials: Sequence[Trial]) -> list[str]:
 
 
 def _value(trial: Trial) -> str:
-    number = f"{trial.value:.4f}" if trial.goal == "loss" else trial.speed_number
+    number = trial.number
     return f"{trial.quantity} {number}" if trial.goal == "loss" else f"{number} {trial.quantity}"
 
 

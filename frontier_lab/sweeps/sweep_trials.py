@@ -85,6 +85,13 @@ class Trial:
         return f"{self.speed:.1f}" if is_small else format_count(self.speed)
 
     @property
+    def number(self) -> str:
+        """`value` as text, without its unit; `-` if there is no loss."""
+        if self.goal != "loss":
+            return self.speed_number
+        return "-" if self.validation_loss is None else f"{self.validation_loss:.4f}"
+
+    @property
     def outcome(self) -> str:
         """The status and, if the trial is not done, the words of its output with the reason."""
         lines = [line.strip() for line in self.reason.splitlines() if line.strip()]

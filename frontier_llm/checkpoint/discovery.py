@@ -104,7 +104,10 @@ def find(path: Path) -> Checkpoint:
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     found = newest(folder)
     if found is None and (path / "config.yaml").is_file():
-        raise CheckpointError(f"the run in {path} has saved no checkpoint yet")
+        raise CheckpointError(
+            f"the run in {path} has saved no checkpoint yet\n  do: wait for its first one, or "
+            "train again with checkpoint=lazy and a checkpoint.every_steps of at most trainer.steps"
+        )
     if found is None and (path / "config.json").is_file():
         raise CheckpointError(
             f"{path} is a folder of Hugging Face, no checkpoint: convert it first with\n"

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from frontier_llm.cli.group_files import choice_word, file_values, load_file, section_of
 from frontier_llm.cli.package_files import conf_folders
+from frontier_llm.config.decode import YAML_BOOLEANS
 from frontier_llm.config.synonyms import nearest_value
 from frontier_llm.errors import ConfigError
 
@@ -58,7 +59,7 @@ def refused_default(group: str, name: str, groups: Mapping[str, list[str]]) -> C
         if chosen not in groups[of]:
             meant = nearest_value(of, chosen, groups[of])
             wants = f"a file of {of}: {', '.join(groups[of])}"
-            todo = f"write `- {right}: {meant or 'NAME'}`"
+            todo = f"write `- {right}: {_in_yaml(meant or 'NAME')}`"
             return ConfigError(key, f"{word}: {chosen}", wants, todo)
         if group == "experiment" and word != right:
             wants = f"`override` and a path from the root: {of} has a choice already"
@@ -106,10 +107,16 @@ def check_choices(
         wants = f"a file of {group}, chosen as a whole: a name alone changes no other value"
         todo = f"{section}={meant} on the command line"
         if experiment := chosen.get("experiment"):
-            line = meant if group == "experiment" else f"override /{choice_word(group)}: {meant}"
+            choice = f"override /{choice_word(group)}: {_in_yaml(meant)}"
+            line = meant if group == "experiment" else choice
             todo = f"`- {line}` under `defaults:` of experiment {experiment}, or {todo}"
         todo = f"write {todo}"
         raise ConfigError(key, f"{got}, with the values of {section}={file}", wants, todo)
+
+
+def _in_yaml(name: str) -> str:
+    """Return a text as it is written in a file."""
+    return f'"{name}"' if name in YAML_BOOLEANS else name
 
 
 def _own_name(group: str, file: str) -> str:

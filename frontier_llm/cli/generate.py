@@ -7,6 +7,9 @@ If the documents of the run were joined (`data.documents=joined`), the model rea
 end-of-document token before each prompt, as in training and `evaluate --text`; if they were
 separate, it reads nothing before it. Which of the two is printed to standard error.
 
+A T5 fills the gaps of a prompt, which are written `<extra_id_0>`, `<extra_id_1>` and so on. It
+writes each of these sentinels before the text of the gap. Without them the gap is at the end.
+
 Runs in one process, on a GPU if there is one. The parallel layout of the run does not matter.
 """
 

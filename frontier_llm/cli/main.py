@@ -5,12 +5,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from frontier_llm import __version__
 from frontier_llm.cli.options import THE_LINE, path, refuse_search, run_command
-from frontier_llm.cli.package_files import CONF_DIR_OPTION, CONF_DIR_VARIABLE
+from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, CONF_DIR_VARIABLE
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.user_folders import redirect_libraries
 
@@ -104,10 +105,24 @@ def take_conf_dir(given: Sequence[str]) -> list[str]:
 
 
 def _check_conf_dir(source: str, folder: str) -> None:
+    wants = "a directory with groups as in conf/, such as DIR/experiment/mine.yaml"
     if not folder or not path(folder).is_dir():
-        wants = "a directory with groups as in conf/, such as DIR/experiment/mine.yaml"
         todo = f"give {CONF_DIR_OPTION} a directory that exists"
         raise ConfigError(source, folder or "nothing", wants, todo)
+    given = path(folder).resolve()
+    if _has_groups(given):
+        return
+    found = [given.parent] if _has_groups(given.parent) else []
+    found += sorted(below for below in given.iterdir() if _has_groups(below))
+    if found or any(given.glob("*.yaml")):
+        todo = f"write {CONF_DIR_OPTION} {' or '.join(map(str, found)) or 'DIR'}"
+        raise ConfigError(source, f"{folder}, which has no groups", wants, todo)
+
+
+def _has_groups(folder: Path) -> bool:
+    """Return whether a folder has a folder of files that is named as one of conf/."""
+    names = (group.name for group in CONF.iterdir() if group.is_dir())
+    return any(any((folder / name).glob("*.yaml")) for name in names)
 
 
 def _help() -> str:

@@ -30,6 +30,7 @@ from frontier_llm.cli.run_preparation import (
     warn_of_crowding,
 )
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.rules import check
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.cores import prepare_environment, share
@@ -63,7 +64,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if PRINT_CONFIG & set(arguments):
         overrides = [argument for argument in arguments if argument not in {*PRINT_CONFIG, "job"}]
-        print(run_directory.to_yaml(compose(overrides)), end="")
+        print(run_directory.to_yaml(compose(overrides)), end="", flush=True)
+        config = configured(overrides).config  # refuses after printing what is refused
+        check(config, ranks_of(config, None))
         return 0
     if MULTIRUN & set(arguments):
         return int(load("sweep").main(arguments))

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from frontier_llm.config.partner_copies import with_partner_copies
+from frontier_llm.config.reading import SEVERAL
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.synonyms import KEYS, nearest_value
 from frontier_llm.errors import ConfigError
@@ -35,6 +36,9 @@ _TYPE_ERRORS = (
     "tuple_type", "dict_type", "model_type",
 )  # fmt: skip
 """Errors of pydantic that say no more than the type of the field."""
+YAML_BOOLEANS = ("off", "on", "no", "yes")
+"""Words that are true or false in a file of YAML unless they are quoted."""
+_QUOTES = "; in a file, put off, on, no and yes in quotes: without them YAML reads true or false"
 _EXAMPLES = (1, 0, 100, 128, 0.1, 0.5, 1.5, True, [1], [0.1], "NAME", ["NAME"])
 
 
@@ -51,7 +55,7 @@ def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: 
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise _first_error(error, usual) from None
+        raise _first_error(error, usual, values) from None
     return with_partner_copies(config)
 
 
@@ -128,10 +132,14 @@ def type_words(annotation: Any, names: Mapping[str, str] = MappingProxyType({}))
     return names.get(name, name)
 
 
-def _first_error(error: ValidationError, usual: Callable[[str], Any]) -> ConfigError:
+def _first_error(
+    error: ValidationError, usual: Callable[[str], Any], values: Mapping[str, Any]
+) -> ConfigError:
     """Convert the first error that pydantic reports, where unknown keys come first."""
     details = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     location = [str(part) for part in details["loc"]]
+    if entry := _entry_error(details, values):
+        return entry
     if not location:
         return ConfigError(
             "configuration", details["input"], "sections of keys", "restore its file"
@@ -142,17 +150,58 @@ def _first_error(error: ValidationError, usual: Callable[[str], Any]) -> ConfigE
     wants, got = type_words(field.annotation, _NAMES), details["input"]
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         first, kind, _ = next(keys(field.annotation, f"{key}."))
-        return ConfigError(key, got, f"keys such as {first}", f"set {first} ({kind})")
+        todo = f"set {first} ({kind})" + _QUOTES * isinstance(got, bool)
+        return ConfigError(key, got, f"keys such as {first}", todo)
     if details["type"] == "missing":
         return ConfigError(key, "nothing", wants, _advice(key, field))
     if details["type"] not in _TYPE_ERRORS:
-        wants += ": " + details["msg"].removeprefix("Input should be ").removeprefix(
-            "Value error, "
-        )
+        wants += f": {_limit(details)}"
     kind = _NAMES.get(type(got).__name__, type(got).__name__)
     limits = [limit for limit in details.get("ctx", {}).values() if isinstance(limit, int | float)]
     likely = [value for value in (usual(key),) if value is not None]
-    return ConfigError(key, f"{got!r} ({kind})", wants, _advice(key, field, got, *likely, *limits))
+    todo = _advice(key, field, got, *likely, *limits)
+    if isinstance(got, bool) and "number" not in wants:
+        todo = todo.rstrip("?") + _QUOTES
+    if key in ("data.path", "data.corpora"):
+        todo = f"name one file or folder, or use {SEVERAL}"
+    return ConfigError(key, f"{got!r} ({kind})", wants, todo)
+
+
+def _limit(details: ErrorDetails) -> str:
+    """Return what pydantic says of a value of the right type, in fewer words."""
+    return details["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _entry_error(details: ErrorDetails, values: Mapping[str, Any]) -> ConfigError | None:
+    """Build the error for an entry of a list of sections, such as data.corpora."""
+    location = details["loc"]
+    at = next((index for index, part in enumerate(location) if isinstance(part, int)), None)
+    if at is None:
+        return None
+    key, field = _field_at([str(part) for part in location[:at]])
+    section = next((a for a in get_args(field.annotation) if isinstance(a, type)), None)
+    if section is None or not issubclass(section, BaseModel):
+        return None
+    got: Any = values
+    for part in location[: at + 1]:
+        got = got[part]
+    known = list(section.model_fields)
+    number, name = location[at], got.get("name") if isinstance(got, Mapping) else None
+    entry = f"{key}, entry {int(number) + 1}" + (f" ({name})" if name is not None else "")
+    part = str(location[at + 1]) if len(location) > at + 1 else ""
+    wants = f"keys and values; the keys are {', '.join(known)}"
+    todo = "write the entry as {" + ", ".join(f"{k}: ..." for k in known[:3]) + "}"
+    if part:
+        is_missing = details["type"] == "missing"
+        got = f"no {part}" if is_missing else f"{part}: {details['input']}"
+        todo = f"{'add' if is_missing else 'correct'} {part} of this entry"
+        todo += _QUOTES * isinstance(details["input"], bool)
+    if part in known:
+        wants = type_words(section.model_fields[part].annotation, _NAMES)
+        wants += "" if details["type"] in (*_TYPE_ERRORS, "missing") else f": {_limit(details)}"
+    elif similar := difflib.get_close_matches(part, known, n=1, cutoff=0.5):
+        todo = f"did you mean {similar[0]}?"
+    return ConfigError(entry, got, wants, todo)
 
 
 def _advice(key: str, field: FieldInfo, got: object = None, *limits: Any) -> str:

@@ -1,5 +1,6 @@
 """Check the data of a run: the source of each corpus, the vocabulary and the objective."""
 
+import re
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
@@ -8,6 +9,8 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
 TEXTS = "a file of text, JSON lines, JSON, CSV or Parquet, or a directory of them"
+
+SEVERAL = "several corpora: data=blend 'data.corpora=[{name: a, path: A}, {name: b, path: B}]'"
 
 
 def check_data(config: RunConfig) -> None:
@@ -63,8 +66,8 @@ def _refuse_own_keys(corpus: CorpusConfig) -> None:
 def check_files(config: RunConfig, *, is_new: bool = True) -> None:
     """Refuse paths that do not exist on this machine; only a new run reads `run.init_from`."""
     data = config.data
-    key = "data.corpora" if data.kind == "blend" else "data.path"
-    paths = [(key, corpus.path, TEXTS) for corpus in data.sources if corpus.kind == "text"]
+    key = "data.corpora ({})" if data.kind == "blend" else "data.path"
+    paths = [(key.format(c.name), c.path, TEXTS) for c in data.sources if c.kind == "text"]
     paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
     if is_new:
         paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
@@ -79,9 +82,29 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
             )
         if path is not None and not Path(path).exists():
             got = f"{path}, which does not exist"
-            raise ConfigError(
-                key, got, wants, f"correct {key}; relative paths begin in {Path.cwd()}"
-            )
+            raise ConfigError(key, got, wants, absent_advice(key, str(path)))
+
+
+def absent_advice(key: str, path: str) -> str:
+    """Return what to do about a path that does not exist: a URL, a pattern, or a mistake."""
+    if re.match(r"\w+:/+", path):
+        return f"download it first, and set {key} to the file or folder: only local files are read"
+    here = f"correct {key}; relative paths begin in {Path.cwd()}"
+    is_file = path.endswith((".json", ".model"))
+    if key == "data.tokenizer" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not is_file:
+        files = f"hf download {path} --include '*token*' '*.model' --local-dir DIR"
+        return f"{here}. One of Hugging Face is downloaded first, `{files}`: then {key}=DIR"
+    if key == "run.init_from" and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        files = f"hf download {path} --local-dir DIR"
+        todo = f"downloaded, `{files}`, and converted, `frontier-llm convert --from hf DIR RUN`"
+        return f"{here}. A model of Hugging Face is first {todo}: then {key}=RUN"
+    if not key.startswith(("data.path", "data.corpora")):
+        return here
+    if re.search(r"[*?\[]", path):
+        return f"patterns are not read: name the folder, whose files are all read, or use {SEVERAL}"
+    if re.search(r"[,;:\s]", path):
+        return f"{here}. It is one path: for more use {SEVERAL}"
+    return here
 
 
 def _check_objective(config: RunConfig) -> None:

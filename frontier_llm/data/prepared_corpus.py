@@ -173,10 +173,14 @@ class Samples:
             reason = few + f"({sequence_length + overlap})"
             if self.left_out:
                 reason = "which are documents of one token: no sample predicts a token"
+            # a quarter less, because the text of spans is longer than data.sequence_length
+            length = 1 << max(0, (3 * (len(stream) - overlap) // 4).bit_length() - 1)
+            need = -(-(sequence_length + overlap) // max(1, len(stream)))
+            lower = f", or set data.sequence_length={length}" if length >= 8 else ""
             raise DataError(
                 f"{stream.prefix}.bin has {len(stream)} tokens, {reason}\n"
-                "  do: add text (for validation: or raise data.validation_percent), or lower "
-                "data.sequence_length"
+                f"  do: add text, to about {need} times as much (for validation: or raise "
+                f"data.validation_percent){lower}"
             )
 
     def _find_windows(self, length: int) -> Kept:

@@ -40,6 +40,7 @@ _RUNS = Splitting(
 )
 """A run is a series of blanks and the letters after it, or the digits and signs after it."""
 _LOG = logging.getLogger(__name__)
+sentencepiece.set_min_log_level(3)  # a broken file is an exception, too
 FIXED_PIECES = 256 + 3
 """Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
 MAX_LINE_CHARACTERS = 1024

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,11 @@ from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
 
-_SENTINELS = ("\u2581<extra_id_{}>", "<extra_id_{}>")
+SENTINEL = "<extra_id_{}>"
+"""Name of a sentinel in a prompt and in what a model writes, by number, as in T5."""
+_SENTINELS = (f"\u2581{SENTINEL}", SENTINEL)
 """Names of the sentinels in the tokenizers of mT5 and T5, by number."""
+_SENTINEL_TEXT = re.compile(r"<extra_id_(0|[1-9]\d{0,5})>", re.ASCII)
 BLOCK_CHARACTERS = MIB
 """Number of characters that are split into substrings at a time. This limits the memory, because
 the list of substrings takes ten times the memory of the text."""
@@ -162,6 +166,26 @@ class Tokenizer(ABC):
                 "tokenizer itself names",
             )
         return found
+
+
+def encode_marked(tokenizer: Tokenizer, text: str, sentinels: Sequence[int]) -> list[int]:
+    """Return the token ids of a text in which `<extra_id_2>` stands for `sentinels[2]`."""
+    ids, start = list[int](), 0
+    for match in _SENTINEL_TEXT.finditer(text):
+        if int(match[1]) < len(sentinels):
+            ids += [*tokenizer.encode(text[start : match.start()]), sentinels[int(match[1])]]
+            start = match.end()
+    return ids + tokenizer.encode(text[start:])
+
+
+def decode_marked(tokenizer: Tokenizer, ids: Sequence[int], sentinels: Sequence[int]) -> str:
+    """Return the text of token ids, with `<extra_id_2>` for `sentinels[2]`."""
+    names = {token: SENTINEL.format(number) for number, token in enumerate(sentinels)}
+    parts = list[str]()
+    for is_text, group in groupby(ids, lambda token: token not in names):
+        tokens = list(group)
+        parts += [tokenizer.decode(tokens)] if is_text else [names[token] for token in tokens]
+    return "".join(parts)
 
 
 def _absent(text: str, decoded: str) -> int:

@@ -17,7 +17,7 @@ from frontier_llm.checkpoint.rank_objects import opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.engine.sharded import Sharded
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 
 PREFIX = "buffer:"
@@ -50,6 +50,9 @@ class Checkpoints:
         timeout_seconds: float = 600.0,
     ) -> None:
         self._folder, self._sharded, self._every = Path(folder), sharded, every
+        if self._folder.exists() and not self._folder.is_dir():
+            wants = "the folder of the checkpoints, which need not exist yet"
+            raise ConfigError("folder", f"{folder}, a file", wants, "name a folder")
         self.meta: dict[str, Any] = {}
         factors = sharded.states.factors
         self._replica = factors.digits(dist.get_rank()).replica

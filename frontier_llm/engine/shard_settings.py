@@ -1,8 +1,9 @@
 """What `shard` can be told: number formats of messages, dtypes of the computation, the update."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, SupportsFloat
 
 import torch
 from torch import nn
@@ -16,6 +17,16 @@ Name = Literal["fp32", "bf16", "int8", "int4"]
 Group = Literal["embedding", "matrices", "head", "norms"]
 """A kind of parameters: the weights of `nn.Embedding`, other tensors of two or more dimensions, and
 tensors of one dimension (norms and biases). `shard` makes no group `head`."""
+
+
+def number_of(learning_rate: object) -> float:
+    """Return a learning rate as a number; refuse text, which `1e-3` is in a file of YAML."""
+    found = float(learning_rate) if isinstance(learning_rate, SupportsFloat) else math.nan
+    if not 0 <= found < math.inf:
+        wants = "a number from 0 on"
+        todo = "pass a number such as 1e-3; convert text by float(), and write 1.0e-3 in YAML"
+        raise ConfigError("learning rate", repr(learning_rate), wants, todo)
+    return found
 
 
 @dataclass(frozen=True)

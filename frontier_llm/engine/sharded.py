@@ -12,7 +12,7 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.device.transfer import send
 from frontier_llm.engine.hooks import Hook
 from frontier_llm.engine.passes import Passes
-from frontier_llm.engine.shard_settings import AdamW
+from frontier_llm.engine.shard_settings import AdamW, number_of
 from frontier_llm.engine.update import Update, choose_update
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.geometry.wire import Sent
@@ -82,8 +82,10 @@ class Sharded:
         repeats this run to the last digit.
 
         Raises:
+            ConfigError: the learning rate is no number from 0 on.
             TrainingError: a backward pass is missing, or the ranks have gathered different layers.
         """
+        learning_rate = number_of(learning_rate)
         scale = float(dist.get_world_size() * self._passes.micro_batches)
         self._passes.end_step()
         self.states.finish_backward()

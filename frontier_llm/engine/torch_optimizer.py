@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from frontier_llm.engine.lazy_checkpoints import Checkpoints
+from frontier_llm.engine.shard_settings import number_of
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import ConfigError
 
@@ -29,6 +30,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, sharded: Sharded, lr: float, checkpoints: Checkpoints | None = None) -> None:
         self._sharded, self._checkpoints, self.norm = sharded, checkpoints, math.nan
+        lr = number_of(lr)
         groups: dict[float, list[nn.Parameter]] = {}
         for factor, parameter in sharded.rate_factors():
             groups.setdefault(factor, []).append(parameter)
@@ -41,9 +43,12 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: the learning rates of two groups have another ratio than their factors.
         """
+        if closure is not None and not callable(closure):
+            todo = "write step(): the learning rate is param_groups[0]['lr'], or a scheduler's"
+            raise ConfigError("closure", repr(closure), "a function, or nothing", todo)
         with torch.enable_grad():
             loss = closure() if closure else None
-        pairs = [(float(group["lr"]), group["factor"]) for group in self.param_groups]
+        pairs = [(number_of(group["lr"]), group["factor"]) for group in self.param_groups]
         rate = next((lr / factor for lr, factor in pairs if factor), 0.0)
         for index, (lr, factor) in enumerate(pairs):
             if not math.isclose(lr, rate * factor, rel_tol=1e-6):

@@ -112,6 +112,10 @@ def died(rank: int, code: int, seconds: float) -> Failure:
             ", probably for lack of memory (the kernel kills the largest process): lower "
             "data.micro_batch or the number of ranks on this machine"
         )
+    text += (
+        "\n  do: repeat the command with the same run.dir to go on from the newest checkpoint, if "
+        "one was saved"
+    )
     return Failure(rank, seconds, "died", name, text, "", 1)
 
 

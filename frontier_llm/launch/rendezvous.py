@@ -231,7 +231,10 @@ def _port_error(port: int, error: OSError) -> LaunchError:
         problem = f"port {port} on {platform.node()} is in use"
     else:
         problem = f"port {port} on {platform.node()} cannot be opened ({error.strerror})"
-    return LaunchError(f"{problem}: set launch.port= to a free one (under srun: MASTER_PORT)")
+    return LaunchError(
+        f"{problem}: set launch.port to a free one (under srun: "
+        "MASTER_PORT, under torchrun: --master-port)"
+    )
 
 
 def _unreachable(world: World, address: str, timeout: timedelta, error: Exception) -> LaunchError:

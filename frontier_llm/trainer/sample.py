@@ -9,7 +9,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora
 from frontier_llm.data.denoising import START
-from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer import Tokenizer, decode_marked, encode_marked
 from frontier_llm.data.tokenizer_source import mode_tokens, tokens_before_text
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.grid import Coordinates
@@ -22,6 +22,7 @@ CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
 _NO_TOKEN = -1
 """Sent to all ranks instead of a token if the logits are not finite."""
+_Ends = tuple[list[int], list[int], list[int]]
 _PROMPTS, _PROMPT_TOKENS = 3, 6
 """Number of prompts from validation documents, and of their tokens."""
 
@@ -31,7 +32,9 @@ class Sampler:
 
     A GPT continues the prompt, and so does an encoder-decoder that is trained to continue prefixes.
     Another one is trained to fill gaps, which are marked by sentinel tokens. It gets the prompt
-    with a sentinel after it, and writes the text of this gap.
+    with a sentinel after it, and writes the text of this gap. If the prompt has sentinels itself,
+    as `<extra_id_0>`, the model gets it as it is, and writes the text of each gap after its
+    sentinel.
     Keys and values of attention are not cached: sampling is for inspecting a model, not for serving
     it.
     """
@@ -40,16 +43,19 @@ class Sampler:
         self, model: Model, groups: Groups, config: RunConfig, tokenizer: Tokenizer
     ) -> None:
         self._model, self._groups, self._tokenizer = model, groups, tokenizer
-        self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
+        self._sentinels = tokenizer.sentinels(config.data.sentinels)
+        ids = max([tokenizer.vocabulary, *(token + 1 for token in self._sentinels)])
+        self._vocabulary = min(config.model.vocabulary, ids)
         self._window = config.data.sequence_length
         self._has_encoder = config.model.encoder_layers > 0
         # what the encoder reads around a prompt, and the decoder before it writes
-        (sentinel,) = tokenizer.sentinels(1) if self._has_encoder else (0,)
-        self._ends: tuple[list[int], ...] = [], [sentinel, tokenizer.eod], [START, sentinel]
-        prefixes = [d.mode for d in config.data.denoisers if d.span is None]
-        if self._has_encoder and prefixes:
-            modes = [mode_tokens(config)[mode] for mode in prefixes[:1] if mode is not None]
-            self._ends = modes, [tokenizer.eod], [START]
+        modes, denoisers = mode_tokens(config), config.data.denoisers
+        mode = {d.span is None: [modes[d.mode]] for d in denoisers[::-1] if d.mode is not None}
+        self._marked: _Ends = mode.get(False, []), [tokenizer.eod], [START]
+        self._unmarked: _Ends = mode.get(True, []), [tokenizer.eod], [START]
+        if self._has_encoder and all(d.span is not None for d in denoisers):
+            gap = self._sentinels[0]
+            self._unmarked = mode.get(False, []), [gap, tokenizer.eod], [START, gap]
         self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
         self._device = next(model.chunks[0].parameters()).device
@@ -63,7 +69,7 @@ class Sampler:
         logits; 0 takes the most likely token. Raises a TrainingError if logits are not finite.
         """
         generator = torch.Generator().manual_seed(seed)
-        encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
+        encoded = [encode_marked(self._tokenizer, prompt, self._sentinels) for prompt in prompts]
         written: list[list[int]] = [[] for _ in prompts]
         for chunk in self._model.chunks:
             chunk.eval()
@@ -75,7 +81,7 @@ class Sampler:
                     tokens_so_far.append(token)
         for chunk in self._model.chunks:
             chunk.train()
-        return [self._tokenizer.decode(tokens) for tokens in written]
+        return [decode_marked(self._tokenizer, tokens, self._sentinels) for tokens in written]
 
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
@@ -112,7 +118,8 @@ class Sampler:
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
         """As `_batch`: the encoder reads the prompt, the decoder what is written."""
-        before, after, start = self._ends
+        is_marked = not set(self._sentinels).isdisjoint(prompt)
+        before, after, start = self._marked if is_marked else self._unmarked
         source = [*before, *prompt[-(self._window - len(before) - len(after)) :], *after]
         target = [*start, *written]
         encoder, decoder = self._padded(source), self._padded(target)

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_llm.config import decode
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
+from frontier_llm.data.tokenizer import decode_marked, encode_marked
 from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,
     open_tokenizer,
@@ -144,15 +145,39 @@ def test_transformers_begins_a_text_as_the_run(tmp_path: Path, kind: str, docume
         assert theirs.encode(text) == [*before, *tokenizer.encode(text)]
 
 
-@pytest.mark.parametrize("kind", ["a folder", "sentencepiece"])
-def test_the_text_of_an_encoder_ends_with_the_end_of_a_document(tmp_path: Path, kind: str):
-    source = write_tokenizer(kind, tmp_path)
-    tokenizer = open_tokenizer(source)
-    export(source, tmp_path / "out", None, None, "model=mt5_tiny", "data=stdlib_spans",
+@pytest.mark.parametrize("kind", ["a folder", "tokenizer.json alone", "sentencepiece", "unigram"])
+def test_an_encoder_reads_ends_and_sentinels_as_in_training(tmp_path: Path, kind: str):
+    if kind == "unigram":  # is exported as a tokenizer.json
+        with (tmp_path / "own.model").open("wb") as file:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(TEXTS * 5), model_writer=file, vocab_size=60,
+                minloglevel=2, hard_vocab_limit=False,
+            )  # fmt: skip
+        source = tmp_path / "own.model"
+    else:
+        source = write_tokenizer(kind, tmp_path)
+    end = "<|im_end|>" if kind == "tokenizer.json alone" else None
+    tokenizer = open_tokenizer(source, end)
+    export(source, tmp_path / "out", end, None, "model=mt5_tiny", "data=stdlib_spans",
            f"data.tokenizer={source}")  # fmt: skip
     check_theirs(tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs.encode(TEXTS[0]) == [*tokenizer.encode(TEXTS[0]), tokenizer.eod]
+    sentinels = tokenizer.sentinels(100)
+    names = [f"<extra_id_{number}>" for number in range(100)]
+    assert theirs.convert_tokens_to_ids(names) == sentinels
+    assert theirs.convert_ids_to_tokens(sentinels) == names
+    marked = "def <extra_id_0>(x)<extra_id_99>:"
+    ids = encode_marked(tokenizer, marked, sentinels)
+    assert ids == [*tokenizer.encode("def "), sentinels[0], *tokenizer.encode("(x)"),
+                   sentinels[99], *tokenizer.encode(":")]  # fmt: skip
+    assert theirs.encode(marked) == [*ids, tokenizer.eod]
+    decoded = theirs.decode(ids).replace("<unk>", " ⁇ ")
+    found = decode_marked(tokenizer, ids, sentinels)
+    assert decoded.replace(" ", "") == found.replace(" ", "")
+    assert kind == "unigram" or found == marked
+    assert len(theirs) == tokenizer.vocabulary + 100
+    assert encode_marked(tokenizer, marked, []) == tokenizer.encode(marked)
 
 
 def test_another_token_before_texts_is_found(tmp_path: Path):

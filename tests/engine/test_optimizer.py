@@ -112,6 +112,26 @@ def refused(world: World) -> tuple[str, dict[str, Any]]:
     return str(caught.value), stored
 
 
+def test_text_is_no_learning_rate_and_a_file_no_folder(tmp_path: Path) -> None:
+    def mistakes(world: World) -> None:
+        (tmp_path / "file").touch()
+        states = shard(model_of())
+        optimizer = Optimizer(states, RATE)
+        loss_of(states.module, 1).backward()
+        for mistake, named in (
+            (lambda: optimizer.step("1e-3"), "closure"),  # type: ignore[arg-type]
+            (lambda: states.step("1e-3"), "learning rate"),  # type: ignore[arg-type]
+            (lambda: Optimizer(states, "1e-3"), "learning rate"),  # type: ignore[arg-type]
+            (lambda: Checkpoints(tmp_path / "file", states), "folder"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                mistake()
+            assert caught.value.key == named
+        optimizer.step()
+
+    run_ranks(mistakes, 1)
+
+
 def test_rates_of_another_ratio_are_refused_and_state_dicts_have_the_rates() -> None:
     text, stored = run_ranks(refused, 1)[0]
     assert "param_groups[1]['lr']" in text

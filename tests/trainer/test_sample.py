@@ -1,5 +1,6 @@
 """Text sampled from a model is the same in whatever layout it lies."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,32 +23,34 @@ MODELS = {"gpt": [], "rotary": ["model.positions=rotary"], "t5": list(TINY_T5)}
 
 
 class Letters:
-    """A tokenizer of single letters, with two tokens beside them."""
+    """A tokenizer of single letters, with two tokens beside them and sentinels after them."""
 
-    vocabulary = 100
+    vocabulary = 21
     eod = 1
 
     def sentinels(self, count: int) -> list[int]:
         return [120 - k for k in range(count)]
 
     def encode(self, text: str) -> list[int]:
-        return [ord(letter) % 90 + 2 for letter in text]
+        return [ord(letter) % 19 + 2 for letter in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(map(str, tokens))
 
 
-def sample(world: World, values: dict[str, Any], temperature: float) -> list[str]:
+def sample(
+    world: World, values: dict[str, Any], temperature: float, prompts: Sequence[str] = PROMPTS
+) -> list[str]:
     rig = make_rig(world, values)
     rig.train(1)
     sampler = Sampler(rig.model, rig.groups, rig.config, Letters())  # type: ignore[arg-type]
-    return sampler.continue_texts(PROMPTS, 4, temperature, seed=3)
+    return sampler.continue_texts(prompts, 4 if prompts is PROMPTS else 12, temperature, seed=3)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_layout_says_the_same(model: str) -> None:
     alone = run_ranks(sample, 1, tiny_values(*MODELS[model]), 0.5)[0]
-    assert [len(text.split()) for text in alone] == [4] * len(PROMPTS)
+    assert [len(re.findall(r"\d+", text)) for text in alone] == [4] * len(PROMPTS)
     for name, (size, overrides) in LAYOUTS.items():
         if model == "t5" and "context" in name:
             continue  # refused
@@ -55,27 +58,38 @@ def test_every_layout_says_the_same(model: str) -> None:
             assert texts == alone
 
 
-@pytest.mark.parametrize("fills", [True, False])
-def test_an_encoder_decoder_fills_the_hole_or_continues_the_prompt(fills: bool) -> None:
-    """Word by word the likeliest, by the model itself fed with the prompt and what was said."""
+R, S = "{mode: R}", "{rate: 0.5, span: null, mode: S}"
+# prompt, denoisers, and what is read and said around it: 127 and 126 are modes, 120 - k sentinels
+FILLED = {
+    "fills the hole after a prompt": ("abc", "", [4, 5, 6, 120], [0, 120]),
+    "in the mode of holes": ("abc", R, [127, 4, 5, 6, 120], [0, 120]),
+    "continues the prompt": ("abc", f"{R}, {S}", [126, 4, 5, 6], [0]),
+    "fills the holes of a prompt": ("a<extra_id_0>b<extra_id_7>", "", [4, 120, 5, 113], [0]),
+    "fills them in their mode": ("<extra_id_1>c", f"{S}, {R}, {{mode: X}}", [126, 119, 6], [0]),
+}
 
-    def expected(world: World, values: dict[str, Any]) -> list[str]:
+
+@pytest.mark.parametrize("case", FILLED)
+def test_an_encoder_decoder_fills_holes_or_continues_the_prompt(case: str) -> None:
+    """Word by word the likeliest, by the model itself fed with the prompt and what was said."""
+    prompt, denoisers, read, start = FILLED[case]
+
+    def expected(world: World, values: dict[str, Any]) -> str:
         rig = make_rig(world, values)
         rig.train(1)
-        chunk, letters = rig.model.chunks[0].eval(), Letters()
-        (sentinel,) = letters.sentinels(1)
-        prompt, last_row = letters.encode(PROMPTS[0]), rig.config.model.vocabulary - 1
-        read = [*prompt, sentinel] if fills else [last_row - 1, *prompt]
-        said = start = [0, sentinel] if fills else [0]
+        chunk, said = rig.model.chunks[0].eval(), list(start)
         with torch.no_grad():
-            for _ in range(4):
+            for _ in range(12):
                 logits = chunk(
-                    encoder_tokens=torch.tensor([[*read, letters.eod]]),
+                    encoder_tokens=torch.tensor([[*read, Letters.eod]]),
                     decoder_tokens=torch.tensor([said]),
                 )
-                said = [*said, int(logits[0, -1, : letters.vocabulary].argmax())]
-        return [letters.decode(said[len(start) :])]
+                said = [*said, int(logits[0, -1, :121].argmax())]
+        names = {120 - k: f"<extra_id_{k}>" for k in range(100)}
+        text = " ".join(names.get(token, str(token)) for token in said[len(start) :])
+        return text.replace(" <", "<").replace("> ", ">")
 
-    prefix = "data.denoisers=[{mode: R}, {rate: 0.5, span: null, mode: S}]"
-    values = tiny_values(*TINY_T5, *([] if fills else [prefix]))
-    assert run_ranks(sample, 1, values, 0.0)[0][:1] == run_ranks(expected, 1, values)[0]
+    values = tiny_values(*TINY_T5, *([f"data.denoisers=[{denoisers}]"] if denoisers else []))
+    wanted = run_ranks(expected, 1, values)[0]
+    assert run_ranks(sample, 1, values, 0.0, [prompt])[0] == [wanted]
+    assert case not in ("continues the prompt", "in the mode of holes") or "<extra_id_" in wanted
