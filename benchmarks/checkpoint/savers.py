@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.testbed import disk
 from benchmarks.testbed.disk import sync_file
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager import CheckpointManager
@@ -335,10 +336,9 @@ class BareWrites(_Background):
 
 
 def _ours(states: SavedStates, place: Place, mode: Literal["blocking", "lazy"]) -> Ours:
-    manager = CheckpointManager(
-        place.folder, place.rank, place.ranks, place.store, mode, 1, TIMEOUT,
-        Options(ranks_on_host=place.ranks),
-    )  # fmt: skip
+    ranks = Ranks(place.rank, place.ranks, place.store, TIMEOUT)
+    options = Options(ranks_on_host=place.ranks)
+    manager = CheckpointManager(place.folder, ranks, mode, 1, options)
     manager.prepare(states.shards)
     return Ours(states, place, manager)
 
