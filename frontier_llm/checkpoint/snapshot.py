@@ -196,8 +196,7 @@ class Snapshot:
             return
         with torch.cuda.stream(self._stream):
             self._plan.fill(index, buffer, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
+            event = self._stream.record_event()
         event.synchronize()
 
     def _set_device(self) -> None:
@@ -218,8 +217,7 @@ class Snapshot:
                 if buffer is None:
                     return
                 self._plan.fill(index, buffer, non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(self._stream)
+                event = self._stream.record_event()
                 self._captured[index] = (buffer, event)
                 self._front = index + 1
 

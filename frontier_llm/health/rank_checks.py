@@ -23,7 +23,7 @@ from frontier_llm.device import identity
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.launch.coordination import read_all
+from frontier_llm.launch.coordination import meet, read_all
 from frontier_llm.launch.rendezvous import RankZeroLostError
 from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
@@ -119,10 +119,8 @@ def exchange(
     the message names these ranks and their hosts.
     """
     store.set(f"{_KEY}/{report.rank}", json.dumps(asdict(report)))
-    if store.add(_KEY, 1) == world.size:
-        store.set(f"{_KEY}/all", "")
     try:
-        store.wait([f"{_KEY}/all"], timeout)
+        meet(store, _KEY, world.size, timeout)
     except RuntimeError:
         if world.rank:
             return [report]  # rank 0 names the absent ranks

@@ -11,7 +11,7 @@ import pytest
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import MANIFEST
-from frontier_llm.checkpoint.kill_points import POINTS, VARIABLE
+from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.writer import Options
@@ -28,6 +28,7 @@ EVERY_RANK = ("file.created", "file.half", "file.written", "file.synced", "repor
 """Kill points that every rank reaches; only rank 0 reaches the others."""
 COMMITTED = ("renamed", "concluded", "deleting")
 """Kill points at which the new checkpoint already exists."""
+POINTS = (*EVERY_RANK, "manifest.half", "manifest.synced", "sealed", *COMMITTED)
 
 
 def save_two(
