@@ -57,7 +57,7 @@ class NodeAssembly:
         shapes: Mapping[str, Shape],
         names: Callable[[], Iterable[str]],
     ) -> None:
-        self._config, self._world, self._shapes = config, world, shapes
+        self._world, self._shapes = world, shapes
         self._names = names  # tensors that this rank reads
         self.weights: Collection[str] = ()
         self._root, self._folder = local_root(config), shared_folder(config)

@@ -127,11 +127,6 @@ class TierWriters:
         self.movers = [mover for mover in movers if mover is not None]
         self.writers: list[CheckpointWriter] = [*self.managers, *self.movers]
 
-    @property
-    def pool_bytes(self) -> int:
-        """Host memory in bytes that `prepare` allocates."""
-        return self._pool.size
-
     def prepare(self) -> None:
         """Plan the files of this rank and allocate the host memory, before the first step.
 

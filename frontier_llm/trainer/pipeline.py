@@ -116,12 +116,8 @@ class Pipeline:
             self.times.end()
         return passes.finish()
 
-    def losses(self, batches: Sequence[AnyBatch]) -> list[torch.Tensor]:
-        """Run forward passes; return the mean cross entropy of each micro-batch as `train`."""
-        return self._forward(batches, _mean_losses)
-
     def sums(self, batches: Sequence[AnyBatch], end: int) -> list[torch.Tensor]:
-        """Run forward passes; return the `loss_sums` of each micro-batch, as `train` its loss."""
+        """Run forward passes; return the `loss_sums` of each micro-batch as `train` its means."""
         return self._forward(batches, lambda batch, losses: batch.loss_sums(losses[0], end))
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
