@@ -39,7 +39,7 @@ class Sampler:
     def __init__(
         self, model: Model, groups: Groups, config: RunConfig, tokenizer: Tokenizer
     ) -> None:
-        self._model, self._groups, self._tokenizer = model, groups, tokenizer
+        self._groups, self._tokenizer = groups, tokenizer
         self._vocabulary = min(config.model.vocabulary, tokenizer.vocabulary)
         self._window = config.data.sequence_length
         self._has_encoder = config.model.encoder_layers > 0
@@ -52,7 +52,6 @@ class Sampler:
             self._ends = modes, [tokenizer.eod], [START]
         self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
-        self._device = next(model.chunks[0].parameters()).device
 
     def continue_texts(
         self, prompts: Sequence[str], tokens: int, temperature: float, seed: int
@@ -65,23 +64,19 @@ class Sampler:
         generator = torch.Generator().manual_seed(seed)
         encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
         written: list[list[int]] = [[] for _ in prompts]
-        for chunk in self._model.chunks:
-            chunk.eval()
-        with torch.no_grad():
+        with self._pipeline.evaluating():
             for _ in range(tokens):
                 for prompt, tokens_so_far in zip(encoded, written, strict=True):
                     batch, position = self._batch(prompt, tokens_so_far)
                     token = self._next_token(batch, position, temperature, generator)
                     tokens_so_far.append(token)
-        for chunk in self._model.chunks:
-            chunk.train()
         return [self._tokenizer.decode(tokens) for tokens in written]
 
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
-        logits = self._pipeline.logits(batch.to(self._device), position)
-        chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
+        logits = self._pipeline.logits(batch.to(self._pipeline.device), position)
+        chosen = torch.zeros(1, dtype=torch.int64, device=self._pipeline.device)
         if logits is not None:
             all_logits = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
             if not all_logits.isfinite().all():
