@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,9 +29,6 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.protocols import StateShard
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 TIMEOUT = timedelta(seconds=120)
 """Time limit of collectives and of the commit of a checkpoint."""
@@ -59,7 +56,7 @@ class Place:
     rank: int
     ranks: int
     """Number of ranks."""
-    store: "Store"
+    store: dist.Store
     """Key-value store of all ranks."""
     folder: Path
     """Folder for checkpoints, empty at first."""

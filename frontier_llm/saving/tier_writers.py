@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed import Store
 
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.chunk_pool import SharedPool
@@ -41,9 +42,6 @@ from frontier_llm.saving.tiers import (
     tiers_of,
 )
 from frontier_llm.sharding.sharded_states import ShardedStates
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _IN_FLIGHT = 8
 """Most unwritten checkpoints per manager; host memory is the usual limit."""
@@ -97,7 +95,7 @@ class TierWriters:
         self,
         config: RunConfig,
         world: World,
-        store: "Store",
+        store: Store,
         states: ShardedStates,
         groups: Groups,
         archive: Archive | None = None,
