@@ -27,14 +27,12 @@ store, so the caller passes a clone of the store.
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import read_all
 from frontier_llm.units import name_ranks
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _COMMIT = "commit"
 """Value of the key `decision` after rank 0 has sealed the checkpoint."""
@@ -53,7 +51,7 @@ class Ranks:
 
     rank: int
     size: int
-    store: "Store"
+    store: Store
     """Key-value store of all ranks."""
     timeout: timedelta
     """How long a rank waits for the others after it has written its part."""
