@@ -38,7 +38,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # pools do not survive a fork
 
@@ -64,9 +64,6 @@ from benchmarks.testbed import disk
 from benchmarks.testbed.disk import DiskFigures
 from benchmarks.testbed.forked import on_ranks
 from frontier_llm.cli.options import positive, run_command
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 QUICK = {"megabytes": 20.0, "rounds": 1, "saves": 1, "long_seconds": 0.4, "short_seconds": 0.1,
          "short_steps": 2, "restores": 1}  # fmt: skip
@@ -155,7 +152,7 @@ def take_turn(rank: int, settings: SaverTurn, folder: Path) -> SaverFigures:
     return Rank(settings, Place(rank, ranks, _store(rank, ranks), folder)).run()
 
 
-def _store(rank: int, ranks: int) -> "Store":
+def _store(rank: int, ranks: int) -> dist.Store:
     """Return the key-value store of all ranks, of which rank 0 is the server."""
     host, server = "127.0.0.1", None
     if rank == 0:

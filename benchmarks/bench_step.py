@@ -36,7 +36,7 @@ from benchmarks.harness import (
     write_json,
 )
 from benchmarks.peers.plain_gpt import PlainGpt
-from benchmarks.testbed.bare_steps import LEARNING_RATE, alone, prepare_cpu, random_batches
+from benchmarks.testbed.bare_steps import LEARNING_RATE, prepare_cpu, random_batches
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
@@ -44,6 +44,7 @@ from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.trainer.single_process_model import groups_of_one_rank
 from frontier_llm.trainer.states import bare_step
 
 QUICK = {"layers": 1, "sequence": 64, "steps": 1}
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                  "parallel.pipeline=1", f"data.sequence_length={options.sequence}",
                  "data.micro_batch=2", "data.global_batch=4"]  # fmt: skip
     config = decode(compose(overrides))
-    with alone(accelerator) as groups:
+    with groups_of_one_rank(accelerator.device) as groups:
         rows = [measure(config, p, accelerator, groups, options) for p in options.precision]
     names = [name.replace("_", " ") for name in (*rows[0]["seconds"], *rows[0]["ratios"])]
     cells = [

@@ -90,7 +90,25 @@ def build(shape: Shape) -> "LlamaForCausalLM":
     return model
 
 
-class LibraryLoop:
+class _Loop(Peer):
+    """A loop whose steps have one micro-batch."""
+
+    def passes(self, tokens: torch.Tensor) -> float:
+        """Run the forward and the backward pass; return the loss."""
+        raise NotImplementedError
+
+    def update(self, *, saved: bool = False) -> None:
+        """Clip the gradients and update; `saved`: whether the states are saved after it."""
+        raise NotImplementedError
+
+    def step(self, batches: list[MicroBatch]) -> float:
+        """Run one step on the tokens of the only micro-batch; return the loss."""
+        loss = self.passes(batches[0][0])
+        self.update()
+        return loss
+
+
+class LibraryLoop(_Loop):
     """`frontier_llm.library.shard` with p = g = o = all ranks."""
 
     def __init__(self, turn: Turn) -> None:
@@ -116,12 +134,6 @@ class LibraryLoop:
         """Clip the gradients and update; `saved`: whether the states are saved after it."""
         self.states.step(RATE, saved=saved)
 
-    def step(self, batches: list[MicroBatch]) -> float:
-        """Run one step on the tokens of the only micro-batch; return the loss."""
-        loss = self.passes(batches[0][0])
-        self.update()
-        return loss
-
     def counted_bytes(self) -> float | None:
         """Return the bytes that this rank has sent since the last call."""
         return sum(sent.total for sent in self.states.sent_bytes().values())
@@ -131,7 +143,7 @@ class LibraryLoop:
         self.states.settle()
 
 
-class FsdpLoop:
+class FsdpLoop(_Loop):
     """torch's FSDP2.
 
     With `fsdp2-keep`, parameters stay gathered between a layer's forward and backward pass. With
@@ -169,19 +181,6 @@ class FsdpLoop:
         nn.utils.clip_grad_norm_(self.model.parameters(), UPDATE.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def step(self, batches: list[MicroBatch]) -> float:
-        """Run one step on the tokens of the only micro-batch; return the loss."""
-        loss = self.passes(batches[0][0])
-        self.update()
-        return loss
-
-    def counted_bytes(self) -> float | None:
-        """Return None: torch counts no bytes."""
-        return None
-
-    def settle(self) -> None:
-        """Do nothing: a step of FSDP2 leaves no messages under way."""
 
 
 def make(turn: Turn, rank: int) -> Peer:

@@ -97,12 +97,6 @@ class Placement:
             local = local.narrow(dim, start, length)
         return local
 
-    def global_view(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return the box as a view of the global tensor."""
-        for dim, (start, length) in enumerate(zip(self.global_start, self.shape, strict=True)):
-            whole = whole.narrow(dim, start, length)
-        return whole
-
 
 @dataclass(frozen=True, eq=False)
 class ParameterRecord:

@@ -146,10 +146,10 @@ class ScheduledManager:
     failed = is_writing = False
 
     def __init__(self, saver: str, schedule: Schedule, results: Path, *arguments: Any) -> None:
-        folder, rank, ranks, store = arguments[:4]
+        folder, ranks = arguments[:2]
         folder.mkdir(parents=True, exist_ok=True)
-        place = Place(rank, ranks, store, folder)
-        self._states = TrainedStates(rank)
+        place = Place(ranks.rank, ranks.size, ranks.store, folder)
+        self._states = TrainedStates(ranks.rank)
         self._manager = CheckpointManager(*arguments) if saver == OURS else None
         self._saver: Saver
         if self._manager is not None:
@@ -157,7 +157,7 @@ class ScheduledManager:
         else:
             self._saver = PEERS[saver](self._states, place)
         self._schedule, self._name = schedule, saver
-        self._results = results / f"{rank}.json"
+        self._results = results / f"{ranks.rank}.json"
         self.outcomes: dict[int, Outcome] = self._manager.outcomes if self._manager else {}
         self._phases = [PhaseFigures() for _ in schedule.phases]
         self._open: PhaseFigures | None = None

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,13 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.testbed import disk
 from benchmarks.testbed.disk import sync_file
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.restore import load
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.protocols import StateShard
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 TIMEOUT = timedelta(seconds=120)
 """Time limit of collectives and of the commit of a checkpoint."""
@@ -58,7 +56,7 @@ class Place:
     rank: int
     ranks: int
     """Number of ranks."""
-    store: "Store"
+    store: dist.Store
     """Key-value store of all ranks."""
     folder: Path
     """Folder for checkpoints, empty at first."""
@@ -335,10 +333,9 @@ class BareWrites(_Background):
 
 
 def _ours(states: SavedStates, place: Place, mode: Literal["blocking", "lazy"]) -> Ours:
-    manager = CheckpointManager(
-        place.folder, place.rank, place.ranks, place.store, mode, 1, TIMEOUT,
-        Options(ranks_on_host=place.ranks),
-    )  # fmt: skip
+    ranks = Ranks(place.rank, place.ranks, place.store, TIMEOUT)
+    options = Options(ranks_on_host=place.ranks)
+    manager = CheckpointManager(place.folder, ranks, mode, 1, options)
     manager.prepare(states.shards)
     return Ours(states, place, manager)
 

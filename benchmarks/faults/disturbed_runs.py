@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.testbed.forked_run import ForkedRun, train
+from benchmarks.testbed.forked_run import ForkedRun, kill_processes, train
 from benchmarks.testbed.namespaces import enter
 
 RANKS, RANKS_PER_NODE = 8, 4
@@ -121,16 +121,6 @@ class DisturbedRun:
         first = max(with_ranks) * RANKS_PER_NODE
         tasks = self._tasks[first : first + RANKS_PER_NODE]
         return kill_processes([pid for task in tasks for pid in task.processes()])
-
-
-def kill_processes(pids: Iterable[int]) -> set[int]:
-    """Send SIGKILL to processes; return the ids of those that ran."""
-    killed = set()
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, 9)
-            killed.add(pid)
-    return killed
 
 
 def _be_task(task: int, nodes: Sequence[str], overrides: Sequence[str]) -> int:

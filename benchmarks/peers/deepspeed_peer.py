@@ -26,6 +26,7 @@ from benchmarks.peers.turn import (
     SEED,
     WEIGHT_DECAY,
     MicroBatch,
+    Peer,
     Turn,
     measure,
 )
@@ -52,7 +53,7 @@ def settings(turn: Turn) -> dict[str, Any]:
     }
 
 
-class DeepSpeed:
+class DeepSpeed(Peer):
     """One rank of DeepSpeed's ZeRO-1, -2 or -3."""
 
     def __init__(self, turn: Turn) -> None:
@@ -71,13 +72,6 @@ class DeepSpeed:
             self._engine.step()
             total += loss.item()
         return total / len(batches)
-
-    def counted_bytes(self) -> float | None:
-        """Return None: DeepSpeed does not count bytes."""
-        return None
-
-    def settle(self) -> None:
-        """Do nothing: a step leaves no messages under way."""
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from benchmarks.peers.turn import (
     LEARNING_RATE,
     WEIGHT_DECAY,
     MicroBatch,
+    Peer,
     Turn,
 )
 from benchmarks.testbed.bare_steps import CPU, prepare_cpu
@@ -74,7 +75,7 @@ def _formats(turn: Turn) -> list[str]:
     return [f"collectives={preset}"]
 
 
-class Ours:
+class Ours(Peer):
     """One rank of frontier_llm."""
 
     def __init__(self, turn: Turn) -> None:
@@ -108,6 +109,3 @@ class Ours:
         """
         counted, self._counted_bytes = self._counted_bytes, 0.0
         return counted
-
-    def settle(self) -> None:
-        """Do nothing: a step may leave messages to the next step, as the warm-up does."""

@@ -35,7 +35,7 @@ def make(turn: Turn, rank: int) -> Peer:
     return Fsdp(model, turn, keep=turn.contender == "fsdp-keep")
 
 
-class _TorchPeer:
+class _TorchPeer(Peer):
     """Base of both peers: torch's AdamW and gradient clipping."""
 
     def __init__(self, model: nn.Module, parameters: int) -> None:
@@ -54,13 +54,6 @@ class _TorchPeer:
         nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-
-    def counted_bytes(self) -> float | None:
-        """Return None: torch does not count bytes."""
-        return None
-
-    def settle(self) -> None:
-        """Do nothing: a step leaves no messages under way."""
 
 
 class Ddp(_TorchPeer):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -37,23 +37,25 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 Precision = Literal["fp32", "bf16"]
 
 
-class Peer(Protocol):
+class Peer:
     """One rank of a contender."""
 
     parameters: int
     """Number of parameters of the complete model."""
 
     def step(self, batches: list[MicroBatch]) -> float:
-        """Run one step (forward, backward, clipping, AdamW) and return the mean loss.
+        """Run one step (forward, backward, clipping, AdamW); return this rank's or the mean loss.
 
         Collective over all ranks.
         """
+        raise NotImplementedError
 
     def counted_bytes(self) -> float | None:
         """Return the bytes sent since the last call; None if they are not counted."""
+        return None
 
     def settle(self) -> None:
-        """Wait for all messages under way. Collective over all ranks."""
+        """Wait for all messages under way, if a step leaves any. Collective over all ranks."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,13 @@
 """What a rank needs to time training steps of frontier_llm without data files."""
 
 import gc
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 
 from frontier_llm.data.batch import AnyBatch, Batch
-from frontier_llm.device.accelerator import Accelerator, keep_freed_memory
-from frontier_llm.geometry.grid import Grid
+from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel import megatron_cpu
-from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
 
 LEARNING_RATE = 1e-4
 """Learning rate of all contenders; the speed does not depend on it."""
@@ -30,16 +24,6 @@ def freeze_objects() -> None:
     """Take all present objects out of the garbage collection, as trainer/assemble.py does."""
     gc.collect()
     gc.freeze()
-
-
-@contextmanager
-def alone(accelerator: Accelerator) -> Iterator[Groups]:
-    """Make the process groups of a single rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        backend = "gloo" if accelerator.is_cpu else "nccl"
-        dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
-        yield make_groups(Grid(1, 1, 1, 1), head_stage=0)
-        destroy_groups()
 
 
 def random_batches(layout: ResolvedLayout, replica: int = 0) -> list[AnyBatch]:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -85,20 +85,16 @@ class ForkedRun:
         """Send SIGKILL; return the target, which is the parent if no rank has been forked yet."""
         ranks = self._ranks()
         if target == "the parent" or not ranks:
-            os.kill(self.pid, signal.SIGKILL)
+            kill_processes([self.pid])
             return "the parent"
-        for rank in ranks if target == "all ranks" else [random_.choice(ranks)]:
-            with suppress(ProcessLookupError):  # the rank has just ended by itself
-                os.kill(rank, signal.SIGKILL)
+        kill_processes(ranks if target == "all ranks" else [random_.choice(ranks)])
         return target
 
     def kill_node(self, node: int) -> Target:
         """Send SIGKILL to one of two nodes, or to the parent if none of its ranks runs."""
         forked = sorted(self._ranks())  # the first one holds the ranks' store
         ranks = forked[2 * node + 1 : 2 * node + 3]
-        for pid in ranks or [self.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes(ranks or [self.pid])
         return "one node" if ranks else "the parent"
 
     def wait(self, limit_seconds: float) -> float | None:
@@ -135,9 +131,7 @@ class ForkedRun:
 
     def end(self) -> None:
         """Kill all processes that still run."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes(self.processes())
         if self._exit_code is None:
             self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
@@ -159,6 +153,16 @@ class ForkedRun:
                 if int(session) == self.pid and state not in _ENDED:
                     found.append(int(path.name))
         return found
+
+
+def kill_processes(pids: Iterable[int]) -> set[int]:
+    """Send SIGKILL to processes; return the ids of those that ran."""
+    killed = set()
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    return killed
 
 
 def _run(train: Callable[[Sequence[str]], int], overrides: Sequence[str], log: Path) -> None:

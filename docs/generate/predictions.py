@@ -65,10 +65,3 @@ def study_estimate(model: str, nodes: int, stage: int) -> Estimate:
         BF16_GRADIENTS,
     )
     return estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
-
-
-def experiment_estimate(name: str, *overrides: str) -> Estimate:
-    """Predict a step of an experiment on its own number of nodes."""
-    config = composed(f"experiment={name}", *overrides)
-    nodes = config.launch.nodes or 1
-    return estimate(Candidate.of(config, nodes * GPUS_PER_NODE, GPUS_PER_NODE))

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,6 @@ from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
 from frontier_llm.planner.communication import Network
 from frontier_llm.units import counted
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 SIZES = {"cpu": (1 << 14, 1 << 20), "cuda": (1 << 22, 1 << 28)}
 """Bytes of the tensor of all ranks that are measured, by type of device."""
@@ -49,7 +46,7 @@ class Outcome(NamedTuple):
     failure: str = ""
 
 
-def compare(cluster: ClusterConfig, world: World, store: "Store", console: Console) -> None:
+def compare(cluster: ClusterConfig, world: World, store: dist.Store, console: Console) -> None:
     """Measure the present variables and all alternatives of the cluster; print a table on rank 0.
 
     Collective over all ranks, of which there must be two.

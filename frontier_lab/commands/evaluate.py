@@ -163,9 +163,7 @@ def evaluate(
     Raises:
         DataError: a validation split is shorter than one sample.
     """
-    for chunk in model.chunks:
-        chunk.eval()
-    pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
+    pipeline = Pipeline(model, groups)
     make_batch, end = make_batch_maker(config, corpora), corpora.tokenizer.eod
     by_corpus = []
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
@@ -173,11 +171,11 @@ def evaluate(
         indices = spread(len(windows), samples or len(windows))
         size = config.data.micro_batch
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
-        sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
-        with torch.no_grad():
+        sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=pipeline.device)
+        with pipeline.evaluating():
             for batch in tracked(by_batch, "evaluate", name):
                 read = make_batch([windows[index] for index in batch], batch)
-                sums += pipeline.sums([read.to(device)], end)[0].sum(0)
+                sums += pipeline.sums([read.to(pipeline.device)], end)[0].sum(0)
         by_corpus.append(LossSums(*sums.tolist()))
     mean, each = summarize(config, corpora, by_corpus)
     return mean, [

@@ -103,11 +103,9 @@ def evaluate_texts(
         raise ConfigError(
             "--stride", stride, f"1 to {window} (data.sequence_length)", "choose a smaller stride"
         )
-    for chunk in model.chunks:
-        chunk.eval()
-    pipeline, device = Pipeline(model, groups), next(model.chunks[0].parameters()).device
-    with torch.no_grad():
-        return [_score(config, tokenizer, pipeline, device, file, stride, key) for file in files]
+    pipeline = Pipeline(model, groups)
+    with pipeline.evaluating():
+        return [_score(config, tokenizer, pipeline, file, stride, key) for file in files]
 
 
 def windows_of(tokens: Sequence[int], length: int, stride: int) -> Iterator[Window]:
@@ -154,7 +152,6 @@ def _score(
     config: RunConfig,
     tokenizer: Tokenizer,
     pipeline: Pipeline,
-    device: torch.device,
     file: Path,
     stride: int,
     key: str,
@@ -171,7 +168,7 @@ def _score(
     if not windows:
         raise DataError(f"{file} holds no text to predict\n  do: {_OTHER_FILE}")
     shown = tracked(windows, "evaluate", file.name)
-    sums = _sums(pipeline, device, shown, config.data.micro_batch, tokenizer.eod)
+    sums = _sums(pipeline, shown, config.data.micro_batch, tokenizer.eod)
     size = sum(len(text.encode()) for text in texts)
     return TextScore(
         file=str(file),
@@ -221,20 +218,18 @@ def _entries(file: Path, key: str) -> Iterator[str]:
         ) from error
 
 
-def _sums(
-    pipeline: Pipeline, device: torch.device, windows: Iterable[Window], samples: int, end: int
-) -> LossSums:
+def _sums(pipeline: Pipeline, windows: Iterable[Window], samples: int, end: int) -> LossSums:
     """Return the sums over all windows; `samples` windows of equal shapes share a batch."""
     by_shape: dict[tuple[int, int], list[Window]] = {}
-    total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=device)
+    total = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=pipeline.device)
     for window in windows:
         shape = (len(window.inputs), window.predicted)
         ready = by_shape.setdefault(shape, [])
         ready.append(window)
         if len(ready) == samples:
-            total += pipeline.sums([_batch(by_shape.pop(shape)).to(device)], end)[0].sum(0)
+            total += pipeline.sums([_batch(by_shape.pop(shape)).to(pipeline.device)], end)[0].sum(0)
     for ready in by_shape.values():
-        total += pipeline.sums([_batch(ready).to(device)], end)[0].sum(0)
+        total += pipeline.sums([_batch(ready).to(pipeline.device)], end)[0].sum(0)
     return LossSums(*total.tolist())
 
 

@@ -6,7 +6,8 @@ trainer/assemble.py is the model for what is built: the same functions make the 
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from frontier_lab.numerics.layers import model_checks
 from frontier_lab.numerics.state_kernels import state_checks
@@ -16,9 +17,6 @@ from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import FrontierError
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 TIMEOUT = timedelta(minutes=60)
 _KEY = "numerics"
@@ -56,7 +54,7 @@ def checks(
 def compare_on_all_ranks(
     config: RunConfig,
     world: World,
-    store: "Store",
+    store: Store,
     accelerator: Accelerator,
     precision: str,
     show: Callable[[str], None],

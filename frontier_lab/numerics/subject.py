@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from frontier_lab.numerics.references import Arithmetic, Number
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels, resolve
-from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.build import Model, build_model
 from frontier_llm.model.transformer import DTYPES
-from frontier_llm.parallel.groups import Groups, destroy_groups, make_groups
+from frontier_llm.parallel.groups import Groups
+from frontier_llm.trainer.single_process_model import ON_ONE_RANK, groups_of_one_rank
 
 HOST_OPERATIONS, DEVICE_OPERATIONS = 1e11, 4e11
 """Operations that the reference of a kernel may take, and those of a kernel on a CPU. Rows, queries
@@ -202,9 +201,7 @@ def subject(
     device, dtype = accelerator.device, DTYPES[precision]
     kernels = resolve(config.kernels, device, dtype, config.model.hidden)
     config = _on_one_rank(config, SMALL if small else {})
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        groups = make_groups(Grid(1, 1, 1, 1), head_stage=0)
+    with groups_of_one_rank(device) as groups:
         layout = ResolvedLayout.resolve(
             config, 1, 1, precision=precision, ignore_sharding=True, check_rules=False
         )
@@ -212,8 +209,6 @@ def subject(
         generator = torch.Generator(device).manual_seed(seed)
         arithmetic = Arithmetic.of(dtype, device)
         yield Subject(config, layout, groups, model, kernels, arithmetic, device, generator)
-    finally:
-        destroy_groups()
 
 
 def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
@@ -241,14 +236,10 @@ def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
         changes |= {"kv_heads": groups, "heads": groups * (heads // key_heads)}
         dimensions = {"hidden": model.hidden} | changes
         changes |= {name: min(limit, dimensions[name]) for name, limit in limits.items()}
-    one = {
-        "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
-        "schedule": "1f1b", "waiting_weights": 0,
-    }  # fmt: skip
     return config.model_copy(
         update={
             "model": model.model_copy(update=changes),
-            "parallel": config.parallel.model_copy(update=one),
+            "parallel": config.parallel.model_copy(update=ON_ONE_RANK),
             "recompute": "none" if model.kind == "gpt" else config.recompute,
         }
     )

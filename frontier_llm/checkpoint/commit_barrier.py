@@ -25,15 +25,14 @@ store, so the caller passes a clone of the store.
 """
 
 import json
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import read_all
 from frontier_llm.units import name_ranks
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _COMMIT = "commit"
 """Value of the key `decision` after rank 0 has sealed the checkpoint."""
@@ -46,6 +45,18 @@ class UnknownOutcomeError(CheckpointError):
     """Rank 0 or its store is lost, so it is unknown whether the checkpoint was committed."""
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks of a run, as one of them sees them."""
+
+    rank: int
+    size: int
+    store: Store
+    """Key-value store of all ranks."""
+    timeout: timedelta
+    """How long a rank waits for the others after it has written its part."""
+
+
 class CommitBarrier:
     """Lets all ranks agree on whether one checkpoint is committed.
 
@@ -55,11 +66,9 @@ class CommitBarrier:
     from the arrival of this rank. An UnknownOutcomeError is raised if rank 0 or its store is lost.
     """
 
-    def __init__(
-        self, store: "Store", prefix: str, rank: int, world_size: int, timeout: timedelta
-    ) -> None:
-        self._store, self._prefix = store, prefix
-        self._rank, self._size, self._timeout = rank, world_size, timeout
+    def __init__(self, prefix: str, ranks: Ranks) -> None:
+        self._store, self._prefix = ranks.store, prefix
+        self._rank, self._size, self._timeout = ranks.rank, ranks.size, ranks.timeout
 
     def arrive(self, record: str) -> None:
         """Report that this rank's file is on disk, with its description for the manifest."""

@@ -149,14 +149,19 @@ def _segments_of(
 def open_when_committed(
     folder: Path, step: int, timeout: timedelta, cancellation: Cancellation
 ) -> Checkpoint:
-    """Open a checkpoint that rank 0 has committed; another rank of this node may still rename it.
+    """Open a checkpoint as soon as it has its final name.
 
     A CheckpointError is raised if the checkpoint is absent or damaged, or was given up.
     """
     path = folder / step_folder(step)
+    wait_until_committed(path, timeout, cancellation)
+    return Checkpoint.open(path)
+
+
+def wait_until_committed(path: Path, timeout: timedelta, cancellation: Cancellation) -> None:
+    """Wait for a checkpoint that rank 0 has committed: a rank of this node may still rename it."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not path.exists():
         if time.monotonic() > deadline:
             raise CheckpointError(f"{path} is absent, although its step is committed")
         cancellation.sleep(_POLL_SECONDS)
-    return Checkpoint.open(path)

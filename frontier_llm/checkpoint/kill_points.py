@@ -26,10 +26,6 @@ import signal
 import threading
 
 VARIABLE = "FRONTIER_LLM_KILL_AT"
-POINTS = (
-    "file.created", "file.half", "file.written", "file.synced", "reported", "manifest.half",
-    "manifest.synced", "sealed", "renamed", "concluded", "deleting",
-)  # fmt: skip
 
 
 def reach(point: str, rank: int) -> None:

@@ -12,11 +12,10 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, Ranks
 from frontier_llm.checkpoint.job_thread import JobThread
 from frontier_llm.checkpoint.pacer import Cancellation
 from frontier_llm.checkpoint.retention import prune
@@ -27,9 +26,6 @@ from frontier_llm.checkpoint.writer import DEFAULTS, CheckpointWriter, Options, 
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_seconds
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 Mode = Literal["blocking", "lazy"]
 _log = logging.getLogger(__name__)
@@ -49,26 +45,21 @@ class CheckpointManager(CheckpointWriter):
     def __init__(
         self,
         folder: Path,
-        rank: int,
-        world_size: int,
-        store: "Store",
+        ranks: Ranks,
         mode: Mode,
         keep: int,
-        timeout: timedelta,
         options: Options = DEFAULTS,
     ) -> None:
         assert keep >= 1, keep
         assert options.chunk_bytes % PAGE_BYTES == 0, options
-        super().__init__("checkpoint", rank, world_size, store, timeout)
+        super().__init__("checkpoint", ranks)
         self._folder, self._is_lazy = folder, {"lazy": True, "blocking": False}[mode]
         self._keep, self._options = keep, options
         # the managers of a rank are numbered, so that two of them never use the same key
-        self._manager_number = self._store.add(f"checkpoint/managers/{rank}", 1)
+        self._manager_number = self._ranks.store.add(f"checkpoint/managers/{ranks.rank}", 1)
         self._begun = 0  # number of checkpoints so far
         prefix = f"checkpoint/{self._manager_number}"
-        self._memory = SnapshotMemory(
-            rank, world_size, self._store, prefix, timeout, options, is_lazy=self._is_lazy
-        )
+        self._memory = SnapshotMemory(self._ranks, prefix, options, is_lazy=self._is_lazy)
         self._cancellation = Cancellation()
         self._snapshot: Snapshot | None = None
         self._capturer = JobThread("checkpoint capture")
@@ -169,9 +160,9 @@ class CheckpointManager(CheckpointWriter):
             self._folder,
             step,
             meta,
-            self._rank,
+            self._ranks.rank,
             self.plan,
-            folder_ranks or range(self._size),
+            folder_ranks or range(self._ranks.size),
             repeats=folder_ranks is not None,  # nodes may store the same elements
             moments=self._options.moments,
             cancellation=self._cancellation,
@@ -192,7 +183,7 @@ class CheckpointManager(CheckpointWriter):
                     options.keep_every_steps,
                     options.spared(),
                 )
-            if self._rank == 0:
+            if self._ranks.rank == 0:
                 seconds = format_seconds(time.monotonic() - begin)
                 _log.info("%-10s step %d in %s: %s", "checkpoint", task.step, seconds, task.final)
                 self._delete_keys_before(barrier)

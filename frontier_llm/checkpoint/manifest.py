@@ -83,6 +83,13 @@ class Tensor(_Model):
         """Names of the stored states, in the order of the files."""
         return tuple(dict.fromkeys(name for range_ in self.stored_ranges for name in range_.keys))
 
+    def ranges(self) -> dict[tuple[Shape, Shape], list[tuple[int, int]]]:
+        """Return the stored ranges [first, stop) of each box, given by its start and shape."""
+        found: dict[tuple[Shape, Shape], list[tuple[int, int]]] = {}
+        for r in self.stored_ranges:
+            found.setdefault((r.start, r.shape), []).append((r.first, r.first + r.count))
+        return found
+
 
 class File(_Model):
     """A file of a checkpoint."""
@@ -329,11 +336,7 @@ def _is_stored_once(tensor: Tensor) -> bool:
     A set of boxes covers a larger box once if and only if their corners, counted with the sign of
     the corner, add up to those of the larger box. This takes linear time.
     """
-    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
-    for stored in tensor.stored_ranges:
-        ranges = boxes.setdefault((stored.start, stored.shape), [])
-        ranges.append((stored.first, stored.first + stored.count))
-    corners = Counter[tuple[int, ...]]()
+    boxes, corners = tensor.ranges(), Counter[tuple[int, ...]]()
     whole = (0,) * len(tensor.shape), tensor.shape
     for (start, shape), sign in [*((box, 1) for box in boxes), (whole, -1)]:
         edges = [((a, 1), (a + size, -1)) for a, size in zip(start, shape, strict=True)]

@@ -11,17 +11,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, Ranks, UnknownOutcomeError
 from frontier_llm.checkpoint.save import NodeCommitError
 from frontier_llm.checkpoint.writer import CheckpointWriter, Outcome
 from frontier_llm.errors import CheckpointError
 from frontier_llm.units import format_seconds
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
@@ -46,14 +42,11 @@ class Mover(CheckpointWriter):
         self,
         name: str,
         target: str,
-        rank: int,
-        world_size: int,
-        store: "Store",
-        timeout: timedelta,
+        ranks: Ranks,
         copy: Copy,
         is_permanent: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        super().__init__(name, rank, world_size, store, timeout)
+        super().__init__(name, ranks)
         self._name, self._target, self._copy, self._is_permanent = name, target, copy, is_permanent
         self.is_redundant = False
         self.patience_seconds: float | None = None
@@ -135,7 +128,7 @@ class Mover(CheckpointWriter):
                 self._copy(step, meta, barrier)
                 outcome = "committed"
                 self._succeeded, self.newest = time.monotonic(), step
-                if self._rank == 0:
+                if self._ranks.rank == 0:
                     duration = format_seconds(time.monotonic() - begin)
                     _log.info("step %d is copied to %s: %s", step, self._target, duration)
                     self._delete_keys_before(barrier)
@@ -154,7 +147,7 @@ class Mover(CheckpointWriter):
                 self._error = self._error or CheckpointError(text)
             else:
                 text += ". Training goes on, and the next step is tried"
-            if self._rank == 0 or isinstance(error, NodeCommitError):
+            if self._ranks.rank == 0 or isinstance(error, NodeCommitError):
                 _log.warning("%s", text)
         with self._changed:
             self._queue.remove(step)
@@ -163,17 +156,17 @@ class Mover(CheckpointWriter):
     def _is_chosen(self, prefix: str, step: int) -> bool:
         """Return whether a step is copied or skipped, which rank 0 decides for all ranks."""
         key = f"{prefix}/order"
-        if self._rank == 0:
+        if self._ranks.rank == 0:
             chosen = self._choose(step)
-            self._store.set(key, "copy" if chosen else "skip")
+            self._ranks.store.set(key, "copy" if chosen else "skip")
             return chosen
         while True:
             begin = time.monotonic()
             try:
-                self._store.wait([key], self._timeout)
-                return bool(self._store.get(key) == b"copy")
+                self._ranks.store.wait([key], self._ranks.timeout)
+                return bool(self._ranks.store.get(key) == b"copy")
             except RuntimeError as error:
-                if time.monotonic() - begin < self._timeout.total_seconds() / 2:
+                if time.monotonic() - begin < self._ranks.timeout.total_seconds() / 2:
                     raise UnknownOutcomeError(f"the ranks' store is lost: {error}") from None
 
     def _choose(self, step: int) -> bool:

@@ -98,13 +98,8 @@ def first_incomplete(manifest: Manifest, model: Mapping[str, Shape]) -> str | No
     Boxes (blocks of a tensor that one tensor-parallel rank holds) must be equal or not overlap.
     """
     for name, shape in model.items():
-        boxes: dict[tuple[Shape, Shape], list[tuple[int, int]]] = {}
         tensor = manifest.tensors.get(name)
-        for stored in tensor.stored_ranges if tensor is not None else ():
-            ranges = boxes.setdefault((stored.start, stored.shape), [])
-            ranges.append((stored.first, stored.first + stored.count))
-        held = sum(_length(ranges) for ranges in boxes.values())
-        if held != prod(shape):
+        if tensor is None or sum(map(_length, tensor.ranges().values())) != prod(shape):
             return name
     return None
 

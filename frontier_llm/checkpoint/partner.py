@@ -1,38 +1,31 @@
-"""Send this rank's file of a node-local checkpoint to a rank of the next node, and receive one.
+"""Copy this rank's file of a node-local checkpoint to a rank of the next node, and receive one.
 
-Ranks use TCP connections of their own, because collectives belong to the main thread and the store
-is for small values. A connection carries one file: the receiver's secret and the step, then for
-each chunk (the part of a file that has one digest) its content and its digest. The sender has
-compared the digest with the content that it read, and the receiver with what it received.
+Each rank serves its file (`peer_files`), and reads that of a rank of the node before. Collectives
+belong to the main thread, and the store is for small values. The reader compares the chunks with
+the digests in the manifest of the node before.
 """
 
 import json
-import logging
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import xxhash
 
-from frontier_llm.checkpoint.drain import open_when_committed
-from frontier_llm.checkpoint.manifest import FilePart, RankRecord
+from frontier_llm.checkpoint.commit_barrier import Ranks
+from frontier_llm.checkpoint.drain import wait_until_committed
+from frontier_llm.checkpoint.folders import MANIFEST, parse_folder, step_folder
+from frontier_llm.checkpoint.manifest import FilePart, Manifest, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
-from frontier_llm.checkpoint.peer_sockets import Listener, OpenSockets, connect, receive
-from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
+from frontier_llm.checkpoint.peer_files import Peer, PeerConnection, PeerServer
+from frontier_llm.checkpoint.peer_sockets import OpenSockets
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, FilePlan, WritePlan
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
+from frontier_llm.units import MIB
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
-_log = logging.getLogger(__name__)
-_STEP_BYTES, _DIGEST_BYTES = 16, 16
 _RANGE_BYTES = 4096
 """Bytes of a range besides its elements, at most: its entry in the header, and padding."""
 _KEY = "checkpoint/partner"
@@ -59,11 +52,11 @@ def _checked_plan(
 
 
 class PartnerFiles:
-    """Sends this rank's file to a rank of the next node, and receives one from the node before.
+    """Serves this rank's file to a rank of the next node, and reads that of the node before.
 
     The constructor is collective over all ranks: they exchange layouts and addresses through the
     store. It raises a CheckpointError if another rank does not answer, or this host has no
-    address for it. `plan` is the layout of the file that this rank receives.
+    address for it. `plan` is the layout of the file that this rank reads, at the pace of `pacer`.
     """
 
     def __init__(
@@ -71,119 +64,93 @@ class PartnerFiles:
         plan: WritePlan,
         folder: Path,
         world: World,
-        store: "Store",
-        timeout: timedelta,
+        ranks: Ranks,
+        pacer: Pacer,
     ) -> None:
-        self._plan, self._folder, self._timeout = plan, folder, timeout
-        self._seconds, self._sockets = timeout.total_seconds(), OpenSockets()
-        receiver = (world.rank + world.ranks_per_node) % world.size
+        self._name, self._folder, self._timeout = plan.name, folder, ranks.timeout
+        self._sockets, self.pacer = OpenSockets(), pacer
         sender = (world.rank - world.ranks_per_node) % world.size
         try:
-            self._listener = Listener(own_address(world.master_address))
+            self._server = PeerServer(self._find, own_address(world.master_address))
         except OSError as error:
             raise CheckpointError(f"no rank can connect to this host: {error}") from None
-        address = *self._listener.address, self._listener.secret.hex()
-        record = plan.record(None).to_json()
+        own, record = self._server.peer, plan.record(None).to_json()
+        address = own.host, own.port, own.secret.hex()
         text = json.dumps([*address, plan.name, plan.size, plan.chunk_bytes, record])
-        store.set(f"{_KEY}/{world.rank}", text)
-        keys = [f"{_KEY}/{sender}", f"{_KEY}/{receiver}"]
+        ranks.store.set(f"{_KEY}/{world.rank}", text)
         try:
-            store.wait(keys, timeout)
-            described, receiving = (json.loads(text) for text in store.multi_get(keys))
+            ranks.store.wait([f"{_KEY}/{sender}"], ranks.timeout)
+            host, port, secret, *described = json.loads(ranks.store.get(f"{_KEY}/{sender}"))
         except RuntimeError as error:
             raise CheckpointError(f"a rank of another node does not answer: {error}") from None
         try:
-            self._address = str(receiving[0]), int(receiving[1])
-            self._secret = bytes.fromhex(receiving[2])
-            self.plan = _checked_plan(plan.chunk_bytes, *described[3:])
-        except (ValueError, TypeError, IndexError) as error:
+            self._sender = Peer(str(host), int(port), bytes.fromhex(secret))
+            self.plan = _checked_plan(plan.chunk_bytes, *described)
+        except (ValueError, TypeError) as error:
             raise CheckpointError(f"rank {sender} describes its file wrongly: {error}") from None
 
-    @contextmanager
-    def sending(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> Iterator[None]:
-        """Send this rank's file while the context is active. A failure is only logged.
-
-        The receiver notices a failure and aborts the copy on all ranks. The buffer is [chunk_bytes]
-        uint8, page-aligned.
-        """
-        thread = threading.Thread(
-            target=self._send, args=(step, buffer, pacer), name="partner", daemon=True
-        )
-        if self._plan.size:
-            thread.start()
-        try:
-            yield
-        finally:
-            if self._plan.size:
-                thread.join()
-
     def receive(self, step: int, buffer: torch.Tensor) -> "ReceivedChunks":
-        """Return the content of the file of the node before; the buffer is as for `sending`."""
+        """Return the file of the node before; the buffer is [chunk_bytes] uint8, page-aligned."""
         return ReceivedChunks(self, step, buffer)
 
     @contextmanager
-    def accepting(self, step: int) -> Iterator[socket.socket]:
-        """Accept the connection for a step; those of earlier steps, which failed, are closed."""
-        greeting = _greeting(self._listener.secret, step)
-        try:
-            connection = self._listener.accept(greeting, self._seconds)
-        except OSError as error:
-            raise CheckpointError(f"the node before does not send: {error}") from None
-        with self._sockets.using(connection):
+    def connected(self) -> Iterator[PeerConnection]:
+        """Connect to the rank of the node before, until `close`."""
+        connection = PeerConnection(self._sender, self._timeout.total_seconds())
+        with self._sockets.using(connection.socket):
             yield connection
 
     def close(self) -> None:
-        """Stop to listen, and end all connections. Threads that wait for other ranks fail."""
+        """End all connections. Threads that wait for other ranks fail."""
+        self.pacer.cancellation.cancel()
         self._sockets.shut_down()
-        self._listener.close()
+        self._server.close()
 
-    def _send(self, step: int, buffer: torch.Tensor, pacer: Pacer) -> None:
-        try:
-            pacer.start_thread()
-            checkpoint = open_when_committed(self._folder, step, self._timeout, pacer.cancellation)
-            with (
-                self._sockets.using(connect(self._address, self._seconds)) as connection,
-                RangeReader(checkpoint, verify=True) as reader,
-            ):
-                connection.sendall(_greeting(self._secret, step))
-                for range_ in chunk_ranges(checkpoint, self._plan.name):
-                    pacer.wait(range_.stop - range_.start)
-                    content = reader.read(range_, buffer).numpy().data
-                    connection.sendall(content)
-                    connection.sendall(xxhash.xxh3_128_digest(content))
-        except (OSError, CheckpointError) as error:
-            _log.warning("step %d was not sent to the next node: %s", step, error)
+    def _find(self, name: str) -> Path:
+        """Return the path of STEP/FILE, which is this rank's file or the manifest of its node.
+
+        Waits until the step is committed; raises a CheckpointError if it is not.
+        """
+        step, _, file = name.partition("/")
+        if file not in (self._name, MANIFEST) or (parse_folder(step) or ("", "?"))[1]:
+            raise KeyError(name)
+        self.pacer.start_thread()
+        wait_until_committed(self._folder / step, self._timeout, self.pacer.cancellation)
+        return self._folder / step / file
 
 
 class ReceivedChunks:
-    """The chunks of a file that a rank of the node before sends."""
+    """The chunks of a file of a rank of the node before."""
 
     def __init__(self, files: PartnerFiles, step: int, buffer: torch.Tensor) -> None:
         self._files, self._step, self._buffer = files, step, buffer
 
     def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks; raise a CheckpointError if one is late or does not match its digest."""
-        plan = self._files.plan
-        content, digest = self._buffer.numpy().data, memoryview(bytearray(_DIGEST_BYTES))
-        with self._files.accepting(self._step) as connection:
-            for index in range(plan.chunk_count):
-                size = plan.chunk_size(index)
-                try:
-                    receive(connection, content[:size])
-                    receive(connection, digest)
-                except (OSError, EOFError) as error:
-                    why = f": {error}" if str(error) else ""
-                    raise CheckpointError(f"the node before stopped sending{why}") from None
-                if xxhash.xxh3_128_digest(content[:size]) != digest:
-                    raise CheckpointError(f"chunk {index} of {plan.name} was damaged on its way")
+        plan, folder = self._files.plan, step_folder(self._step)
+        content = self._buffer.numpy().data
+        with self._files.connected() as connection:
+            manifest = _read_manifest(connection, f"{folder}/{MANIFEST}")
+            stored = manifest.files.get(plan.name)
+            if stored is None or stored.size != plan.size:
+                raise CheckpointError(f"{plan.name} of the node before has another size")
+            for index, digest in enumerate(stored.chunks):
+                begin, size = index * plan.chunk_bytes, plan.chunk_size(index)
+                self._files.pacer.wait(size)
+                count = connection.read(f"{folder}/{plan.name}", begin, content[:size])
+                if count < size or xxhash.xxh3_128_hexdigest(content[:size]) != digest:
+                    raise CheckpointError(f"chunk {index} of {plan.name} is damaged")
                 yield self._buffer, size
 
     def close(self) -> None:
         """Do nothing: the buffer belongs to the caller."""
 
 
-def _greeting(secret: bytes, step: int) -> bytes:
-    return secret + str(step).encode().ljust(_STEP_BYTES)
+def _read_manifest(connection: PeerConnection, name: str) -> Manifest:
+    text, part = b"", bytearray(MIB)
+    while count := connection.read(name, len(text), memoryview(part)):
+        text += part[:count]
+    return Manifest.parse(text, f"{name} of the node before")
 
 
 def own_address(master: str) -> str:

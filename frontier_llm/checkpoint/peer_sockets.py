@@ -57,11 +57,11 @@ class OpenSockets:
 
 
 class Listener:
-    """Accepts the connections that begin with the right greeting, and closes all others.
+    """Accepts the connections that begin with the secret, and closes all others.
 
     Raises an OSError if the address, given as a number, is not of this host. `secret` has
-    [SECRET_BYTES] random bytes, for greetings, which ranks learn from their store. `address` is
-    host and port, under which other ranks connect.
+    [SECRET_BYTES] random bytes, which ranks learn from their store. `address` is host and port,
+    under which other ranks connect.
     """
 
     def __init__(self, host: str) -> None:
@@ -74,23 +74,20 @@ class Listener:
         self.address: tuple[str, int] = host, self._server.getsockname()[1]
         self._new: dict[socket.socket, tuple[float, bytes]] = {}  # by age: deadline, what has come
 
-    def accept(self, greeting: bytes, seconds: float | None) -> socket.socket:
-        """Return the next connection that begins with a greeting, which contains the secret.
+    def accept(self) -> socket.socket:
+        """Wait for a connection that begins with the secret; silent ones delay no other connection.
 
-        Silent connections delay no other connection. `seconds` limits the wait and each later
-        operation; None: no limit. Raises TimeoutError, or OSError if the listener was closed.
+        Raises an OSError if the listener was closed.
         """
-        end = None if seconds is None else time.monotonic() + seconds
         try:
-            while end is None or time.monotonic() < end:
-                for connection in self._ready(end):
-                    if self._has_greeted(connection, greeting):
+            while True:
+                for connection in self._ready():
+                    if self._has_greeted(connection):
                         del self._new[connection]
-                        connection.settimeout(seconds)
+                        connection.settimeout(None)
                         return connection
         except (OSError, ValueError):  # ValueError: closed before the selector knew it
             raise OSError("the listener was closed") from None
-        raise TimeoutError("no connection was made in time")
 
     def close(self) -> None:
         """Stop to listen, and wake the thread that waits for a connection."""
@@ -99,14 +96,13 @@ class Listener:
         for connection in tuple(self._new):
             connection.close()
 
-    def _ready(self, end: float | None) -> list[socket.socket]:
+    def _ready(self) -> list[socket.socket]:
         """Wait for events; accept new connections, close late ones and return those with bytes."""
         with selectors.PollSelector() as selector:  # needs no descriptor: there may be none left
             for item in (self._server, self._closed, *self._new):
                 selector.register(item, selectors.EVENT_READ)
-            limits = [deadline for deadline, _ in self._new.values()]
-            limits += [] if end is None else [end]
-            wait = max(min(limits) - time.monotonic(), 0.0) if limits else None
+            deadline = min((deadline for deadline, _ in self._new.values()), default=None)
+            wait = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             ready = [key.fileobj for key, _ in selector.select(wait)]
         if self._closed in ready:
             raise OSError
@@ -121,18 +117,18 @@ class Listener:
         self._close_some(ready)
         return [connection for connection in self._new if connection in ready]
 
-    def _has_greeted(self, connection: socket.socket, greeting: bytes) -> bool:
+    def _has_greeted(self, connection: socket.socket) -> bool:
         deadline, begin = self._new[connection]
         try:
-            came = connection.recv(len(greeting) - len(begin))
+            came = connection.recv(SECRET_BYTES - len(begin))
         except BlockingIOError:
             return False
         except OSError:
             came = b""
         self._new[connection] = deadline, begin + came
-        if came and len(begin + came) < len(greeting):
+        if came and len(begin + came) < SECRET_BYTES:
             return False
-        if hmac.compare_digest(begin + came, greeting):
+        if hmac.compare_digest(begin + came, self.secret):
             return True
         del self._new[connection]
         connection.close()

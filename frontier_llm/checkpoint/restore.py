@@ -53,16 +53,14 @@ def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: b
     _run_copies(copies, checkpoint, verify)
 
 
-def load_weights(
-    checkpoint: Checkpoint, records: Iterable[ParameterRecord], verify: bool = True
-) -> None:
+def load_weights(checkpoint: Checkpoint, records: Iterable[ParameterRecord]) -> None:
     """Load weights into contiguous parameters of any layout and dtype; errors as for `load`."""
     check_headers(checkpoint)
     copies: list[FileCopy] = []
     for record in records:
         targets = {"master": record.parameter.data.view(-1)}
         copies += plan_copies(checkpoint, record, 0, targets)
-    _run_copies(copies, checkpoint, verify)
+    _run_copies(copies, checkpoint)
 
 
 def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
@@ -88,7 +86,7 @@ def check_model(folder: Path, weights: Collection[str], model: Mapping[str, Shap
 
 
 def read_tensor(
-    checkpoint: Checkpoint, name: str, verify: bool = True, states: Sequence[str] | None = None
+    checkpoint: Checkpoint, name: str, states: Sequence[str] | None = None
 ) -> dict[str, torch.Tensor]:
     """Read one whole tensor of the model; return its states, or some of them, in fp32.
 
@@ -100,7 +98,7 @@ def read_tensor(
         raise CheckpointError(f"{checkpoint.folder}: elements of {name} are not stored")
     record = record_of_box(name, shape, (0,) * len(shape), shape)
     targets = {state: torch.empty(prod(shape)) for state in states or tensor.states}
-    _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint, verify)
+    _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint)
     return {state: values.view(shape) for state, values in targets.items()}
 
 
@@ -118,7 +116,10 @@ def record_of_box(name: str, whole: Shape, start: Shape, shape: Shape) -> Parame
 
 
 def _run_copies(
-    copies: Iterable[FileCopy], checkpoint: Checkpoint, verify: bool, is_only_reader: bool = True
+    copies: Iterable[FileCopy],
+    checkpoint: Checkpoint,
+    verify: bool = True,
+    is_only_reader: bool = True,
 ) -> None:
     """Run copies, sorted by file and chunk, so that each chunk is read once.
 

@@ -23,21 +23,17 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool, check_host_memory
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.write_plan import Entries, WritePlan, make_write_plan
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.coordination import meet
 from frontier_llm.protocols import StateShard
 from frontier_llm.units import format_bytes
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _log = logging.getLogger(__name__)
 
@@ -200,8 +196,7 @@ class Snapshot:
             return
         with torch.cuda.stream(self._stream):
             self._plan.fill(index, buffer, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
+            event = self._stream.record_event()
         event.synchronize()
 
     def _set_device(self) -> None:
@@ -222,8 +217,7 @@ class Snapshot:
                 if buffer is None:
                     return
                 self._plan.fill(index, buffer, non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(self._stream)
+                event = self._stream.record_event()
                 self._captured[index] = (buffer, event)
                 self._front = index + 1
 
@@ -248,19 +242,9 @@ class SnapshotMemory:
 
     plan: WritePlan
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        store: "Store",
-        prefix: str,
-        timeout: timedelta,
-        options: Options,
-        *,
-        is_lazy: bool,
-    ) -> None:
-        self._rank, self._size, self._store, self._prefix = rank, world_size, store, prefix
-        self._timeout, self._options, self._is_lazy = timeout, options, is_lazy
+    def __init__(self, ranks: Ranks, prefix: str, options: Options, *, is_lazy: bool) -> None:
+        self._ranks, self._prefix = ranks, prefix
+        self._options, self._is_lazy = options, is_lazy
         self._planned = 0
         self._plan_key: list[object] | None = None
         self._pool: ChunkPool | None = None
@@ -280,7 +264,7 @@ class SnapshotMemory:
         self._planned += 1
         self.plan = make_write_plan(
             shards,
-            self._rank,
+            self._ranks.rank,
             self._options.chunk_bytes,
             self._options.file_ranks,
             self._exchange,
@@ -296,7 +280,7 @@ class SnapshotMemory:
             "checkpoints take %s on disk and %s of host memory on rank %d",
             format_bytes(self.plan.size),
             format_bytes(self._pool.size),
-            self._rank,
+            self._ranks.rank,
         )
 
     def snapshot(self) -> Snapshot:
@@ -307,15 +291,15 @@ class SnapshotMemory:
     def _exchange(self, entries: Entries) -> list[Entries]:
         assert self._options.file_ranks is not None
         prefix = f"{self._prefix}/layout/{self._planned}"
-        self._store.set(f"{prefix}/{self._rank}", json.dumps(list(entries)))
+        self._ranks.store.set(f"{prefix}/{self._ranks.rank}", json.dumps(list(entries)))
         try:
             keys = [f"{prefix}/{rank}" for rank in self._options.file_ranks]
-            self._store.wait(keys, self._timeout)
-            return [json.loads(text) for text in self._store.multi_get(keys)]
+            self._ranks.store.wait(keys, self._ranks.timeout)
+            return [json.loads(text) for text in self._ranks.store.multi_get(keys)]
         except RuntimeError as error:
             raise CheckpointError(
-                f"rank {self._rank} timed out waiting for what the other ranks of its node save: "
-                f"{str(error).splitlines()[0]}"
+                f"rank {self._ranks.rank} timed out waiting for what the other ranks of its node "
+                f"save: {str(error).splitlines()[0]}"
             ) from None
 
     def _make_pool(self, plan: WritePlan) -> ChunkPool:
@@ -346,16 +330,16 @@ class SnapshotMemory:
         would then find less free memory, and also count the first rank's pool as not allocated.
         """
         count = self._options.ranks_on_host
-        first = self._rank // count * count
-        ranks = min(first + count, self._size) - first
+        first = self._ranks.rank // count * count
+        ranks = min(first + count, self._ranks.size) - first
         if ranks == 1:
             return
         try:
-            meet(self._store, f"{self._prefix}/memory/{first}", ranks, self._timeout)
+            meet(self._ranks.store, f"{self._prefix}/memory/{first}", ranks, self._ranks.timeout)
         except RuntimeError as error:
             raise CheckpointError(
-                f"rank {self._rank} timed out waiting for the other ranks of its node to check the "
-                f"host memory: {str(error).splitlines()[0]}"
+                f"rank {self._ranks.rank} timed out waiting for the other ranks of its node to "
+                f"check the host memory: {str(error).splitlines()[0]}"
             ) from None
 
 

@@ -8,7 +8,7 @@ their memory and only their values change.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -143,11 +143,8 @@ def make_write_plan(
     tensors = _describe_tensors(name, keys, parts, offsets)
     return WritePlan(
         name=name,
-        offset_bytes=part_of_file.offset_bytes,
-        size=part_of_file.size,
-        total=part_of_file.total,
+        **part_of_file._asdict(),
         chunk_bytes=chunk_bytes,
-        head=part_of_file.head,
         chunks=chunks,
         tensors=tensors,
         device=values[0][1].device if values else torch.device("cpu"),
@@ -174,8 +171,7 @@ def _stored(shard: StateShard, state: str, part: PlacedRange, moments: Moments |
     return ReducedWords.of(values, moments, state)
 
 
-@dataclass(frozen=True)
-class _PartOfFile:
+class _PartOfFile(NamedTuple):
     """Position of a rank's part in its file. `WritePlan` has fields with the same meaning."""
 
     head: torch.Tensor

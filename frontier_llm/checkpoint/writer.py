@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from frontier_llm.checkpoint.chunk_pool import SharedPool
-from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, Ranks
 from frontier_llm.checkpoint.job_thread import JobThread
 from frontier_llm.checkpoint.manifest import Moments
 from frontier_llm.errors import CheckpointError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _REMEMBERED = 1000
 
@@ -59,15 +55,12 @@ class CheckpointWriter:
     """Writes checkpoints to one place on one rank, one after the other, on a thread of its own.
 
     All ranks make their writers, and begin checkpoints, in the same order. One thread calls all
-    methods. The timeout limits the wait for other ranks after this one has written its part.
-    `outcomes` says how the last checkpoints ended, by step, as far as this rank knows.
+    methods. `outcomes` says how the last checkpoints ended, by step, as far as this rank knows.
     """
 
-    def __init__(
-        self, thread: str, rank: int, world_size: int, store: "Store", timeout: timedelta
-    ) -> None:
-        self._rank, self._size, self._timeout = rank, world_size, timeout
-        self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it
+    def __init__(self, thread: str, ranks: Ranks) -> None:
+        store = ranks.store.clone()  # type: ignore[attr-defined]  # the stubs lack it
+        self._ranks = replace(ranks, store=store)
         self._writer = JobThread(thread)
         self._error: CheckpointError | None = None
         self._barriers: list[CommitBarrier] = []
@@ -100,8 +93,8 @@ class CheckpointWriter:
         raise NotImplementedError
 
     def _make_barrier(self, prefix: str) -> CommitBarrier:
-        barrier = CommitBarrier(self._store, prefix, self._rank, self._size, self._timeout)
-        if self._rank == 0:
+        barrier = CommitBarrier(prefix, self._ranks)
+        if self._ranks.rank == 0:
             self._barriers.append(barrier)
         return barrier
 

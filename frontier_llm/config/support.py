@@ -6,9 +6,8 @@ docs/collectives.md, which shows the table (docs/generate/collectives_page.py); 
 tests/trainer/test_support.py, which runs the combinations.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 from frontier_llm.config.collectives import CollectivesConfig
@@ -86,12 +85,6 @@ _TRAITS_OF_PRESETS: dict[str, Cell] = {
     "four_bits": {**_INTEGERS, "error feedback": "on"},
     "levels": {**_INTEGERS, "error feedback": "on"},
 }
-
-
-def cells() -> Iterator[Cell]:
-    """Yield every combination of the axes."""
-    for values in product(*AXES.values()):
-        yield dict(zip(AXES, values, strict=True))
 
 
 def verdict(cell: Cell) -> tuple[Verdict, str]:

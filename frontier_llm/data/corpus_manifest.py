@@ -266,11 +266,11 @@ class Manifest(BaseModel):
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise _damaged(path.parent, f"{path.name}: {error.strerror or error}") from error
+            raise damaged(path, error.strerror or str(error)) from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise _damaged(path.parent, f"{path.name} {where}: {first['msg']}") from error
+            raise damaged(path, f"{where}: {first['msg']}") from error
 
     @property
     def digest(self) -> str:
@@ -300,7 +300,7 @@ class Manifest(BaseModel):
         header = idx_header(self.token_type, split.documents)
         with prefix.with_suffix(".idx").open("rb") as stream:
             if stream.read(len(header)) != header:
-                raise _damaged(prefix.parent, f"{prefix.name}.idx does not match the manifest")
+                raise damaged(prefix.with_suffix(".idx"), "it does not match the manifest")
 
 
 def idx_header(dtype: type[np.generic], documents: int) -> bytes:
@@ -319,15 +319,16 @@ def _check_size(path: Path, wanted: int) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise _damaged(path.parent, f"{path.name}: {error.strerror or error}") from error
+        raise damaged(path, error.strerror or str(error)) from error
     if size != wanted:
-        raise _damaged(path.parent, f"{path.name} has {size} bytes and should have {wanted}")
+        raise damaged(path, f"it has {size} bytes and should have {wanted}")
 
 
-def _damaged(folder: Path, reason: str) -> DataError:
+def damaged(path: Path, why: str = "its content has changed since it was prepared") -> DataError:
+    """Return the error for a damaged file in the folder of a prepared corpus."""
     return DataError(
-        f"the prepared corpus {folder} is damaged: {reason}\n"
-        "  do: delete this folder; it is prepared again at the next start"
+        f"{path} is damaged: {why}\n"
+        f"  do: delete the folder {path.parent}; it is prepared again at the next start"
     )
 
 
@@ -340,11 +341,8 @@ class Damage:
     end: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.path} is damaged: its content has changed since the corpus was prepared, in "
-            f"bytes {self.start} to {self.end}\n"
-            f"  do: delete the folder {self.path.parent}; it is prepared again at the next start"
-        )
+        where = f"bytes {self.start} to {self.end}"
+        return str(damaged(self.path, f"its content has changed since it was prepared, in {where}"))
 
 
 def write_digests(folder: Path) -> None:

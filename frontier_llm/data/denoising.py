@@ -130,25 +130,6 @@ def _draw(tokens: int, removed: int, spans: int, key: int) -> npt.NDArray[np.boo
     return np.repeat(np.tile([False, True], spans), lengths)
 
 
-def restore(
-    inputs: Sequence[int], targets: Sequence[int], sentinels: Sequence[int], eos: int
-) -> list[int]:
-    """Return the original text: the inputs with the span of each sentinel put back in its place."""
-    spans: dict[int, list[int]] = {}
-    span: list[int] = []
-    marks = set(sentinels)
-    for token in targets[:-1]:
-        if token in marks:
-            span = spans[token] = []
-        else:
-            span.append(token)
-    assert inputs[-1] == targets[-1] == eos, "inputs and targets end with eos"
-    text: list[int] = []
-    for token in inputs[:-1]:
-        text += spans.get(token, [token])
-    return text
-
-
 def _divide(total: int, count: int, key: int) -> npt.NDArray[np.int64]:
     """Divide a length into `count` lengths of at least 1; all divisions are equally likely."""
     borders = np.sort(np.argsort(random_uint64(total - 1, key), kind="stable")[: count - 1]) + 1

@@ -20,6 +20,7 @@ from frontier_llm.data.corpus_manifest import (
     MANIFEST_FILE,
     Manifest,
     Split,
+    damaged,
     find_damage,
     printable,
 )
@@ -45,10 +46,7 @@ class TokenStream:
         try:
             self._files = IndexedDataset(str(prefix))
         except (AssertionError, OSError, ValueError) as error:
-            raise DataError(
-                f"cannot open {prefix}.bin and .idx: {error}\n"
-                f"  do: delete the folder {prefix.parent}; it is prepared again at the next start"
-            ) from error
+            raise damaged(prefix.with_suffix(".idx"), f"it cannot be opened: {error}") from error
 
     @property
     def item_bytes(self) -> int:
@@ -61,7 +59,7 @@ class TokenStream:
     def read(self, start: int, count: int) -> npt.NDArray[np.generic]:
         """Return the tokens from index `start` on in their stored type: [count], read-only."""
         if not 0 <= start <= self._tokens - count:
-            raise _damaged(self.prefix.parent, f"{self.prefix.name}.idx")
+            raise damaged(self.prefix.with_suffix(".idx"))
         # Python integers do not overflow for streams of 2^31 tokens and more
         offset = int(start) * self._dtype.itemsize
         tokens: npt.NDArray[np.generic]
@@ -75,7 +73,7 @@ class TokenStream:
                 f"token {tokens[index]} at byte {byte} (document {document}) is not one of the "
                 f"tokenizer's {self._vocabulary} tokens"
             )
-            raise _damaged(self.prefix.parent, f"{self.prefix}.bin", why)
+            raise damaged(self.prefix.with_suffix(".bin"), why)
         return tokens
 
     def document_at(self, token: int) -> int:
@@ -246,16 +244,7 @@ def check_tokenizer(folder: Path, manifest: Manifest) -> None:
     except ConfigError:
         found = "no tokenizer"
     if found != manifest.tokenizer_sha256:
-        raise _damaged(folder, "the tokenizer")
-
-
-def _damaged(
-    folder: Path, what: str, why: str = "its content has changed since it was prepared"
-) -> DataError:
-    return DataError(
-        f"{what} is damaged: {why}\n"
-        f"  do: delete the folder {folder}; it is prepared again at the next start"
-    )
+        raise damaged(folder / "tokenizer.*")
 
 
 @dataclass(frozen=True)
@@ -278,10 +267,7 @@ def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin
         places = np.memmap(stream.prefix.with_suffix(".places"), dtype=np.int64, mode="r")
         files = _files_with_documents(folder / FILES_FILE, split)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"the prepared corpus {folder} cannot be traced to its source: {error}\n"
-            "  do: delete this folder; it is prepared again at the next start"
-        ) from error
+        raise damaged(folder / FILES_FILE, f"tokens cannot be traced to it: {error}") from error
     file, end = next(files)
     for document in range(first, last + 1):
         while document >= end:

@@ -27,10 +27,8 @@ class HostCopy:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         self._copy.copy_(tensor, non_blocking=True)
-        self._done: torch.cuda.Event | None = None
-        if tensor.is_cuda:
-            self._done = torch.cuda.Event()
-            self._done.record(torch.cuda.current_stream(tensor.device))
+        stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+        self._done = None if stream is None else stream.record_event()
 
     def tolist(self) -> list[float]:
         """Wait for the copy and return its numbers."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.rank_objects import opened_by_rank_0, tensor_names
@@ -57,15 +58,10 @@ class Checkpoints:
         factors = sharded.states.factors
         self._replica = factors.digits(dist.get_rank()).replica
         self._replicas = factors.data // factors.optimizer
-        self._manager = CheckpointManager(
-            self._folder,
-            dist.get_rank(),
-            dist.get_world_size(),
-            PrefixStore("frontier_llm", _get_default_store()),
-            mode,
-            keep,
-            timedelta(seconds=timeout_seconds),
-        )
+        store = PrefixStore("frontier_llm", _get_default_store())
+        timeout = timedelta(seconds=timeout_seconds)
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), store, timeout)
+        self._manager = CheckpointManager(self._folder, ranks, mode, keep)
         sharded.before_update(self._manager.fence)
 
     def restore(self) -> int:

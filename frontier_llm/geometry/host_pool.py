@@ -25,7 +25,7 @@ class HostPool:
     one for node-local checkpoints with reduced moments."""
     movers: int
     """Buffers of the threads that copy checkpoints from the node's disk: two for the run directory,
-    two for the next node (one to send, one to receive)."""
+    one for the copy of another node."""
     captured: int
     """Buffers for states that are not written yet when the optimizer changes them."""
 
@@ -60,7 +60,7 @@ def host_pool(
         return HostPool(0, 0, 0)
     has_node_level = config.tiers.local.path is not None
     writers = 1 + has_node_level + config.has_reduced_moments
-    movers = 2 * has_node_level + 2 * config.has_partner
+    movers = 2 * has_node_level + config.has_partner
     saved = saved_bytes if has_node_level and saves_locally else -(-saved_bytes // replicas)
     captured = -(-saved // CHUNK_BYTES) if config.mode == "lazy" else 0
     if config.pool_bytes is not None:

@@ -8,13 +8,11 @@ Keys, all below `watchdog/`:
 """
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from frontier_llm.health.diagnosis import RankState
 from frontier_llm.launch.coordination import read_all
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _FOREVER = timedelta(days=20)
 """Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
@@ -26,23 +24,23 @@ def key(name: str) -> str:
     return f"watchdog/{name}"
 
 
-def raise_alarm(store: "Store", size: int) -> None:
+def raise_alarm(store: Store, size: int) -> None:
     """Raise the alarm on all ranks that have not ended their watch."""
     for rank in range(size):
         store.compare_set(_alarm(rank), "", "alarm")  # sets only a key that is absent
 
 
-def close(store: "Store", rank: int) -> None:
+def close(store: Store, rank: int) -> None:
     """Announce that a rank has ended its watch, which also ends `wait_for_alarm`."""
     store.set(_alarm(rank), _CLOSED.decode())
 
 
-def withdraw(store: "Store", rank: int) -> None:
+def withdraw(store: Store, rank: int) -> None:
     """Take back the alarm on a rank."""
     store.delete_key(_alarm(rank))
 
 
-def wait_for_alarm(store: "Store", rank: int) -> None:
+def wait_for_alarm(store: Store, rank: int) -> None:
     """Wait until the alarm is raised on a rank, or the rank has ended its watch."""
     while True:
         try:
@@ -53,13 +51,13 @@ def wait_for_alarm(store: "Store", rank: int) -> None:
                 return
 
 
-def closed_ranks(store: "Store", size: int) -> set[int]:
+def closed_ranks(store: Store, size: int) -> set[int]:
     """Return the ranks that have ended their watch, after the alarm was raised."""
     values = read_all(store, [_alarm(rank) for rank in range(size)])
     return {rank for rank, value in enumerate(values) if value == _CLOSED}
 
 
-def only_first_is_left(store: "Store", size: int) -> bool:
+def only_first_is_left(store: Store, size: int) -> bool:
     """Return whether all ranks but rank 0 have ended their watch."""
     others = [_alarm(rank) for rank in range(1, size)]
     if not others:
@@ -67,7 +65,7 @@ def only_first_is_left(store: "Store", size: int) -> bool:
     return store.check(others) and all(value == _CLOSED for value in read_all(store, others))
 
 
-def read_states(store: "Store", size: int) -> dict[int, RankState]:
+def read_states(store: Store, size: int) -> dict[int, RankState]:
     """Return the states of the ranks that have reported them, by rank."""
     states = {}
     for rank in range(size):

@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
@@ -24,11 +27,6 @@ from frontier_llm.health.rank_checks import RankReport, check_reports, exchange,
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.world import World
 from frontier_llm.units import counted, format_seconds
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
-    from torch.distributed.distributed_c10d import Store
 
 _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -41,7 +39,7 @@ def check_all_ranks(
     config: RunConfig,
     nodes_per_copy: int,
     world: World,
-    store: "Store",
+    store: dist.Store,
     accelerator: Accelerator,
     local: Path | None = None,
 ) -> RankReport:
@@ -93,19 +91,16 @@ class Trial(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]
-    run: Callable[["torch.device"], tuple[float, float]]
+    run: Callable[[torch.device], tuple[float, float]]
     """Communicates; returns the number that was computed, and the right one."""
     pair: tuple[int, ...] = ()
     """The two of `ranks` that exchange messages; empty = all of them communicate."""
 
 
 def collective_trial(
-    name: str, group: "ProcessGroup", *, reduces: bool = True, exchanges: bool = False
+    name: str, group: dist.ProcessGroup, *, reduces: bool = True, exchanges: bool = False
 ) -> Trial:
     """Return a trial in which the ranks of a group add up or exchange one number per rank."""
-    import torch
-    import torch.distributed as dist
-
     ranks = tuple(dist.get_process_group_ranks(group))
 
     def run(device: torch.device) -> tuple[float, float]:
@@ -123,14 +118,11 @@ def collective_trial(
     return Trial(name, ranks, run)
 
 
-def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> Trial:
+def message_trial(name: str, ranks: tuple[int, int], group: dist.ProcessGroup) -> Trial:
     """Return a trial in which each of two ranks sends the other one a number, in one batch.
 
     The name has the two stages, such as `0 and 1`; the group contains both ranks.
     """
-    import torch
-    import torch.distributed as dist
-
     own = dist.get_rank()
     other = sum(ranks) - own
 
@@ -149,15 +141,13 @@ def message_trial(name: str, ranks: tuple[int, int], group: "ProcessGroup") -> T
 
 
 def concurrent_trial(
-    groups: Sequence["ProcessGroup"], partners: Sequence[int], pipeline: "ProcessGroup"
+    groups: Sequence[dist.ProcessGroup], partners: Sequence[int], pipeline: dist.ProcessGroup
 ) -> Trial:
     """Return a trial in which the groups and connections of a rank communicate at the same time.
 
     A step does so. Communicators that work alone may hang together, for example on MI250X
     (ROCm/rccl#2191). Groups and partners must be in one order of all ranks.
     """
-    import torch
-    import torch.distributed as dist
 
     def run(device: torch.device) -> tuple[float, float]:
         own = torch.full((CONCURRENT_ELEMENTS,), _number(dist.get_rank()), device=device)
@@ -186,8 +176,8 @@ def concurrent_trial(
 def check_groups(
     trials: Iterable[Trial],
     world: World,
-    store: "Store",
-    device: "torch.device",
+    store: dist.Store,
+    device: torch.device,
     timeout: timedelta,
 ) -> None:
     """Run the trials of this rank, one after the other, and check their results.
@@ -215,10 +205,8 @@ def check_groups(
 
 
 def _run_within(
-    trial: Trial, rank: int, store: "Store", device: "torch.device", timeout: timedelta
+    trial: Trial, rank: int, store: dist.Store, device: torch.device, timeout: timedelta
 ) -> tuple[float, float]:
-    import torch
-
     results: list[tuple[float, float] | Exception] = []
 
     def run() -> None:
@@ -251,7 +239,7 @@ def _number(rank: int) -> float:
     return rank % 7 + 1.0
 
 
-def _explain_incomplete(trial: Trial, store: "Store", timeout: timedelta) -> str:
+def _explain_incomplete(trial: Trial, store: dist.Store, timeout: timedelta) -> str:
     name, ranks = trial.name, trial.ranks
     current = {
         rank: store.get(key).decode() if store.check([key]) else "before the first group"

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from frontier_llm.config.partner_copies import KEPT
 from frontier_llm.config.run import RunConfig
@@ -23,14 +24,11 @@ from frontier_llm.device import identity
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.launch.coordination import read_all
+from frontier_llm.launch.coordination import meet, read_all
 from frontier_llm.launch.rendezvous import RankZeroLostError
 from frontier_llm.launch.user_folders import find_stranger
 from frontier_llm.launch.world import World
 from frontier_llm.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 _KEY = "preflight/report"
 """Prefix of the keys in the store. `/N`: report of rank N. `/clock/N`: time on rank N. `/all`: set
@@ -110,7 +108,7 @@ class RankReport:
 
 
 def exchange(
-    report: RankReport, world: World, store: "Store", timeout: timedelta
+    report: RankReport, world: World, store: Store, timeout: timedelta
 ) -> list[RankReport]:
     """Send the report of every rank to rank 0; return all there, in order, and else only the own.
 
@@ -119,10 +117,8 @@ def exchange(
     the message names these ranks and their hosts.
     """
     store.set(f"{_KEY}/{report.rank}", json.dumps(asdict(report)))
-    if store.add(_KEY, 1) == world.size:
-        store.set(f"{_KEY}/all", "")
     try:
-        store.wait([f"{_KEY}/all"], timeout)
+        meet(store, _KEY, world.size, timeout)
     except RuntimeError:
         if world.rank:
             return [report]  # rank 0 names the absent ranks
@@ -137,7 +133,7 @@ def exchange(
     return _collect(world.size, store) if world.rank == 0 else [report]
 
 
-def _collect(size: int, store: "Store") -> list[RankReport]:
+def _collect(size: int, store: Store) -> list[RankReport]:
     texts = read_all(store, [f"{_KEY}/{rank}" for rank in range(size)])
     clocks = read_all(store, [f"{_KEY}/clock/{rank}" for rank in range(size)])
     return [
@@ -146,7 +142,7 @@ def _collect(size: int, store: "Store") -> list[RankReport]:
     ]
 
 
-def host_of(rank: int, store: "Store") -> str:
+def host_of(rank: int, store: Store) -> str:
     """Return the host from which a rank reported."""
     try:
         return _read(store.get(f"{_KEY}/{rank}")).host

@@ -29,7 +29,8 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING
+
+from torch.distributed import Store
 
 from frontier_llm.config.watchdog import WatchdogConfig
 from frontier_llm.health import alarm
@@ -45,9 +46,6 @@ from frontier_llm.health.diagnosis import (
 from frontier_llm.launch import failure
 from frontier_llm.launch.world import World
 from frontier_llm.membership.roster_store import LateRanks
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 STALL_FILE = "stall.txt"
 """File in the run directory that receives the diagnosis and the states of all ranks."""
@@ -108,7 +106,7 @@ class Watchdog:
         self,
         limits: Limits | WatchdogConfig,
         world: World,
-        store: "Store",
+        store: Store,
         run_dir: Path,
         failures: Path,
         report_late: Callable[[LateRanks], None] | None = None,
@@ -285,7 +283,7 @@ class Watchdog:
             return
         diagnosis.append(text)
 
-    def _acknowledge(self, store: "Store") -> None:
+    def _acknowledge(self, store: Store) -> None:
         """Count this rank as informed. Rank 0 waits until all alarmed ranks are informed."""
         count = store.add(alarm.key("acknowledged"), 1)
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
@@ -295,7 +293,7 @@ class Watchdog:
             time.sleep(0.05)
             count = store.add(alarm.key("acknowledged"), 0)
 
-    def _coordinate(self, store: "Store", phase: Phase) -> str:
+    def _coordinate(self, store: Store, phase: Phase) -> str:
         """Raise the alarm on all ranks, collect their states, and publish the diagnosis."""
         alarm.raise_alarm(store, self._world.size)
         is_short = self._contact_error or self.report_late

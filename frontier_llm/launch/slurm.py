@@ -34,15 +34,16 @@ class EnvironmentMismatchError(LaunchError):
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """One task of a job step."""
+    """One task of a job step. `World` has fields with the same meaning."""
 
     rank: int
     size: int
     local_rank: int
     ranks_per_node: int
     hosts: tuple[str, ...]
-    port: int
-    """TCP port of rank 0's store, derived from `job`."""
+    master_address: str
+    master_port: int
+    """TCP port of rank 0's store: MASTER_PORT, or else derived from `job`."""
     job: str
     """Numbers of the job and step, `4711.0`, and the job's secret if it has one."""
 
@@ -102,13 +103,15 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
     job = environ.get("SLURM_JOB_ID", environ.get("SLURM_JOBID", "0"))
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "0"))
     secret = environ.get(SECRET, "")
+    names = hosts(nodes or "")
     return SlurmTask(
         rank,
         size,
         local_rank,
         per_node,
-        hosts(nodes or ""),
-        job_port(job, step, secret),
+        names,
+        environ.get("MASTER_ADDR", names[0] if names else ""),
+        int(environ.get("MASTER_PORT", job_port(job, step, secret))),
         f"{job}.{step}.{secret}" if secret else f"{job}.{step}",
     )
 

@@ -5,7 +5,7 @@ This module does not import torch: a wrong configuration is rejected before that
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from frontier_llm.launch.slurm import EnvironmentMismatchError, SlurmTask, is_srun_task, read_task
@@ -55,7 +55,7 @@ class World:
         if present and not missing:
             return _from_torchrun(environ)
         if task is not None:
-            return _from_slurm(task, environ)
+            return cls(**asdict(task), host=platform.node(), launcher="slurm")
         if present:
             raise EnvironmentMismatchError(
                 f"{', '.join(present)} set, but not {', '.join(missing)}: start with torchrun or "
@@ -99,21 +99,6 @@ def _from_torchrun(environ: Mapping[str, str]) -> World:
         master_address=environ["MASTER_ADDR"],
         master_port=int(environ["MASTER_PORT"]),
         job=environ.get("TORCHELASTIC_RUN_ID", ""),
-    )
-
-
-def _from_slurm(task: SlurmTask, environ: Mapping[str, str]) -> World:
-    return World(
-        rank=task.rank,
-        size=task.size,
-        local_rank=task.local_rank,
-        ranks_per_node=task.ranks_per_node,
-        host=platform.node(),
-        launcher="slurm",
-        master_address=environ.get("MASTER_ADDR", task.hosts[0] if task.hosts else ""),
-        master_port=int(environ.get("MASTER_PORT", task.port)),
-        job=task.job,
-        hosts=task.hosts,
     )
 
 

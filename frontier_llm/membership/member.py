@@ -11,7 +11,6 @@ States of such a member:
   thread has noticed and calls `leave`. It is then waiting again, with all that it has in memory.
 """
 
-import logging
 import os
 import sys
 import threading
@@ -36,7 +35,6 @@ from frontier_llm.membership.roster_store import LateRanks, Roster, RosterStore
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_LOG = logging.getLogger(__name__)
 _NEWS_SECONDS = 2.0
 """How long a member that fails waits for a newer roster. Usually it has lost contact with a dead
 member, and the roster that replaces it is published within milliseconds."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import committed
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.write_plan import part_of
@@ -183,16 +184,11 @@ def save_remains(config: RunConfig, place: Place, kept: Survivor | None) -> None
         shards = list(part_of(kept.shards, *part))
     meta = json.loads(place.store.get("meta")) | counters_after(decision, former)
     settings = config.checkpoint
-    manager = CheckpointManager(
-        shared_folder(config),
-        world.rank,
-        world.size,
-        place.store,
-        "blocking",
-        settings.keep,
-        timedelta(seconds=settings.timeout_seconds),
-        Options(keep_every_steps=settings.keep_every_steps),
-    )
+    timeout = timedelta(seconds=settings.timeout_seconds)
+    ranks = Ranks(world.rank, world.size, place.store, timeout)
+    options = Options(keep_every_steps=settings.keep_every_steps)
+    folder = shared_folder(config)
+    manager = CheckpointManager(folder, ranks, "blocking", settings.keep, options)
     manager.prepare(shards)
     manager.begin(decision.sums.step, shards, meta)
     if world.rank == 0:

@@ -4,7 +4,9 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.distributed import Store
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
@@ -13,9 +15,6 @@ from frontier_llm.launch.world import World
 from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.saving.tiers import local_root, shared_folder
 from frontier_llm.units import format_seconds
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "checkpoint/end"
@@ -34,7 +33,7 @@ class BoundedEnd:
     """
 
     def __init__(
-        self, config: RunConfig, world: World, store: "Store", tiers: TierWriters, limit: float
+        self, config: RunConfig, world: World, store: Store, tiers: TierWriters, limit: float
     ) -> None:
         self._config, self._world, self._tiers, self._limit = config, world, tiers, limit
         self._store: Store = store.clone()  # type: ignore[attr-defined]  # the stubs lack it

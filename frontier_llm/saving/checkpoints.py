@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.distributed import Store
 
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.save import NodeCommitError
@@ -21,9 +23,6 @@ from frontier_llm.launch.world import World
 from frontier_llm.saving.bounded_end import BoundedEnd
 from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.saving.tiers import shared_folder
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class Checkpoints:
         self,
         config: RunConfig,
         world: World,
-        store: "Store",
+        store: Store,
         tiers: TierWriters,
         meta: Callable[[], dict[str, Any]],
     ) -> None:

@@ -31,7 +31,6 @@ from frontier_llm.checkpoint.peer_files import PeerServer
 from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0
 from frontier_llm.checkpoint.save import check_files, publish, write_manifest
 from frontier_llm.checkpoint.stored_ranges import Shape
-from frontier_llm.checkpoint.write_plan import PAGE_BYTES
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
@@ -58,7 +57,7 @@ class NodeAssembly:
         shapes: Mapping[str, Shape],
         names: Callable[[], Iterable[str]],
     ) -> None:
-        self._config, self._world, self._shapes = config, world, shapes
+        self._world, self._shapes = world, shapes
         self._names = names  # tensors that this rank reads
         self.weights: Collection[str] = ()
         self._root, self._folder = local_root(config), shared_folder(config)
@@ -133,7 +132,7 @@ class NodeAssembly:
         self.close()
         if served and world.size > len(world.node_ranks):
             host = own_address(world.master_address)
-            self._server = PeerServer(served, host, manifest.chunk_bytes + PAGE_BYTES)
+            self._server = PeerServer(served.__getitem__, host)
         peers = gathered(self._server.peer if self._server else None)
         places = {
             name: folders[name] if chosen[node][0] in world.node_ranks else peers[chosen[node][0]]

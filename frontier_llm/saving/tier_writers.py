@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed import Store
 
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.checkpoint.chunk_pool import SharedPool
-from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, Ranks
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.manager import CheckpointManager, Mode
 from frontier_llm.checkpoint.mover import Copy, Mover
@@ -41,9 +42,6 @@ from frontier_llm.saving.tiers import (
     tiers_of,
 )
 from frontier_llm.sharding.sharded_states import ShardedStates
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _IN_FLIGHT = 8
 """Most unwritten checkpoints per manager; host memory is the usual limit."""
@@ -97,20 +95,21 @@ class TierWriters:
         self,
         config: RunConfig,
         world: World,
-        store: "Store",
+        store: Store,
         states: ShardedStates,
         groups: Groups,
         archive: Archive | None = None,
     ) -> None:
         self._run_config, self._config = config, config.checkpoint
-        self._world, self._store, self._states = world, store, states
+        self._world, self._states = world, states
         # a replica is a set of data-parallel ranks that together hold all optimizer states once
         self._replicas = states.factors.data // states.factors.optimizer
         self._replica = states.factors.digits(groups.coordinates.data).replica
         # a rank saves its states to the disk of its node, unless a lower rank of the node has them
         places = places_of_states(groups.grid, states.factors)
         self._saves_locally = places[world.rank] not in places[world.node_ranks.start : world.rank]
-        self._timeout = timedelta(seconds=config.checkpoint.timeout_seconds)
+        timeout = timedelta(seconds=config.checkpoint.timeout_seconds)
+        self._ranks = Ranks(world.rank, world.size, store, timeout)
         self._buffers: list[torch.Tensor] = []
         self._cancellation = Cancellation()
         self._partner_files: PartnerFiles | None = None
@@ -126,11 +125,6 @@ class TierWriters:
         self.movers = [mover for mover in movers if mover is not None]
         self.writers: list[CheckpointWriter] = [*self.managers, *self.movers]
 
-    @property
-    def pool_bytes(self) -> int:
-        """Host memory in bytes that `prepare` allocates."""
-        return self._pool.size
-
     def prepare(self) -> None:
         """Plan the files of this rank and allocate the host memory, before the first step.
 
@@ -145,9 +139,8 @@ class TierWriters:
             self._buffers.append(buffer)
         if self.next_node.mover is not None and self._partner_files is None:
             plan, folder = self.node.managers[0].plan, self._tiers[NODE_DISK].folder
-            self._partner_files = PartnerFiles(
-                plan, folder, self._world, self._store, self._timeout
-            )
+            pacer = self._make_pacer()
+            self._partner_files = PartnerFiles(plan, folder, self._world, self._ranks, pacer)
 
     def abandon(self) -> None:
         """Give up what is not committed, and wait until no thread uses states or files."""
@@ -199,30 +192,16 @@ class TierWriters:
             self.node.managers.append(self._make_manager(node, mode, rounded))
 
     def _make_manager(self, tier: Tier, mode: Mode, options: Options) -> CheckpointManager:
-        world = self._world
-        options = replace(
-            options, pool=self._pool, ranks_on_host=world.ranks_per_node, in_flight=_IN_FLIGHT
-        )
-        return CheckpointManager(
-            tier.folder,
-            world.rank,
-            world.size,
-            self._store,
-            mode,
-            tier.keep,
-            self._timeout,
-            options,
-        )
+        per_host = self._world.ranks_per_node
+        options = replace(options, pool=self._pool, ranks_on_host=per_host, in_flight=_IN_FLIGHT)
+        return CheckpointManager(tier.folder, self._ranks, mode, tier.keep, options)
 
     def _make_mover(self, name: str, target: Tier, copy: Copy) -> Mover:
-        world, every = self._world, self._config.keep_every_steps
+        every = self._config.keep_every_steps
         mover = Mover(
             name,
             target.name,
-            world.rank,
-            world.size,
-            self._store,
-            self._timeout,
+            self._ranks,
             copy,
             is_permanent=lambda step: every is not None and step % every == 0,
         )
@@ -265,7 +244,7 @@ class TierWriters:
         node, buffers = self._tiers[NODE_DISK].folder, (self._buffers[0], self._buffers[1])
         pacer = self._make_pacer()
         pacer.start_thread()
-        source = DrainSource(plan, node, step, buffers, pacer, self._timeout)
+        source = DrainSource(plan, node, step, buffers, pacer, self._ranks.timeout)
         rank, everyone = self._world.rank, range(self._world.size)
         task = Task(tier.folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
         save(task, source, barrier)
@@ -275,7 +254,7 @@ class TierWriters:
         self._archive_commit(step, "committed")
 
     def _copy_to_partner(self, step: int, meta: dict[str, Any], barrier: CommitBarrier) -> None:
-        """Send this rank's file to the next node, and write and commit that of the node before."""
+        """Write and commit the file of the node before; the next node reads that of this rank."""
         tier, world, files = self._tiers[NEXT_NODE], self._world, self._partner_files
         assert files is not None
         task = Task(
@@ -288,8 +267,7 @@ class TierWriters:
             repeats=True,
             cancellation=self._cancellation,
         )
-        with files.sending(step, self._buffers[2], self._make_pacer()):
-            save(task, files.receive(step, self._buffers[3]), barrier)
+        save(task, files.receive(step, self._buffers[2]), barrier)
         if task.is_first:
             prune(tier.folder, step, tier.keep, tier.keep_every_steps)
 

@@ -81,17 +81,6 @@ class DeferredGradients:
         """Whether all deferred gradients have been computed."""
         return not self._queues
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Memory of the tensors from which deferred gradients will be computed, each once."""
-        storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for queue in self._queues.values()
-            for contribution in queue
-            for tensor in contribution.operands
-        }
-        return sum(storages.values())
-
     @contextmanager
     def collecting(self, key: Key) -> Iterator[None]:
         """Return a context for a backward pass that leaves out the gradients of layers' weights.

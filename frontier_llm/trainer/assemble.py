@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import Store
 
 from frontier_llm.checkpoint.archive import Archive
 from frontier_llm.collectives.traffic import Traffic
@@ -50,9 +50,6 @@ from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
 from frontier_llm.trainer.step_meter import StepMeter, Throughput
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 
 def prepare_device(config: RunConfig, world: World) -> Accelerator:
     """Return the device of this rank. On a CPU, replace the parts of megatron-core for GPUs."""
@@ -71,7 +68,7 @@ def build_context(
     config: RunConfig,
     corpora: Sequence[Path],
     world: World,
-    store: "Store",
+    store: Store,
     accelerator: Accelerator,
     watchdog: Watchdog,
     archive: Archive | None = None,
@@ -127,7 +124,7 @@ def build_context(
 
 
 def resolve_precision(
-    config: RunConfig, world: World, store: "Store", accelerator: Accelerator
+    config: RunConfig, world: World, store: Store, accelerator: Accelerator
 ) -> ResolvedPrecision:
     """Return the compute precision. With `auto`, rank 0 chooses for all ranks: collective."""
     wanted = config.precision.name

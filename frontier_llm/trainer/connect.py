@@ -9,7 +9,6 @@ also blocks the host. This may still be in a step, whose one order of launches m
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -50,9 +49,6 @@ from frontier_llm.parallel.lanes import Lane, use_lane
 from frontier_llm.saving.tiers import local_root
 from frontier_llm.sharding.unit import StateGroups
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 NO_TIMEOUT = timedelta(days=1)
 """NCCL's timeout ends the process without naming the late rank, while the watchdog names the rank.
 With this value, NCCL's timeout never comes before the watchdog's limits."""
@@ -62,7 +58,7 @@ def connect(
     config: RunConfig,
     layout: ResolvedLayout,
     world: World,
-    store: "Store",
+    store: dist.Store,
     accelerator: Accelerator,
 ) -> tuple[Groups, StateGroups]:
     """Make all process groups of a rank, in the same order on all ranks, and test those in use.

@@ -84,27 +84,22 @@ class Evaluation:
         corpora: Corpora,
         windows: ValidationWindows,
     ) -> None:
-        self._model, self._groups, self._loader = model, groups, loader
+        self._groups, self._loader = groups, loader
         self._config, self._corpora, self.windows = config, corpora, windows
         self._pipeline = Pipeline(model, groups)
-        self._device = next(model.chunks[0].parameters()).device
 
     def run(self) -> Validation:
         """Evaluate the model. Collective over all ranks."""
-        for chunk in self._model.chunks:
-            chunk.eval()
         size = len(self._corpora.names), len(LossSums._fields)
-        total = torch.zeros(size, dtype=torch.float64, device=self._device)
+        total = torch.zeros(size, dtype=torch.float64, device=self._pipeline.device)
         end = self._corpora.tokenizer.eod
-        with torch.no_grad():
+        with self._pipeline.evaluating():
             for first in range(0, len(self.windows), self._config.data.global_batch):
                 found = self._pipeline.sums(self._loader.micro_batches(first), end)
                 for indices, sums in zip(self._loader.sample_indices(first), found, strict=False):
                     if self._groups.counts_losses:
                         corpora = [self.windows.corpus(index) for index in indices]
-                        total.index_add_(0, torch.tensor(corpora, device=self._device), sums)
-        for chunk in self._model.chunks:
-            chunk.train()
+                        total.index_add_(0, torch.tensor(corpora, device=total.device), sums)
         dist.all_reduce(total)
         by_corpus = [LossSums(*sums) for sums in total.tolist()]
         return summarize(self._config, self._corpora, by_corpus)[0]

@@ -8,8 +8,8 @@ arXiv:2401.10241).
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -78,6 +78,7 @@ class Pipeline:
         self, model: Model, groups: Groups, z_loss: float = 0.0, loss_mean: LossMean = "samples"
     ) -> None:
         self._model, self._groups = model, groups
+        self.device = next(model.chunks[0].parameters()).device
         self._mean = partial(_mean_losses, z_loss=z_loss, by=loss_mean)
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
         self._programs: dict[tuple[int, bool], Program] = {}
@@ -116,12 +117,18 @@ class Pipeline:
             self.times.end()
         return passes.finish()
 
-    def losses(self, batches: Sequence[AnyBatch]) -> list[torch.Tensor]:
-        """Run forward passes; return the mean cross entropy of each micro-batch as `train`."""
-        return self._forward(batches, _mean_losses)
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Run without dropout and gradients; afterwards the modules train again."""
+        for chunk in self._model.chunks:
+            chunk.eval()
+        with torch.no_grad():
+            yield
+        for chunk in self._model.chunks:
+            chunk.train()
 
     def sums(self, batches: Sequence[AnyBatch], end: int) -> list[torch.Tensor]:
-        """Run forward passes; return the `loss_sums` of each micro-batch, as `train` its loss."""
+        """Run forward passes; return the `loss_sums` of each micro-batch as `train` its means."""
         return self._forward(batches, lambda batch, losses: batch.loss_sums(losses[0], end))
 
     def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
@@ -169,8 +176,7 @@ class Pipeline:
                 ]
             )
             program = programs(placement, lists)[self._stage]
-            on_cpu = next(self._model.chunks[0].parameters()).device.type == "cpu"
-            if on_cpu and layout.collectives.pairwise:  # else as on a GPU
+            if self.device.type == "cpu" and layout.collectives.pairwise:  # else as on a GPU
                 program = received_early(program)
             self._programs[key] = program
         return self._programs[key]

@@ -42,7 +42,7 @@ class Sampler:
     def __init__(
         self, model: Model, groups: Groups, config: RunConfig, tokenizer: Tokenizer
     ) -> None:
-        self._model, self._groups, self._tokenizer = model, groups, tokenizer
+        self._groups, self._tokenizer = groups, tokenizer
         self._sentinels = tokenizer.sentinels(config.data.sentinels)
         ids = max([tokenizer.vocabulary, *(token + 1 for token in self._sentinels)])
         self._vocabulary = min(config.model.vocabulary, ids)
@@ -58,7 +58,6 @@ class Sampler:
             self._unmarked = mode.get(False, []), [gap, tokenizer.eod], [START, gap]
         self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
-        self._device = next(model.chunks[0].parameters()).device
 
     def continue_texts(
         self, prompts: Sequence[str], tokens: int, temperature: float, seed: int
@@ -71,23 +70,19 @@ class Sampler:
         generator = torch.Generator().manual_seed(seed)
         encoded = [encode_marked(self._tokenizer, prompt, self._sentinels) for prompt in prompts]
         written: list[list[int]] = [[] for _ in prompts]
-        for chunk in self._model.chunks:
-            chunk.eval()
-        with torch.no_grad():
+        with self._pipeline.evaluating():
             for _ in range(tokens):
                 for prompt, tokens_so_far in zip(encoded, written, strict=True):
                     batch, position = self._batch(prompt, tokens_so_far)
                     token = self._next_token(batch, position, temperature, generator)
                     tokens_so_far.append(token)
-        for chunk in self._model.chunks:
-            chunk.train()
         return [decode_marked(self._tokenizer, tokens, self._sentinels) for tokens in written]
 
     def _next_token(
         self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
-        logits = self._pipeline.logits(batch.to(self._device), position)
-        chosen = torch.zeros(1, dtype=torch.int64, device=self._device)
+        logits = self._pipeline.logits(batch.to(self._pipeline.device), position)
+        chosen = torch.zeros(1, dtype=torch.int64, device=self._pipeline.device)
         if logits is not None:
             all_logits = self._whole_vocabulary(logits).cpu()[0, : self._vocabulary]
             if not all_logits.isfinite().all():

@@ -4,7 +4,6 @@ Commands such as `generate` and `evaluate` use it. The run may have had any para
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +21,17 @@ if TYPE_CHECKING:
     from frontier_llm.parallel.groups import Groups
 
 
+ON_ONE_RANK = {
+    "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
+    "schedule": "1f1b", "waiting_weights": 0,
+}  # fmt: skip
+"""The section `parallel` of a configuration with a single rank."""
+
+
 def single_process_config(run: Path) -> RunConfig:
     """Return a run's configuration, changed to place the whole model on one rank."""
     values = _read_values(run)
-    values["parallel"] = {
-        "tensor": 1, "pipeline": 1, "chunks": 1, "sequence": False, "layers_per_stage": None,
-        "schedule": "1f1b", "waiting_weights": 0,
-    }  # fmt: skip
+    values["parallel"] = ON_ONE_RANK
     values["run"] = values["run"] | {"dir": str(run)}
     return decode(values)
 
@@ -61,39 +64,44 @@ def single_process_model(
 ) -> Iterator[tuple["Model", "Groups"]]:
     """Build a model in fp32 and load its weights.
 
-    Megatron needs process groups. They have one rank and exist until the context is left. The
-    configuration is one from `single_process_config`. The weights are a checkpoint of any layout, a
-    folder of checkpoints, or a run directory. Raises a CheckpointError if there is no checkpoint,
-    or it is of another model.
+    The configuration is one from `single_process_config`. The weights are a checkpoint of any
+    layout, a folder of checkpoints, or a run directory. Raises a CheckpointError if there is no
+    checkpoint, or it is of another model.
     """
-    import torch.distributed as dist
-
     from frontier_llm.checkpoint.discovery import find
     from frontier_llm.checkpoint.restore import load_weights
     from frontier_llm.device.kernels import resolve
-    from frontier_llm.geometry.grid import Grid
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.model.build import build_model
+
+    with groups_of_one_rank(device) as groups:
+        kernels = resolve(config.kernels, device)
+        layout = ResolvedLayout.resolve(
+            config, 1, 1, precision="fp32", ignore_sharding=True, check_rules=False
+        )
+        model = build_model(layout, groups, device, kernels, config.trainer.seed)
+        load_weights(find(weights), model.records)
+        yield model, groups
+
+
+@contextmanager
+def groups_of_one_rank(device: "torch.device") -> Iterator["Groups"]:
+    """Make process groups, which Megatron needs, of one rank; the process has none afterwards."""
+    import torch.distributed as dist
+
+    from frontier_llm.geometry.grid import Grid
     from frontier_llm.parallel import megatron_cpu
     from frontier_llm.parallel.groups import destroy_groups, make_groups
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device.type == "cpu":
         megatron_cpu.install()
-    with tempfile.TemporaryDirectory() as folder:
-        backend = "gloo" if device.type == "cpu" else "nccl"
-        dist.init_process_group(backend, f"file://{folder}/store", rank=0, world_size=1)
-        try:
-            groups = make_groups(Grid(1, 1, 1, 1), head_stage=0)
-            kernels = resolve(config.kernels, device)
-            layout = ResolvedLayout.resolve(
-                config, 1, 1, precision="fp32", ignore_sharding=True, check_rules=False
-            )
-            model = build_model(layout, groups, device, kernels, config.trainer.seed)
-            load_weights(find(weights), model.records)
-            yield model, groups
-        finally:
-            destroy_groups()
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield make_groups(Grid(1, 1, 1, 1), head_stage=0)
+    finally:
+        destroy_groups()
 
 
 def no_model(weights: Path, found: str) -> CheckpointError:

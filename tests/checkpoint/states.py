@@ -108,8 +108,13 @@ class States:
         local = torch.full(tuple(shard.record.parameter.shape), float("nan"))
         base = next(name for name in MODEL if box.name.startswith(name))
         whole = torch.from_numpy(value(base, state, step))
-        box.local_view(local).copy_(box.global_view(whole))
+        box.local_view(local).copy_(global_view(box, whole))
         return local.flatten()[shard.start : shard.start + shard.master.numel()].numpy()
+
+
+def global_view(box: Placement, whole: torch.Tensor) -> torch.Tensor:
+    """Return a box as a view of the global tensor."""
+    return whole[tuple(slice(s, s + n) for s, n in zip(box.global_start, box.shape, strict=True))]
 
 
 def assemble(
@@ -119,7 +124,7 @@ def assemble(
     whole: dict[tuple[str, str], Any] = {}
     for name, state, box, part in parts:
         tensor = whole.setdefault((name, state), torch.full(box.global_shape, float("nan")))
-        view = box.global_view(tensor)
+        view = global_view(box, tensor)
         here = torch.from_numpy(part)
         known = ~torch.isnan(view) & ~torch.isnan(here)
         assert torch.equal(view[known], here[known]), f"ranks disagree on {name} {state}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from frontier_llm.checkpoint.commit_barrier import CommitBarrier
+from frontier_llm.checkpoint.commit_barrier import CommitBarrier, Ranks
 from frontier_llm.errors import CheckpointError
 from tests.patience import patient
 
@@ -32,7 +32,8 @@ def test_only_one_waiting_rank_asks_the_store_which_ranks_are_missing() -> None:
     store, limit = CountingStore(), round(patient(0.25))
 
     def wait(rank: int) -> str:
-        barrier = CommitBarrier(store, "save", rank, SIZE, timedelta(seconds=limit))  # type: ignore[arg-type]
+        ranks = Ranks(rank, SIZE, store, timedelta(seconds=limit))  # type: ignore[arg-type]
+        barrier = CommitBarrier("save", ranks)
         barrier.arrive("")
         try:
             barrier.wait_for_outcome()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import MANIFEST
-from frontier_llm.checkpoint.kill_points import POINTS, VARIABLE
+from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.writer import Options
@@ -27,6 +28,7 @@ EVERY_RANK = ("file.created", "file.half", "file.written", "file.synced", "repor
 """Kill points that every rank reaches; only rank 0 reaches the others."""
 COMMITTED = ("renamed", "concluded", "deleting")
 """Kill points at which the new checkpoint already exists."""
+POINTS = (*EVERY_RANK, "manifest.half", "manifest.synced", "sealed", *COMMITTED)
 
 
 def save_two(
@@ -36,7 +38,7 @@ def save_two(
     states, wrong = States(tensor=2, data=2, rank=rank), []
     # create both first: after a kill the store may be lost, and no manager could be created
     managers = [
-        CheckpointManager(folder, rank, size, store, mode, keep, timeout, SMALL)
+        CheckpointManager(folder, Ranks(rank, size, store, timeout), mode, keep, SMALL)
         for timeout in (PATIENCE, IMPATIENCE if kill_at else PATIENCE)
     ]
     for step, manager in enumerate(managers, start=1):
@@ -215,7 +217,7 @@ def test_a_flipped_bit_is_detected_and_its_file_named(saved: Path) -> None:
 
 
 def fill_disk(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[str]:
-    manager = CheckpointManager(folder, rank, size, store, mode, 9, PATIENCE, SMALL)
+    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), mode, 9, SMALL)
     wrong, states = [], States(tensor=2, rank=rank)
     for step in range(1, 5):
         states.advance(step)
@@ -278,7 +280,7 @@ def test_ranks_that_do_not_share_a_disk(tmp_path: Path) -> None:
 def save_and_read(rank: int, size: int, store: Any, folder: Path) -> Any:
     """Rank 0 saves steps while rank 1 repeatedly loads the newest, until that has seen several."""
     if rank == 0:
-        manager = CheckpointManager(folder, 0, 1, store, "lazy", 30, PATIENCE, SMALL)
+        manager = CheckpointManager(folder, Ranks(0, 1, store, PATIENCE), "lazy", 30, SMALL)
         states, step = States(repeat=3), 0
         while step < 10 or store.add("seen", 0) < 5:
             step += 1

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.distributed_c10d import _get_default_store
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.writer import Options
@@ -105,10 +106,9 @@ def train_and_save(
     rig.train(1)
     saved = collect(rig)
     replica = rig.model.layout.factors.digits(rig.groups.coordinates.data).replica
-    manager = CheckpointManager(
-        folder, world.rank, world.size, _get_default_store(), "lazy", 1, PATIENCE,
-        Options(chunk_bytes=8192, file_ranks=node if shared_file else None),
-    )  # fmt: skip
+    ranks = Ranks(world.rank, world.size, _get_default_store(), PATIENCE)
+    options = Options(chunk_bytes=8192, file_ranks=node if shared_file else None)
+    manager = CheckpointManager(folder, ranks, "lazy", 1, options)
     shards = list(rig.states.shards()) if replica == 0 else []
     manager.begin(1, shards, {"step": 1})
     manager.fence()

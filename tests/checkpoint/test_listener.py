@@ -44,33 +44,23 @@ def test_it_listens_only_on_its_address(listener: Listener) -> None:
 
 
 def test_strangers_do_not_delay_a_rank(listener: Listener) -> None:
-    greeting = listener.secret + b"7".ljust(16)
     garbage = [b"", b"7".ljust(16), b"GET / HTTP/1.1\r\n" * 9, bytes(16) + b"7".ljust(16)]
     strangers = [connected(listener, content) for content in garbage * 10]
-    with connected(listener, greeting + b"content"):
+    with connected(listener, listener.secret + b"content"):
         begin = time.monotonic()
-        with listener.accept(greeting, patient(30)) as accepted:
+        with listener.accept() as accepted:
             assert accepted.recv(7) == b"content"
         assert time.monotonic() - begin < patient(1)
     for stranger in strangers:
         stranger.close()
 
 
-def test_the_connection_of_an_earlier_step_is_closed(listener: Listener) -> None:
-    step_7, step_8 = (listener.secret + step.ljust(16) for step in (b"7", b"8"))
-    with connected(listener, step_7) as old, connected(listener, step_8 + b"8"):
-        with listener.accept(step_8, patient(30)) as accepted:
-            assert accepted.recv(1) == b"8"
-        assert is_closed(old)
-
-
 def test_a_greeting_that_came_while_nobody_waited_is_read(listener: Listener) -> None:
-    step_7, step_8 = (listener.secret + step.ljust(16) for step in (b"7", b"8"))
-    with connected(listener, step_7), connected(listener, step_8):
-        listener.accept(step_7, patient(30)).close()
+    with connected(listener, listener.secret), connected(listener, listener.secret):
+        listener.accept().close()
         (other,) = listener._new
         listener._new[other] = 0.0, b""  # its deadline was long ago
-        listener.accept(step_8, patient(2)).close()
+        listener.accept().close()
 
 
 def test_a_process_without_descriptors_accepts_later(
@@ -85,14 +75,14 @@ def test_a_process_without_descriptors_accepts_later(
 
     monkeypatch.setattr(socket.socket, "accept", failing)
     with connected(listener, listener.secret):
-        listener.accept(listener.secret, patient(30)).close()
+        listener.accept().close()
     assert not failures
 
 
 def test_a_greeting_may_come_in_parts(listener: Listener) -> None:
     with connected(listener, listener.secret[:5]) as connection:
         threading.Timer(0.1, connection.sendall, [listener.secret[5:] + b"x"]).start()
-        with listener.accept(listener.secret, patient(30)) as accepted:
+        with listener.accept() as accepted:
             accepted.settimeout(patient(5))
             assert accepted.recv(1) == b"x"
 
@@ -100,8 +90,9 @@ def test_a_greeting_may_come_in_parts(listener: Listener) -> None:
 def test_silent_connections_are_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_sockets, "_GREETING_SECONDS", 0.1)
     with connected(listener, b"x") as silent:
-        with pytest.raises(TimeoutError):
-            listener.accept(listener.secret, 0.5)
+        threading.Timer(0.5, listener.close).start()
+        with pytest.raises(OSError, match="was closed"):
+            listener.accept()
         assert is_closed(silent)
 
 
@@ -110,7 +101,7 @@ def test_at_most_so_many_greetings_are_awaited(
 ) -> None:
     monkeypatch.setattr(peer_sockets, "_GREETINGS", 4)
     silent = [connected(listener, b"") for _ in range(9)]
-    with connected(listener, listener.secret), listener.accept(listener.secret, patient(30)):
+    with connected(listener, listener.secret), listener.accept():
         assert all(map(is_closed, silent[:5]))
     for connection in silent:
         connection.close()
@@ -121,7 +112,7 @@ def test_closing_wakes_the_thread_that_waits(listener: Listener) -> None:
 
     def wait() -> None:
         try:
-            listener.accept(listener.secret, None)
+            listener.accept()
         except OSError as error:
             errors.append(str(error))
 
@@ -141,7 +132,7 @@ def assert_loss_is_noticed(connection: socket.socket) -> None:
 def test_the_loss_of_a_node_is_noticed_by_the_rank_that_accepted(listener: Listener) -> None:
     with (
         connected(listener, listener.secret),
-        listener.accept(listener.secret, patient(30)) as accepted,
+        listener.accept() as accepted,
     ):
         assert_loss_is_noticed(accepted)
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from frontier_llm.checkpoint import manager as manager_module
 from frontier_llm.checkpoint import rank_file, save
 from frontier_llm.checkpoint.chunk_pool import SharedPool
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
@@ -32,7 +33,7 @@ SMALL = Options(chunk_bytes=4096)
 def single_rank_manager(
     folder: Path, mode: Any = "lazy", options: Options = SMALL
 ) -> CheckpointManager:
-    return CheckpointManager(folder, 0, 1, dist.HashStore(), mode, 2, PATIENCE, options)
+    return CheckpointManager(folder, Ranks(0, 1, dist.HashStore(), PATIENCE), mode, 2, options)
 
 
 def saved_states(folder: Path, step: int) -> list[str]:
@@ -226,7 +227,8 @@ def fail_alone(rank: int, size: int, store: Any, folder: Path) -> int | None:
 
     save._rename = full
     options = Options(chunk_bytes=4096, folder_ranks=range(rank, rank + 1))
-    manager = CheckpointManager(folder / f"{rank}", rank, size, store, "lazy", 2, PATIENCE, options)
+    ranks = Ranks(rank, size, store, PATIENCE)
+    manager = CheckpointManager(folder / f"{rank}", ranks, "lazy", 2, options)
     states = States()
     for step in (1, 2):
         states.advance(step)
@@ -252,7 +254,7 @@ def test_the_file_is_plain_safetensors_without_padding(tmp_path: Path) -> None:
     def rank_main(rank: int, size: int, store: dist.Store) -> None:
         states = States(tensor=2, rank=rank)
         states.advance(steps)
-        manager = CheckpointManager(folder, rank, size, store, "lazy", 1, PATIENCE, SMALL)
+        manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), "lazy", 1, SMALL)
         manager.begin(steps, states.shards, {})
         manager.close()
 
@@ -305,7 +307,7 @@ def test_meta_that_is_not_json_is_a_type_error(mode: str, tmp_path: Path) -> Non
 
 def ranks_with_an_error(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[Any]:
     """Save three steps, where rank 2 cannot write its file of step 2; return this rank's errors."""
-    manager = CheckpointManager(folder, rank, size, store, mode, 3, PATIENCE, SMALL)
+    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), mode, 3, SMALL)
     states = States(tensor=2, data=2, rank=rank)
     errors = []
     for step in (1, 2, 3):
@@ -344,7 +346,7 @@ def test_an_error_fails_all_ranks_with_the_first_cause(
 
 def test_the_keys_of_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     store = dist.HashStore()
-    manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE, SMALL)
+    manager = CheckpointManager(tmp_path, Ranks(0, 1, store, PATIENCE), "blocking", 1, SMALL)
     states = States()
     counts = []
     for step in range(1, 6):

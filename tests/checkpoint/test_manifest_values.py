@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import load_file
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.export_weights import export
 from frontier_llm.checkpoint.folders import MANIFEST
@@ -41,7 +42,7 @@ def save(rank: int, size: int, store: Any, folder: Path) -> None:
     states = States(2, 2, rank)
     states.advance(4)
     options = Options(chunk_bytes=4096)
-    manager = CheckpointManager(folder, rank, size, store, "blocking", 1, PATIENCE, options)
+    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), "blocking", 1, options)
     manager.begin(4, states.shards, {"of": "test"})
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.mover import Mover
 from tests.properties import examples
 
@@ -31,9 +32,10 @@ def queue_of():
 
     def make(steps, committed, permanent=0):
         stores.append(SilentStore())
+        ranks = Ranks(1, 2, stores[-1], timedelta(seconds=5))
         mover = Mover(
-            "drain", "the run directory", 1, 2, stores[-1], timedelta(seconds=5),
-            lambda *_: None, is_permanent=lambda step: bool(permanent) and step % permanent == 0,
+            "drain", "the run directory", ranks, lambda *_: None,
+            is_permanent=lambda step: bool(permanent) and step % permanent == 0,
         )  # fmt: skip
         for step in steps:
             mover.enqueue(step, {})
@@ -60,7 +62,8 @@ def test_no_rank_deletes_a_step_that_rank_0_may_still_choose(queue, known, lag):
     """Rank 0 commits in order and knows of all commits but the last one, of which others know."""
     committed = list(range(1, min(known, queue) + 1))
     at_rank_0 = committed[: len(committed) - min(lag, 1)]
-    mover = Mover("drain", "there", 1, 2, SilentStore(), timedelta(seconds=1), lambda *_: None)
+    ranks = Ranks(1, 2, SilentStore(), timedelta(seconds=1))
+    mover = Mover("drain", "there", ranks, lambda *_: None)
     mover._queue = list(range(1, queue + 1))
     mover._saved = dict.fromkeys(committed, "committed")
     chosen = {s for s in at_rank_0 if not any(newer > s for newer in at_rank_0)}

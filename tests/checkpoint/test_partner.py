@@ -2,17 +2,18 @@
 
 import json
 import socket
+import struct
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
-import xxhash
 
-from frontier_llm.checkpoint.chunk_pool import ChunkPool
+from frontier_llm.checkpoint.chunk_pool import host_buffer
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
@@ -22,80 +23,87 @@ from tests.checkpoint.states import States
 from tests.patience import patient
 
 PATIENCE = timedelta(seconds=30)
+SILENT = socket.create_server(("127.0.0.1", 0))
+"""A rank whose kernel accepts connections, but which never answers."""
 
 
-def world(nodes: int) -> World:
-    return World(0, nodes, 0, 1, "host", "local", "127.0.0.1", 1)
-
-
-def hanging_rank() -> socket.socket:
-    """Listen as a rank whose connections are accepted by its kernel, but never read."""
-    server = socket.socket()
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    server.bind(("127.0.0.1", 0))
-    server.listen()
-    return server
-
-
-def test_closing_the_files_ends_threads_that_wait(
-    tmp_path: Path,
-) -> None:
-    store, states = dist.HashStore(), States(repeat=200)
-    manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE)
+def partner_files(folder: Path, store: dist.Store, nodes: int, states: States) -> PartnerFiles:
+    """Save step 1, and connect this rank to that of the node before."""
+    ranks = Ranks(0, 1, store, PATIENCE)
+    manager = CheckpointManager(folder, ranks, "blocking", 1)
     manager.begin(1, states.shards, {})
     manager.close()
-    plan, other = manager.plan, hanging_rank()
-    record = plan.record(None).to_json()
-    described = [*other.getsockname(), "00" * 16, plan.name, plan.size, plan.chunk_bytes, record]
-    store.set("checkpoint/partner/1", json.dumps(described))
-    files = PartnerFiles(plan, tmp_path, world(2), store, PATIENCE)
-    pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
-    buffers = [pool.take() for _ in range(2)]
-    pacer, errors = Pacer(None, Cancellation()), []
+    plan = manager.plan
+    described = ["00" * 16, plan.name, plan.size, plan.chunk_bytes, plan.record(None).to_json()]
+    if nodes == 2:
+        store.set("checkpoint/partner/1", json.dumps([*SILENT.getsockname(), *described]))
+    world = World(0, nodes, 0, 1, "host", "local", "127.0.0.1", 1)
+    return PartnerFiles(plan, folder, world, ranks, Pacer(None, Cancellation()))
 
-    def send() -> None:
-        with files.sending(1, buffers[0], pacer):
-            pass
+
+def received(files: PartnerFiles) -> bytes:
+    """Return the content that a rank gets from the node before."""
+    buffer = host_buffer(files.plan.chunk_bytes)
+    chunks = files.receive(1, buffer).chunks()
+    return b"".join(bytes(buffer[:size].numpy()) for buffer, size in chunks)
+
+
+def test_closing_the_files_ends_threads_that_wait(tmp_path: Path) -> None:
+    """One waits for an answer, the other until a reader takes what it has asked for."""
+    store = dist.HashStore()
+    files, errors = partner_files(tmp_path, store, 2, States(repeat=200)), []
 
     def receive() -> None:
         try:
-            list(files.receive(1, buffers[1]).chunks())
+            received(files)
         except CheckpointError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
-    for thread in threads:
-        thread.start()
-    host, port, secret, *_ = json.loads(store.get("checkpoint/partner/0"))
-    with other.accept()[0], socket.create_connection((host, port)) as silent:
-        silent.sendall(bytes.fromhex(secret) + b"1".ljust(16))
-        time.sleep(patient(0.125))  # until one waits in a send, the other in a receive
-        assert all(thread.is_alive() for thread in threads)
+    receiver = threading.Thread(target=receive, daemon=True)
+    receiver.start()
+    host, port, secret, name, *_ = json.loads(store.get("checkpoint/partner/0"))
+    asked = f"step_00000001/{name}".encode()
+    request = struct.pack("!HQQ", len(asked), 0, 2**40) + asked
+    with socket.create_connection((host, port)) as silent:
+        silent.sendall(bytes.fromhex(secret) + request)
+        silent.recv(1)
+        time.sleep(patient(0.125))
+        (server,) = (t for t in threading.enumerate() if t.name == "peer reader")
+        assert receiver.is_alive()
         files.close()
-        for thread in threads:
+        for thread in (receiver, server):
             thread.join(patient(5))
-        assert not any(thread.is_alive() for thread in threads)
-    assert errors == ["the node before stopped sending"]
+            assert not thread.is_alive()
+    assert errors == ["the files on the disk of 127.0.0.1 cannot be read: it has ended"]
 
 
-@pytest.mark.parametrize("secret", [b"", bytes(16)])
-def test_a_well_formed_file_of_a_stranger_is_not_received(secret: bytes, tmp_path: Path) -> None:
-    """The rank is its own next node, and the stranger is the first to connect."""
-    store = dist.HashStore()
-    manager = CheckpointManager(tmp_path, 0, 1, store, "blocking", 1, PATIENCE)
-    manager.begin(1, States().shards, {})
-    manager.close()
-    plan = manager.plan
-    files = PartnerFiles(plan, tmp_path, world(1), store, PATIENCE)
-    pool = ChunkPool(2, plan.chunk_bytes, torch.device("cpu"))
-    own, received = pool.take(), pool.take()
-    assert plan.size <= plan.chunk_bytes, "one chunk"
-    forged = b"A" * plan.size
-    host, port, *_ = json.loads(store.get("checkpoint/partner/0"))
-    with socket.create_connection((host, port)) as stranger:
-        stranger.sendall(secret + b"1".ljust(16) + forged + xxhash.xxh3_128_digest(forged))
-        with files.sending(1, own, Pacer(None, Cancellation())):
-            chunks = files.receive(1, received).chunks()
-            content = b"".join(bytes(buffer[:size].numpy()) for buffer, size in chunks)
+def test_a_rank_receives_the_file_of_the_node_before(tmp_path: Path) -> None:
+    """The rank is its own next node."""
+    files = partner_files(tmp_path, dist.HashStore(), 1, States())
+    content = received(files)
     files.close()
-    assert content == next(tmp_path.rglob(plan.name)).read_bytes()
+    assert content == next(tmp_path.rglob(files.plan.name)).read_bytes()
+
+
+@pytest.mark.parametrize("way", ["a flipped byte", "a short file", "another file"])
+def test_a_damaged_file_is_not_received(tmp_path: Path, way: str) -> None:
+    files = partner_files(tmp_path, dist.HashStore(), 1, States())
+    path = next(tmp_path.rglob(files.plan.name))
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content[:-1] if way == "a short file" else content)
+    if way == "another file":
+        files.plan = replace(files.plan, size=files.plan.size - 4096)
+    with pytest.raises(CheckpointError, match=r"chunk 0 of .* is damaged|another size"):
+        received(files)
+    files.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "step_00000001/other", "step_00000001/../x", "step_00000001.void/{}"]
+)
+def test_only_the_file_and_the_manifest_are_served(tmp_path: Path, name: str) -> None:
+    files = partner_files(tmp_path, dist.HashStore(), 1, States())
+    with files.connected() as connection, pytest.raises(CheckpointError, match="cannot be read"):
+        connection.read(name.format(files.plan.name), 0, memoryview(bytearray(1)))
+    files.close()

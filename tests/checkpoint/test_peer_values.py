@@ -1,7 +1,6 @@
 """What other ranks announce is compared with what is expected, before memory is reserved."""
 
 import json
-import logging
 import socket
 import struct
 import threading
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from frontier_llm.checkpoint import peer_files
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.manager import CheckpointManager
+from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
 from frontier_llm.checkpoint.peer_files import Peer, PeerConnection, PeerServer
 from frontier_llm.checkpoint.write_plan import WritePlan
@@ -29,7 +29,7 @@ WORLD = World(0, 2, 0, 1, "host", "local", "127.0.0.1", 1)
 
 @pytest.fixture
 def plan(tmp_path: Path) -> WritePlan:
-    manager = CheckpointManager(tmp_path, 0, 1, dist.HashStore(), "blocking", 1, PATIENCE)
+    manager = CheckpointManager(tmp_path, Ranks(0, 1, dist.HashStore(), PATIENCE), "blocking", 1)
     manager.begin(1, States().shards, {})
     manager.close()
     return manager.plan
@@ -54,7 +54,8 @@ def test_a_partner_that_describes_its_file_wrongly_is_refused(
     store = dist.HashStore()
     store.set("checkpoint/partner/1", json.dumps(list(described.values())))
     try:
-        files = PartnerFiles(plan, tmp_path, WORLD, store, PATIENCE)
+        pacer = Pacer(None, Cancellation())
+        files = PartnerFiles(plan, tmp_path, WORLD, Ranks(0, 2, store, PATIENCE), pacer)
     except CheckpointError as error:
         assert "rank 1 describes its file wrongly" in str(error)  # noqa: PT017
         assert change
@@ -76,50 +77,36 @@ def request(peer: Peer, name: bytes, offset: int, count: int) -> bytes:
 
 
 def test_a_server_answers_no_impossible_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pytest reports an exception of the server's thread as a warning, which is an error."""
     failures: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
     (tmp_path / "x").write_bytes(b"content")
-    server = PeerServer({"x": tmp_path / "x"}, "127.0.0.1", 4096)
+    server = PeerServer({"x": tmp_path / "x", "folder": tmp_path}.__getitem__, "127.0.0.1")
+    nothing = struct.pack("!?Q", True, 0)
     try:
         assert request(server.peer, b"x", 0, 4096).endswith(b"content")
         assert request(server.peer, b"x", 3, 2).endswith(b"te")
         assert request(server.peer, b"x", 0, 2**64 - 1).endswith(b"content")
+        assert request(server.peer, b"x", 7, 1) == nothing
+        assert request(server.peer, b"x", 2**64 - 1, 1) == nothing
         assert request(server.peer, b"\xff\xfe", 0, 1)[0] == 0
         assert request(server.peer, b"../x", 0, 1)[0] == 0
-        with caplog.at_level(logging.WARNING):
-            assert request(server.peer, b"x", 2**64 - 1, 1) == b""
-        assert "a connection is ended" in caplog.text
+        assert request(server.peer, b"folder", 0, 1).endswith(b"Is a directory")
+        wrong = Peer("127.0.0.1", server.peer.port, bytes(16))
+        assert request(wrong, b"x", 0, 1) == b""
     finally:
         server.close()
     assert not failures
 
 
-def test_a_server_reserves_no_memory_before_the_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserved = []
-    monkeypatch.setattr(peer_files, "host_buffer", lambda *size: reserved.append(size))
-    server = PeerServer({}, "127.0.0.1", 4096)
-    try:
-        wrong = Peer("127.0.0.1", server.peer.port, bytes(16))
-        assert request(wrong, b"x", 0, 1) == b""
-    finally:
-        server.close()
-    assert not reserved
-
-
-def test_idle_connections_to_a_server_cost_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    reserved = []
-    monkeypatch.setattr(peer_files, "host_buffer", lambda *size: reserved.append(size))
-    server = PeerServer({}, "127.0.0.1", 4096)
+def test_idle_connections_to_a_server_cost_no_threads() -> None:
+    server = PeerServer({}.__getitem__, "127.0.0.1")
     before, address = threading.active_count(), (server.peer.host, server.peer.port)
     idle = [socket.create_connection(address) for _ in range(40)]
     wait_until(lambda: len(server._listener._new) == len(idle), "the connections")
     assert threading.active_count() == before
-    assert not reserved
     server.close()
     for connection in idle:
         connection.close()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
@@ -30,7 +31,7 @@ CUTS = [(1, 1), (2, 1), (1, 3), (2, 2), (4, 1), (3, 2)]
 def save(rank: int, size: int, store: Any, folder: Path, tensor: int, data: int) -> None:
     states = States(tensor, data, rank)
     states.advance(4)
-    manager = CheckpointManager(folder, rank, size, store, "blocking", 1, PATIENCE, SMALL)
+    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), "blocking", 1, SMALL)
     manager.begin(4, states.shards, {"of": "test"})
 
 
@@ -198,7 +199,8 @@ def test_a_scalar_tensor_is_restored(tmp_path: Path) -> None:
     shard = StateShard(
         record, 0, {state: torch.tensor([5.0 + i]) for i, state in enumerate(STATES)}
     )
-    manager = CheckpointManager(tmp_path, 0, 1, dist.HashStore(), "blocking", 1, PATIENCE, SMALL)
+    ranks = Ranks(0, 1, dist.HashStore(), PATIENCE)
+    manager = CheckpointManager(tmp_path, ranks, "blocking", 1, SMALL)
     manager.begin(1, [shard], {})
     for state in STATES:
         shard.states[state].zero_()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.writer import Options
@@ -14,7 +15,8 @@ from tests.checkpoint.states import States
 
 def save(folder: Path, steps: list[int], keep: int, every: int | None = None) -> list[int]:
     options = Options(keep_every_steps=every, chunk_bytes=4096)
-    manager = CheckpointManager(folder, 0, 1, dist.HashStore(), "blocking", keep, PATIENCE, options)
+    ranks = Ranks(0, 1, dist.HashStore(), PATIENCE)
+    manager = CheckpointManager(folder, ranks, "blocking", keep, options)
     states = States()
     for step in steps:
         manager.begin(step, states.shards, {})

@@ -14,6 +14,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import File, Manifest, StoredRange, Tensor
@@ -40,7 +41,7 @@ def save(rank: int, size: int, store: Any, folder: Path, cut: tuple[int, int], s
         states.shards[0].states["exp_avg"][3] = float("nan")
         states.shards[0].states["exp_avg"][9] = float("-inf")
     options = Options(chunk_bytes=4096)
-    manager = CheckpointManager(folder, rank, size, store, "blocking", 1, PATIENCE, options)
+    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), "blocking", 1, options)
     manager.begin(step, states.shards, {"samples": 480})
 
 

@@ -12,12 +12,13 @@ from frontier_llm.config import decode
 from frontier_llm.config.denoisers import T5, Denoiser, divided, sample_parts, sentinels_of
 from frontier_llm.config.model import DECODER_MULTIPLE
 from frontier_llm.config.reading import check_data
-from frontier_llm.data.denoising import START, Denoising, restore
+from frontier_llm.data.denoising import START, Denoising
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, mode_tokens
 from frontier_llm.errors import ConfigError
 from tests.covering import covering
+from tests.data.text_stream import restore
 from tests.properties import examples
 from tests.values import TINY_T5, tiny_values
 

@@ -103,7 +103,7 @@ def test_a_deleted_folder_is_prepared_again(tmp_path: Path, text: Path):
     folder = prepare(settings)
     for path in folder.iterdir():
         path.unlink()
-    with pytest.raises(DataError, match=r"damaged: manifest\.json: No such file"):
+    with pytest.raises(DataError, match=r"manifest\.json is damaged: No such file"):
         prepare(settings)
     folder.rmdir()
     assert prepare(settings) == folder

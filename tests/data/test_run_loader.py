@@ -13,12 +13,12 @@ from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
-from frontier_llm.data.denoising import restore
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_loader, make_windows
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
+from tests.data.text_stream import restore
 from tests.values import tiny_values
 
 

@@ -108,7 +108,7 @@ def test_a_changed_tokenizer_of_a_corpus_is_found(
     else:
         with (folder / name).open("a") as stream:
             stream.write(" ")
-    with pytest.raises(DataError, match=r"the tokenizer is damaged(.|\n)*prepared again"):
+    with pytest.raises(DataError, match=r"tokenizer\.\* is damaged(.|\n)*prepared again"):
         open_corpus(folder)
 
 

@@ -69,3 +69,22 @@ def predicted(samples: Any, indices: Sequence[int], mode: str) -> list[Counter[i
         labels = batch.labels[0]
         found.append(Counter((labels if mask is None else labels[mask[0] > 0]).tolist()))
     return found
+
+
+def restore(
+    inputs: Sequence[int], targets: Sequence[int], sentinels: Sequence[int], eos: int
+) -> list[int]:
+    """Return the original text: the inputs with the span of each sentinel put back in its place."""
+    spans: dict[int, list[int]] = {}
+    span: list[int] = []
+    marks = set(sentinels)
+    for token in targets[:-1]:
+        if token in marks:
+            span = spans[token] = []
+        else:
+            span.append(token)
+    assert inputs[-1] == targets[-1] == eos, "inputs and targets end with eos"
+    text: list[int] = []
+    for token in inputs[:-1]:
+        text += spans.get(token, [token])
+    return text

@@ -2,9 +2,10 @@
 
 import pytest
 
-from docs.generate import frontier_tables, predictions
+from docs.generate import frontier_tables
 from docs.generate.frontier_tables import CURVES, scaling
 from docs.generate.planner_page import PAGE
+from docs.generate.predictions import GPUS_PER_NODE, predict
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 
@@ -21,6 +22,11 @@ def strong_efficiency(model, micro_batch):
     except ConfigError:
         return None
     return last.efficiencies[1]
+
+
+def experiment_estimate(name, *overrides):
+    config = composed(f"experiment={name}", *overrides)
+    return predict(config, GPUS_PER_NODE * (config.launch.nodes or 1))
 
 
 @pytest.mark.exhaustive  # the generator of the page checks them too
@@ -70,25 +76,25 @@ def test_the_last_runs_fit_in_memory(model):
 
 @pytest.mark.parametrize("name", ["mt5_7b", "mt5_xxl"])
 def test_the_page_has_the_seconds_of_mt5_with_and_without_tensor_ranks(name):
-    own = predictions.experiment_estimate(name)
-    pure = predictions.experiment_estimate(name, "parallel.tensor=1", "sharding=zero1")
+    own = experiment_estimate(name)
+    pure = experiment_estimate(name, "parallel.tensor=1", "sharding=zero1")
     page = PAGE.read_text()
     assert f"{pure.time.seconds:.2f} s instead of {own.time.seconds:.2f} s" in page
 
 
 def test_pure_data_parallelism_fills_the_memory_as_the_page_says():
-    pure = predictions.experiment_estimate("mt5_xxl", "parallel.tensor=1", "sharding=zero1")
+    pure = experiment_estimate("mt5_xxl", "parallel.tensor=1", "sharding=zero1")
     assert pure.refused is None
     assert pure.peak.total > 0.95 * 80 * 2**30
     for stage in (1, 2, 3):
-        tensor = predictions.experiment_estimate("mt5_xxl", f"sharding=zero{stage}")
+        tensor = experiment_estimate("mt5_xxl", f"sharding=zero{stage}")
         assert tensor.peak.total < 0.5 * 80 * 2**30
 
 
 @pytest.mark.parametrize("name", ["mt5_7b", "mt5_xxl"])
 def test_pure_data_parallelism_is_faster_where_it_fits(name):
     for stage in (1, 2, 3):
-        tensor = predictions.experiment_estimate(name, f"sharding=zero{stage}")
-        pure = predictions.experiment_estimate(name, "parallel.tensor=1", f"sharding=zero{stage}")
+        tensor = experiment_estimate(name, f"sharding=zero{stage}")
+        pure = experiment_estimate(name, "parallel.tensor=1", f"sharding=zero{stage}")
         assert tensor.refused is None
         assert pure.refused or pure.time.seconds < tensor.time.seconds

@@ -147,8 +147,8 @@ def test_strangers_cannot_compute_port_and_keys_of_a_job_with_a_secret():
             "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}  # fmt: skip
     tasks = [read_task({**task, "FRONTIER_LLM_SECRET": secret}) for secret in ("", "a", "b", "a")]
     assert tasks[1] == tasks[3]
-    assert len({(t.port, t.job) for t in tasks}) == len({t.port for t in tasks}) == 3
-    assert (tasks[0].port, tasks[0].job) == (job_port("4711", "0"), "4711.0")
+    assert len({(t.master_port, t.job) for t in tasks}) == len({t.master_port for t in tasks}) == 3
+    assert (tasks[0].master_port, tasks[0].job) == (job_port("4711", "0"), "4711.0")
     assert all(1024 < job_port("1", "0", str(n)) < 32768 for n in range(100))
 
 

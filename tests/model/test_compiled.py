@@ -12,7 +12,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.model import build, linear
 from frontier_llm.model.transformer import transformer_config
 from tests.ranks import run_ranks
-from tests.trainer.rig import make_rig
+from tests.trainer.rig import make_rig, mean_losses
 from tests.trainer.test_parity import MODELS, compare
 from tests.values import TINY_T5, tiny_values
 
@@ -64,7 +64,7 @@ def train_and_evaluate(world: World, kernels: str) -> tuple[list[float], dict[st
     llama = MODELS["untied_gqa_swiglu"]
     rig = make_rig(world, tiny_values(f"kernels={kernels}", "model.layers=3", *llama))
     losses = [result.loss for result in rig.train(2)]
-    losses += [loss.item() for loss in rig.step._pipeline.losses(rig.batches(0))]
+    losses += [loss.item() for loss in mean_losses(rig.step._pipeline, rig.batches(0))]
     rig.step._pipeline.logits(rig.batches(0)[0], 0)
     counts = {"graphs": counters["stats"]["unique_graphs"], "breaks": len(counters["graph_break"])}
     return losses, counts

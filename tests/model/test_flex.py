@@ -22,7 +22,7 @@ from tests.covering import covering
 from tests.model.test_attention import random_qkv
 from tests.model.test_relative import HEADS, REACH, dense, make_core
 from tests.ranks import run_ranks
-from tests.trainer.rig import make_rig
+from tests.trainer.rig import make_rig, mean_losses
 from tests.trainer.test_parity import compare
 from tests.trainer.test_t5_parity import LAYOUTS, MODEL
 from tests.values import TINY_T5, tiny_values
@@ -155,7 +155,7 @@ def uses(world: World, values: dict) -> tuple[int, int]:
     rig.train(1)
     trained = len(calls)
     with torch.no_grad():
-        losses = rig.step._pipeline.losses(rig.batches(0))
+        losses = mean_losses(rig.step._pipeline, rig.batches(0))
     assert all(math.isfinite(loss.item()) for loss in losses)
     return trained, len(calls) - trained
 

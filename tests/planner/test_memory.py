@@ -152,7 +152,7 @@ LAYOUTS = [
 def allocate(world, values, precision):
     rig = make_rig(world, values, precision)
     writers = TierWriters(rig.config, world, dist.HashStore(), rig.states, rig.groups)
-    pool = writers.pool_bytes if world.rank % 2 == 0 else None  # the first rank of its node
+    pool = writers._pool.size if world.rank % 2 == 0 else None  # the first rank of its node
     return rig.groups.coordinates.pipeline, rig.states.memory_bytes(), pool
 
 

@@ -16,6 +16,7 @@ import pytest
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.checkpoint.kill_points import VARIABLE
 from frontier_llm.checkpoint.mover import Mover
+from frontier_llm.checkpoint.peer_files import PeerConnection
 from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.errors import CheckpointError
@@ -172,20 +173,18 @@ def test_a_copy_that_fails_ends_nothing(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy of one step is damaged on its way; with the next step all is copied again."""
-    fetch, enqueue = RangeReader.fetch, Mover.enqueue
+    read, enqueue = PeerConnection.read, Mover.enqueue
 
     def in_turn(self: Mover, *arguments: Any, **options: Any) -> None:
         self.wait()  # so that no step is skipped, however slowly this machine copies
         enqueue(self, *arguments, **options)
 
-    def broken(self: RangeReader, *arguments: Any) -> None:
-        if threading.current_thread().name == "partner" and "step_00000003" in str(
-            self._checkpoint.folder
-        ):
+    def broken(self: PeerConnection, name: str, *arguments: Any) -> int:
+        if name.startswith("step_00000003/rank"):
             raise CheckpointError(os.strerror(errno.EIO))
-        fetch(self, *arguments)
+        return read(self, name, *arguments)
 
-    monkeypatch.setattr(RangeReader, "fetch", broken)
+    monkeypatch.setattr(PeerConnection, "read", broken)
     monkeypatch.setattr(Mover, "enqueue", in_turn)
     run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
     text = (run / "run.log").read_text()
@@ -203,17 +202,16 @@ def test_a_run_that_is_not_protected_for_too_long_ends(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
 ) -> None:
     """Only the first copy succeeds; a slow disk decides which step that is."""
-    fetch = RangeReader.fetch
-    copied: set[int] = set()  # of one process: every rank of the run has its own
+    read = PeerConnection.read
+    copied: set[str] = set()  # of one process: every rank of the run has its own
 
-    def broken(self: RangeReader, *arguments: Any) -> None:
-        if threading.current_thread().name == "partner":
-            if copied and self._checkpoint.step not in copied:
-                raise CheckpointError(os.strerror(errno.EIO))
-            copied.add(self._checkpoint.step)
-        fetch(self, *arguments)
+    def broken(self: PeerConnection, name: str, *arguments: Any) -> int:
+        if copied and name[:13] not in copied:
+            raise CheckpointError(os.strerror(errno.EIO))
+        copied.add(name[:13])
+        return read(self, name, *arguments)
 
-    monkeypatch.setattr(RangeReader, "fetch", broken)
+    monkeypatch.setattr(PeerConnection, "read", broken)
     keys = "checkpoint.partner=true", f"checkpoint.on_error={on_error}", "trainer.steps=100000"
     ended = train(*tiny, *nodes(tmp_path, *keys), "checkpoint.protection_minutes=0.02")
     assert ended.code == 1, ended.text

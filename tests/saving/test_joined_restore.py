@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ OTHER = ("launch.ranks=2", "launch.ranks_per_node=1", "parallel.tensor=2", "para
 @pytest.fixture
 def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a file that gets the folder and the way of every read of a checkpoint file."""
-    log, fill, served = tmp_path / "reads", RangeReader._fill, PeerServer._read
+    log, fill, start = tmp_path / "reads", RangeReader._fill, PeerServer.__init__
 
     def note(way: str, path: Path) -> None:
         place = next(p for p in path.parts if p.startswith(("node", "copy_of", "checkpoints")))
@@ -42,12 +43,15 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         note("read", path)
         fill(self, descriptor, path, *rest)
 
-    def read(self: PeerServer, name: str, *rest: Any) -> int:
-        note("served", self._files[name])
-        return served(self, name, *rest)
+    def started(self: PeerServer, find: Callable[[str], Path], host: str) -> None:
+        def noted(name: str) -> Path:
+            note("served", path := find(name))
+            return path
+
+        start(self, noted, host)
 
     monkeypatch.setattr(RangeReader, "_fill", filled)
-    monkeypatch.setattr(PeerServer, "_read", read)
+    monkeypatch.setattr(PeerServer, "__init__", started)
     return log
 
 
@@ -114,9 +118,8 @@ def test_a_server_serves_only_its_files_and_only_with_the_secret(
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(range(100)))
     (tmp_path / "other").write_bytes(b"private")
-    server = PeerServer(
-        {"file": tmp_path / "file", "absent": tmp_path / "absent"}, "127.0.0.1", 4096
-    )
+    files = {"file": tmp_path / "file", "absent": tmp_path / "absent"}
+    server = PeerServer(files.__getitem__, "127.0.0.1")
     connection = PeerConnection(server.peer)
     content = memoryview(bytearray(50))
     assert connection.read("file", 20, content) == 50

@@ -22,6 +22,7 @@ from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit import StateGroups
 from frontier_llm.trainer import connect
 from frontier_llm.trainer.learning_rate import LearningRate
+from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.progress import LossScale
 from frontier_llm.trainer.states import shard
 from frontier_llm.trainer.step import TrainStep
@@ -69,6 +70,11 @@ class Rig:
                 batch = batch.part(context.size, context.rank, data.loss_mean)
             batches.append(batch)
         return batches
+
+
+def mean_losses(pipeline: Pipeline, batches: list[AnyBatch]) -> list[torch.Tensor]:
+    """Return the mean losses of micro-batches that are only read."""
+    return pipeline._forward(batches, pipeline._mean)
 
 
 def make_rig(

@@ -295,10 +295,11 @@ def waiting(world: World, values: dict[str, Any], order: str) -> tuple[dict[str,
     deferred = rig.states.passes.deferred
 
     def after(action: str) -> None:
-        found[action] = rig.states.passes.deferred.waiting_bytes
+        factors = [t for q in deferred._queues.values() for item in q for t in item.operands]
+        storages = [tensor.untyped_storage() for tensor in factors]
+        found[action] = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
         if action[0] == "B":
-            queues = deferred._queues.values()
-            alive.extend(weakref.ref(t) for q in queues for item in q for t in item.operands)
+            alive.extend(map(weakref.ref, factors))
 
     run_step(rig, 1, order, after)
     return found, sum(reference() is not None for reference in alive)

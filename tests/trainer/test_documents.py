@@ -12,7 +12,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.model import build
 from tests.covering import covering
 from tests.ranks import run_ranks
-from tests.trainer.rig import Rig, make_rig
+from tests.trainer.rig import Rig, make_rig, mean_losses
 from tests.trainer.test_parity import BATCH, assemble, compare, first_gradients, reference
 from tests.values import tiny_values
 
@@ -62,7 +62,7 @@ def batch_of(rig: Rig, lengths: list[int], part: slice, multiple: int = 1) -> An
 
 def loss(rig: Rig, lengths: list[int], part: slice = slice(None)) -> float:
     with torch.no_grad():
-        found = rig.step._pipeline.losses([batch_of(rig, lengths, part, multiple=2)])
+        found = mean_losses(rig.step._pipeline, [batch_of(rig, lengths, part, multiple=2)])
     return found[0].item() if found else float("nan")
 
 

@@ -23,7 +23,7 @@ from frontier_llm.parallel.stage_exchange import StageExchange
 from frontier_llm.trainer.pipeline import Pipeline, _Passes
 from tests.covering import covering
 from tests.ranks import run_ranks
-from tests.trainer.rig import Rig, make_rig
+from tests.trainer.rig import Rig, make_rig, mean_losses
 from tests.trainer.test_parity import (
     MODELS,
     assemble,
@@ -305,7 +305,7 @@ def evaluate(rig: Rig) -> list[float]:
     pipeline = Pipeline(rig.model, rig.groups)
     with torch.no_grad():
         batches = rig.batches(7)[:3]
-        losses = [loss.item() for loss in pipeline.losses(batches)]
+        losses = [loss.item() for loss in mean_losses(pipeline, batches)]
         logits = pipeline.logits(batches[0], 2)
     return losses + ([] if logits is None else [logits.double().sum().item()])
 

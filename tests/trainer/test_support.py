@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
 from frontier_llm.config import decode
-from frontier_llm.config.support import AXES, Cell, cells, check_support, verdict
+from frontier_llm.config.support import AXES, Cell, check_support, verdict
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.world import World
 from tests.covering import covering
@@ -23,6 +24,12 @@ PIPELINES = {
     "interleaved": ["parallel.pipeline=2", "parallel.chunks=2"],
 }
 RANKS, PER_NODE = 4, 2
+
+
+def cells() -> Iterator[Cell]:
+    """Yield every combination of the axes."""
+    for values in product(*AXES.values()):
+        yield dict(zip(AXES, values, strict=True))
 
 
 def overrides(cell: Cell) -> dict[str, Any]:
