@@ -274,15 +274,18 @@ def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout.
 
     Some columns are left out where they say nothing: values that all layouts share, which the
-    caption names, seconds that are 0 for all layouts, and an HFU that equals the MFU.
+    caption names, seconds that are 0 and a CP that is 1 for all layouts, and an HFU that equals the
+    MFU.
     """
     rows = [_row(layout) for layout in found.best]
     for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
         row["step s"] = seconds
     best = found.best[0]
     zero = [
-        name for name in rows[0] if name.endswith(" s") and not any(float(r[name]) for r in rows)
-    ]
+        name for name in rows[0]
+        if (name.endswith(" s") and not any(float(r[name]) for r in rows))
+        or (name == "CP" and all(r[name] == "1" for r in rows))
+    ]  # fmt: skip
     equal_columns = (name for name in rows[0] if len({row[name] for row in rows}) == 1)
     same = [name for name in equal_columns if len(rows) > 1 and name not in (*zero, "HFU")]
     equal = ["HFU"] if all(row["HFU"] == row["MFU"] for row in rows) else []
@@ -332,7 +335,7 @@ def _ranking_notes(layouts: Sequence[Estimate]) -> Iterator[str]:
 def overrides(layout: Estimate) -> str:
     """Return the overrides that give a layout, without keys that have no effect in it."""
     config = layout.candidate.config
-    names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence",
+    names = ("tensor", "pipeline", "context", "chunks", "schedule", "waiting_weights", "sequence",
              "layers_per_stage")  # fmt: skip
     chosen = config.parallel.model_dump(mode="json", include=set(names))
     layers = format_layers(config.parallel.layers_per_stage)
@@ -464,6 +467,7 @@ def _row(layout: Estimate) -> dict[str, str]:
     device = config.cluster.device.memory_gib
     return {
         "TP": str(candidate.grid.tensor),
+        "CP": str(candidate.grid.context),
         "PPxC": f"{candidate.grid.pipeline}x{config.parallel.chunks}",
         "schedule": candidate.schedule,
         "DP": str(candidate.grid.data),

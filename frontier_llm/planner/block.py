@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.context_cut import typical_work
 from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk
@@ -217,6 +218,8 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         tokens = attention.queries * context
         pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=causal)
         read_pairs = samples * pairs / context
+        if context > 1:  # other ranks wait for the one with most
+            read_pairs *= typical_work(tokens, layout.read_share, context).imbalance
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions
