@@ -274,18 +274,16 @@ def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout.
 
     Some columns are left out where they say nothing: values that all layouts share, which the
-    caption names, seconds that are 0 and a CP that is 1 for all layouts, and an HFU that equals the
-    MFU.
+    caption names, seconds of 0 and a CP of 1 in all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
     for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
         row["step s"] = seconds
     best = found.best[0]
     zero = [
-        name for name in rows[0]
-        if (name.endswith(" s") and not any(float(r[name]) for r in rows))
-        or (name == "CP" and all(r[name] == "1" for r in rows))
-    ]  # fmt: skip
+        name for name in rows[0] if name.endswith(" s") and not any(float(r[name]) for r in rows)
+    ]
+    zero += ["CP"] if all(row["CP"] == "1" for row in rows) else []
     equal_columns = (name for name in rows[0] if len({row[name] for row in rows}) == 1)
     same = [name for name in equal_columns if len(rows) > 1 and name not in (*zero, "HFU")]
     equal = ["HFU"] if all(row["HFU"] == row["MFU"] for row in rows) else []
@@ -459,12 +457,10 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
 
 def _row(layout: Estimate) -> dict[str, str]:
     candidate, time = layout.candidate, layout.time
-    config, factors = candidate.config, candidate.factors
-    collectives = config.collectives
+    config, factors, wire = candidate.config, candidate.factors, candidate.config.collectives
     exposed = {
         f"{k.name} s": format_figure(time.exposed.get(k.name, 0.0)) for k in config.cluster.links
     }
-    device = config.cluster.device.memory_gib
     return {
         "TP": str(candidate.grid.tensor),
         "CP": str(candidate.grid.context),
@@ -474,12 +470,14 @@ def _row(layout: Estimate) -> dict[str, str]:
         "micro": str(config.data.micro_batch),
         "P/G/OS": f"{factors.params}/{factors.grads}/{factors.optimizer}",
         "recompute": config.recompute,
-        "wire": collectives.name if collectives.name != "plain" else collectives.grads_format,
+        "wire": wire.name if wire.name != "plain" else wire.grads_format,
         "step s": format_figure(time.seconds, 3),
         "tokens/s": format_count(layout.tokens_per_second, 3),
         "MFU": _percent(layout.mfu),
         "HFU": _percent(layout.hfu),
-        f"peak of {device:.4g} GiB": format_figure(layout.peak.total / GIB, 4),
+        f"peak of {config.cluster.device.memory_gib:.4g} GiB": format_figure(
+            layout.peak.total / GIB, 4
+        ),
         "bubble": f"{time.bubble_fraction:.1%}",
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),

@@ -1,8 +1,11 @@
 """The number of context ranks: as an axis of the search, against published runs, and as `auto`."""
 
+from pathlib import Path
+
 import pytest
 
 from frontier_llm.cli.experiments import composed
+from frontier_llm.cli.train import configure
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.context_cut import typical_work
@@ -16,10 +19,12 @@ from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.search import Goal, search
 from frontier_llm.planner.space import cuts
 from frontier_llm.planner.step_time import step_time
+from frontier_llm.saving.run_directory import from_yaml
 from frontier_llm.units import format_seconds
 from tests.planner.layouts import make
 from tests.values import tiny_values
 
+PAGE = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
 TOKENS = 2**21
 """Tokens of each step below, so that all runs have as many."""
 LLAMA = ("model=llama3_8b", "cluster=h100_8", "precision=bf16", "planner.pipeline=[1]",
@@ -56,6 +61,14 @@ def test_context_ranks_gain_what_published_runs_gained(length, contexts, least, 
     gain = alone.time.seconds / best.time.seconds
     assert least <= gain <= most
     assert gain == pytest.approx(PUBLISHED.get(length, 1.0), rel=0.13)
+    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {length // 1024}k |"))
+    _, _, without, with_context, planned, measured, _ = map(str.strip, row.split("|"))
+    config, grid = alone.candidate.config, best.candidate.grid
+    recompute = "" if config.recompute == "none" else f", recompute={config.recompute}"
+    assert without == f"TP {config.parallel.tensor}{recompute}"
+    assert with_context == f"c={grid.context}, TP {grid.tensor}"
+    assert planned == f"{gain:.2f}"
+    assert measured == (f"{PUBLISHED[length]:.2f}" if length in PUBLISHED else "")
 
 
 def test_the_layouts_of_128k_are_those_that_were_published():
@@ -235,3 +248,11 @@ def test_experiments_of_long_samples_have_the_layout_of_a_search(name, cluster, 
     assert peak <= budget_bytes(candidate)
     best = min(each.judged_seconds for each in search(config, Goal(64, 8)).best)
     assert judged_seconds(candidate, step_time(candidate).seconds, peak) <= 1.01 * best
+
+
+def test_other_nodes_and_a_resume_read_the_chosen_number(tmp_path):
+    words = ("parallel.context=auto", "data.global_batch=1", "launch.ranks=2", "plan=off",
+             "data.sequence_length=512", "parallel.pipeline=1", f"run.dir={tmp_path}")  # fmt: skip
+    config, text = configure(words)
+    assert config.parallel.context == 2
+    assert decode(from_yaml(text)).parallel == config.parallel
