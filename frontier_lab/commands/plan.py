@@ -336,10 +336,9 @@ def overrides(layout: Estimate) -> str:
     names = ("tensor", "pipeline", "context", "chunks", "schedule", "waiting_weights", "sequence",
              "layers_per_stage")  # fmt: skip
     chosen = config.parallel.model_dump(mode="json", include=set(names))
-    layers = format_layers(config.parallel.layers_per_stage)
     values = {
         **{f"parallel.{name}": str(chosen[name]).lower() for name in names},
-        "parallel.layers_per_stage": layers,
+        "parallel.layers_per_stage": format_layers(config.parallel.layers_per_stage),
         "data.micro_batch": config.data.micro_batch,
         "recompute": config.recompute,
         **{f"sharding.{name}": factor for name, factor in factors_of(layout.candidate).items()},
@@ -457,7 +456,8 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
 
 def _row(layout: Estimate) -> dict[str, str]:
     candidate, time = layout.candidate, layout.time
-    config, factors, wire = candidate.config, candidate.factors, candidate.config.collectives
+    config, factors = candidate.config, candidate.factors
+    device, wire = config.cluster.device.memory_gib, config.collectives
     exposed = {
         f"{k.name} s": format_figure(time.exposed.get(k.name, 0.0)) for k in config.cluster.links
     }
@@ -475,9 +475,7 @@ def _row(layout: Estimate) -> dict[str, str]:
         "tokens/s": format_count(layout.tokens_per_second, 3),
         "MFU": _percent(layout.mfu),
         "HFU": _percent(layout.hfu),
-        f"peak of {config.cluster.device.memory_gib:.4g} GiB": format_figure(
-            layout.peak.total / GIB, 4
-        ),
+        f"peak of {device:.4g} GiB": format_figure(layout.peak.total / GIB, 4),
         "bubble": f"{time.bubble_fraction:.1%}",
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),
