@@ -120,7 +120,7 @@ def _schedule_cells(model: str, name: str, estimated: Estimate) -> list[str]:
         str(grid.size),
         str(config.data.global_batch),
         name,
-        f"{grid.tensor} x {grid.pipeline} x {config.parallel.chunks}",
+        f"{grid.tensor}x{grid.pipeline}x{config.parallel.chunks}",
         candidate.schedule,
         config.recompute,
         f"{estimated.time.seconds:.1f}",

@@ -78,9 +78,9 @@ def _layout_cells(config: RunConfig, header: Header) -> tuple[object, ...]:
         config.model.name,
         config.cluster.name,
         header.ranks,
-        f"{grid.tensor} x {grid.pipeline} x {grid.data}",
+        f"{grid.tensor}x{grid.pipeline}x{grid.data}",
         config.data.global_batch,
-        f"{factors.params}, {factors.grads}, {factors.optimizer}",
+        f"{factors.params}/{factors.grads}/{factors.optimizer}",
         f"{fullest_stage_bytes(layout) / GIB:.2f} of {config.cluster.device.memory_gib:g}",
     )
 

@@ -100,12 +100,12 @@ def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> 
         return
     best = layouts[0]
     factors = best.candidate.factors
-    yield f"{factors.params}, {factors.grads}, {factors.optimizer}"
+    yield f"{factors.params}/{factors.grads}/{factors.optimizer}"
     yield f"{best.mfu or 0:.1%}"
     in_node = min(GPUS_PER_NODE, ranks)
     mics, zero3 = (in_node, in_node, in_node), (ranks, ranks, ranks)
     with_paper_factors = _with_factors(config, ranks, paper_factors)
-    yield ", ".join(map(str, paper_factors))
+    yield "/".join(map(str, paper_factors))
     yield _mfu(with_paper_factors)
     for other_factors in (mics, zero3):
         yield _speed_up(best, _with_factors(config, ranks, other_factors))

@@ -274,7 +274,7 @@ def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout.
 
     Some columns are left out where they say nothing: values that all layouts share, which the
-    caption names, seconds that are 0 for all layouts, and an HFU that equals the MFU.
+    caption names, seconds of 0 and a CP of 1 in all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
     for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
@@ -283,6 +283,7 @@ def layouts_table(found: Found) -> Table:
     zero = [
         name for name in rows[0] if name.endswith(" s") and not any(float(r[name]) for r in rows)
     ]
+    zero += ["CP"] if all(row["CP"] == "1" for row in rows) else []
     equal_columns = (name for name in rows[0] if len({row[name] for row in rows}) == 1)
     same = [name for name in equal_columns if len(rows) > 1 and name not in (*zero, "HFU")]
     equal = ["HFU"] if all(row["HFU"] == row["MFU"] for row in rows) else []
@@ -332,13 +333,12 @@ def _ranking_notes(layouts: Sequence[Estimate]) -> Iterator[str]:
 def overrides(layout: Estimate) -> str:
     """Return the overrides that give a layout, without keys that have no effect in it."""
     config = layout.candidate.config
-    names = ("tensor", "pipeline", "chunks", "schedule", "waiting_weights", "sequence",
+    names = ("tensor", "pipeline", "context", "chunks", "schedule", "waiting_weights", "sequence",
              "layers_per_stage")  # fmt: skip
     chosen = config.parallel.model_dump(mode="json", include=set(names))
-    layers = format_layers(config.parallel.layers_per_stage)
     values = {
         **{f"parallel.{name}": str(chosen[name]).lower() for name in names},
-        "parallel.layers_per_stage": layers,
+        "parallel.layers_per_stage": format_layers(config.parallel.layers_per_stage),
         "data.micro_batch": config.data.micro_batch,
         "recompute": config.recompute,
         **{f"sharding.{name}": factor for name, factor in factors_of(layout.candidate).items()},
@@ -457,20 +457,20 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
 def _row(layout: Estimate) -> dict[str, str]:
     candidate, time = layout.candidate, layout.time
     config, factors = candidate.config, candidate.factors
-    collectives = config.collectives
+    device, wire = config.cluster.device.memory_gib, config.collectives
     exposed = {
         f"{k.name} s": format_figure(time.exposed.get(k.name, 0.0)) for k in config.cluster.links
     }
-    device = config.cluster.device.memory_gib
     return {
         "TP": str(candidate.grid.tensor),
+        "CP": str(candidate.grid.context),
         "PPxC": f"{candidate.grid.pipeline}x{config.parallel.chunks}",
         "schedule": candidate.schedule,
         "DP": str(candidate.grid.data),
         "micro": str(config.data.micro_batch),
         "P/G/OS": f"{factors.params}/{factors.grads}/{factors.optimizer}",
         "recompute": config.recompute,
-        "wire": collectives.name if collectives.name != "plain" else collectives.grads_format,
+        "wire": wire.name if wire.name != "plain" else wire.grads_format,
         "step s": format_figure(time.seconds, 3),
         "tokens/s": format_count(layout.tokens_per_second, 3),
         "MFU": _percent(layout.mfu),

@@ -15,6 +15,7 @@ from frontier_llm.units import GIB, counted, format_bytes, format_count, format_
 COLOURS = {
     "compute": "#2563eb",
     "tensor": "#0891b2",
+    "context": "#0d9488",
     "host": "#a16207",
     "exchange": "#16a34a",
     "bubble": "#cbd5e1",

@@ -159,8 +159,8 @@ class Composed:
         return Composed(values, with_changes(self.config, changed))
 
     def to_yaml(self, chosen: RunConfig) -> str:
-        """Return the values as YAML, with what was chosen for `auto`: factors, layers, schedule."""
-        names = {"schedule", "waiting_weights", "layers_per_stage"}
+        """Return the values as YAML, with what was chosen for `auto`, which all ranks share."""
+        names = {"schedule", "waiting_weights", "layers_per_stage", "context"}
         parallel = chosen.parallel.model_dump(mode="json", include=names)
         sharding = chosen.sharding.model_dump(include={"params", "grads", "optimizer"})
         keys = {"parallel": parallel, "sharding": sharding}

@@ -147,6 +147,8 @@ def _pipeline(root: DictConfig) -> int:
 
 def _micro_batch(root: DictConfig) -> int:
     """Return the largest micro-batch, up to MICRO_BATCH, that divides each replica's samples."""
+    if OmegaConf.select(root, "parallel.context") == "auto":
+        return 1  # fits any number of replicas
     model_ranks = math.prod(
         _number(root, f"parallel.{axis}") for axis in ("tensor", "pipeline", "context")
     )

@@ -42,10 +42,16 @@ class ParallelConfig(Section):
     fewer layers than the others. `auto` balances the seconds of the stages if a step then fits in
     memory and takes 1% less, or 10% if all layers are alike, or else splits evenly. A run that
     resumes keeps its numbers."""
-    context: int = Field(default=1, ge=1)
-    """Number of data ranks that divide the tokens of each sample of a GPT."""
+    context: Literal["auto"] | Annotated[int, Field(ge=1)] = 1
+    """Number of data ranks that divide the tokens of each sample of a GPT. `auto` chooses the
+    fastest that fits in memory."""
 
     @property
     def ranks_per_replica(self) -> int:
         """Number of ranks that read the same samples."""
-        return self.tensor * self.pipeline * self.context
+        return self.tensor * self.pipeline * self.context_ranks
+
+    @property
+    def context_ranks(self) -> int:
+        """`context` as a number, which is 1 until the planner has replaced `auto`."""
+        return 1 if self.context == "auto" else self.context

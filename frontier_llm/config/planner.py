@@ -23,6 +23,9 @@ class PlannerConfig(Section):
     """Values of parallel.tensor to try; null = all sizes that fit into one node."""
     pipeline: Sizes | None = Field(strict=False)
     """Values of parallel.pipeline to try."""
+    context: Sizes | None = Field(strict=False, default=None)
+    """Values of parallel.context to try, such as [1,2,4]; null = only the configured one, for which
+    `auto` stands for the divisors of the data ranks."""
     chunks: Sizes | None = Field(strict=False)
     """Values of parallel.chunks to try; null = 1, 2, 4 and 8."""
     schedule: tuple[ScheduleName, ...] | None = Field(strict=False, min_length=1, default=None)

@@ -53,7 +53,7 @@ def _largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
 
 def _check_world(config: RunConfig, world_size: int) -> None:
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
-    context, data_ranks = config.parallel.context, world_size // (tensor * pipeline)
+    context, data_ranks = config.parallel.context_ranks, world_size // (tensor * pipeline)
     if world_size % (tensor * pipeline):
         next_size = -(-world_size // (tensor * pipeline)) * tensor * pipeline
         raise ConfigError(
@@ -111,7 +111,7 @@ def _check_deterministic(config: RunConfig) -> None:
 
 def _check_context(config: RunConfig) -> None:
     """Refuse what samples that are cut over ranks do not have."""
-    context, length = config.parallel.context, config.data.sequence_length
+    context, length = config.parallel.context_ranks, config.data.sequence_length
     if context == 1:
         return
     model, refused = config.model, f", with parallel.context={context}"

@@ -74,7 +74,7 @@ def make_loader(
     make_batch = make_batch_maker(config, corpora)
     if not reads:
         windows = _without_tokens(windows, data)
-    context = config.parallel.context
+    context = config.parallel.context_ranks
     replica, context_rank = divmod(data_rank, context)
     reading = Reading(device, data.workers, data.prefetch)
     if context > 1:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import exp, isqrt
 from statistics import NormalDist
+from typing import NamedTuple
 
 Range = tuple[int, int]
 """First token of a sample, and the token after the last one."""
@@ -199,11 +200,33 @@ def sent_tokens(lengths: Sequence[int], context: int) -> list[list[int]]:
     return [[sum(b - a for a, b in overlap(own, wanted)) for wanted in read] for own in cut]
 
 
-@lru_cache
-def typical_sent_tokens(tokens: int, read_share: float, context: int) -> list[list[int]]:
-    """Return the `sent_tokens` of a sample whose documents have about this share of its pairs.
+class CutWork(NamedTuple):
+    """What the other ranks of a cut wait for."""
 
-    The lengths of the documents are evenly spaced quantiles of a log-normal distribution.
+    imbalance: float
+    """Pairs of the rank with most of them, relative to the mean."""
+    rows: int
+    """Rows of the rank that sends or receives most of them, its own not included."""
+
+
+@lru_cache
+def typical_work(tokens: int, read_share: float, context: int) -> CutWork:
+    """Return the work in a sample of `typical_lengths`."""
+    lengths = typical_lengths(tokens, read_share)
+    cut, sent = context_cut(lengths, context), sent_tokens(lengths, context)
+    pairs = [sum(map(_piece_pairs, pieces(lengths, ranges))) for ranges in cut]
+    rows = [
+        sum(of_rank) - of_rank[rank]
+        for of_ranks in (sent, zip(*sent, strict=True))
+        for rank, of_rank in enumerate(of_ranks)
+    ]
+    return CutWork(max(pairs) * context / sum(pairs), max(rows))
+
+
+def typical_lengths(tokens: int, read_share: float) -> list[int]:
+    """Return the documents of a sample that have about this share of its pairs.
+
+    Their lengths are evenly spaced quantiles of a log-normal distribution.
     """
     sizes = [1.0]
     while sum(size * size for size in sizes) > read_share * sum(sizes) ** 2 and len(sizes) < tokens:
@@ -211,4 +234,4 @@ def typical_sent_tokens(tokens: int, read_share: float, context: int) -> list[li
         steps = ((number + 0.5) / count for number in range(count))
         sizes = [exp(NormalDist(0, _SPREAD).inv_cdf(step)) for step in steps]
     ends = [round(end * tokens / sum(sizes)) for end in accumulate(sizes, initial=0.0)]
-    return sent_tokens([stop - start for start, stop in pairwise(ends) if stop > start], context)
+    return [stop - start for start, stop in pairwise(ends) if stop > start]

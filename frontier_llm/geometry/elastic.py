@@ -43,7 +43,7 @@ def refit(
         )
     fitted = {"data.micro_batch": _largest(replica_samples, data.micro_batch)}
     before = {"data.micro_batch": data.micro_batch}
-    limit = replicas * parallel.context
+    limit = replicas * parallel.context_ranks
     for name in ("optimizer", "grads", "params"):
         configured = getattr(sharding, name)
         if isinstance(configured, int):  # the words `node`, `all` and `auto` fit any ranks

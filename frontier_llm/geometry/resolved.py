@@ -280,7 +280,7 @@ def _grid(config: RunConfig, ranks: int, ranks_per_node: int) -> Grid:
     parallel, per_package = config.parallel, config.cluster.ranks_per_package(ranks_per_node)
     data = ranks // (parallel.tensor * parallel.pipeline)
     axes = parallel.tensor, data, parallel.pipeline
-    return Grid(*axes, ranks_per_node, per_package, parallel.context)
+    return Grid(*axes, ranks_per_node, per_package, parallel.context_ranks)
 
 
 def _factors(

@@ -175,17 +175,22 @@ class ActivationTraffic:
         parts = self.tensor if self.sequence_parallel else 1
         return tokens * self.model.hidden * self.element_bytes / parts
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row: the keys and values of a token in a layer."""
+        heads = self.model.kv_heads // self.tensor
+        return 2 * heads * self.model.head_dim * self.element_bytes
+
     def context_bytes(self, tokens: Sequence[Sequence[int]], rank: int, layers: int) -> list[int]:
         """Return the bytes of keys and values that a context rank sends to each one for a sample.
 
         Each layer sends keys and values twice, because the backward pass receives them again, and
         then their gradients the other way. `tokens` are those of `context_cut.sent_tokens`.
         """
-        heads = self.model.kv_heads // self.tensor
-        token_bytes = 2 * heads * self.model.head_dim * self.element_bytes
         there, back = tokens[rank], [of_other[rank] for of_other in tokens]
         sent = [
-            layers * token_bytes * (2 * read + own) for read, own in zip(there, back, strict=True)
+            layers * self.row_bytes * (2 * read + own)
+            for read, own in zip(there, back, strict=True)
         ]
         sent[rank] = 0
         return sent

@@ -18,12 +18,18 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.context_cut import typical_work
 from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.geometry.state_memory import CPU_LOSS_CHUNK_BYTES, LOSS_CHUNK_BYTES
+from frontier_llm.geometry.state_memory import (
+    CPU_LOSS_CHUNK_BYTES,
+    CPU_QUERY_BLOCK,
+    LOSS_CHUNK_BYTES,
+    QUERY_BLOCK,
+)
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.timeline import shortened
 
@@ -217,6 +223,8 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         tokens = attention.queries * context
         pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=causal)
         read_pairs = samples * pairs / context
+        if context > 1:  # other ranks wait for the one with most
+            read_pairs *= typical_work(tokens, layout.read_share, context).imbalance
     rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
     normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions
@@ -331,7 +339,7 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
         stage=stage,
         kept=0,
         logits=logits * compute_bytes + min(4 * logits, loss_chunk),
-        working=int(_working_elements(layout, of_chunks) * compute_bytes),
+        working=int(_working_bytes(layout, of_chunks, on_cpu=on_cpu)),
         exchange=int(2 * boundary),
         passes=tuple(passes),
         factors=tuple(factors),
@@ -353,8 +361,8 @@ def _peak(layout: ResolvedLayout, stage: int, sizes: Activations, *, is_least: b
     return held(schedule, stage, sizes.passes, sizes.factors)
 
 
-def _working_elements(layout: ResolvedLayout, of_chunks: Sequence[Blocks]) -> float:
-    """Return an upper bound on the elements of temporary tensors inside a pass.
+def _working_bytes(layout: ResolvedLayout, of_chunks: Sequence[Blocks], *, on_cpu: bool) -> float:
+    """Return an upper bound on the bytes of temporary tensors inside a pass.
 
     Of a layer that is recomputed for input gradients, the activations are replaced by the factors
     of its weight gradients, which `Activations.kept` contains.
@@ -369,8 +377,21 @@ def _working_elements(layout: ResolvedLayout, of_chunks: Sequence[Blocks]) -> fl
     largest_output = max(
         product.rows * product.columns for block in blocks for product in block.products
     )
-    received = 0.0
-    if layout.grid.context > 1:  # keys and values of whole samples
-        width = layout.model.kv_heads * layout.model.head_dim // layout.grid.tensor
-        received = 2.0 * layout.micro_batch * layout.sequence_length * width
-    return recomputed + received + 2.0 * largest_output
+    size = layout.compute_bytes
+    return recomputed * size + max(2.0 * largest_output * size, _cut_bytes(layout, on_cpu=on_cpu))
+
+
+def _cut_bytes(layout: ResolvedLayout, *, on_cpu: bool) -> float:
+    """Return an upper bound on the bytes that attention over context ranks needs at a time.
+
+    The largest sample is one document. Its keys and values are received, copied in their order and
+    given gradients. A block of queries has a copy with all heads, and a mask, which is computed
+    from distances in int64 and added to the scores.
+    """
+    model, grid, tokens = layout.model, layout.grid, layout.sequence_length
+    if grid.context == 1:
+        return 0.0
+    queries = min(CPU_QUERY_BLOCK if on_cpu else QUERY_BLOCK, tokens // grid.context)
+    heads = model.kv_heads * (layout.micro_batch + 2) + model.heads
+    keys = 2 * heads * model.head_dim // grid.tensor * layout.compute_bytes
+    return float(tokens * (keys + queries * (8 + 1 + layout.compute_bytes)))

@@ -160,11 +160,12 @@ class Candidate:
     @property
     def description(self) -> str:
         """The layout in one line: axes, schedule, micro-batch, factors, recomputation."""
-        layout, factors = self.layout, self.factors
-        schedule = f"{self.schedule} " if layout.grid.pipeline > 1 else ""
+        layout, factors, grid = self.layout, self.factors, self.grid
+        schedule = f"{self.schedule} " if grid.pipeline > 1 else ""
+        context = f"CP {grid.context} " if grid.context > 1 else ""
         return (
-            f"TP {layout.grid.tensor} PP {layout.grid.pipeline}x{layout.virtual_stages} {schedule}"
-            f"DP {layout.grid.data} micro {layout.micro_batch} "
+            f"TP {grid.tensor} {context}PP {grid.pipeline}x{layout.virtual_stages} {schedule}"
+            f"DP {grid.data} micro {layout.micro_batch} "
             f"factors {factors.params}/{factors.grads}/{factors.optimizer} {layout.recompute}"
         )
 

@@ -1,9 +1,10 @@
-"""Choose what a configuration leaves to the planner: factors, layers, and pipeline schedule."""
+"""Choose what a configuration leaves to the planner: context, layers, factors and schedule."""
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -11,7 +12,7 @@ from frontier_llm.geometry.grid import data_ranks_per_node
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
-from frontier_llm.planner.estimate import FREE_COST, FREE_SHARE, budget_bytes
+from frontier_llm.planner.estimate import FREE_COST, FREE_SHARE, budget_bytes, judged_seconds
 from frontier_llm.planner.layer_split import (
     GAIN_OF_EQUAL_LAYERS,
     LEAST_GAIN,
@@ -20,7 +21,7 @@ from frontier_llm.planner.layer_split import (
 )
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, fullest, fullest_of, kinds_activations
-from frontier_llm.planner.space import Order, legal_factors, orders
+from frontier_llm.planner.space import Order, context_sizes, legal_factors, orders
 from frontier_llm.planner.step_time import StepTime, step_time
 from frontier_llm.units import format_bytes, format_seconds
 
@@ -35,17 +36,50 @@ def choose(
 
     The factors are chosen first, for a schedule with whole backward passes if the schedule is
     `auto` as well. If the layers are, a split that balances the stages is compared with an even
-    one. `explain` is called with lines that say what was chosen and why.
+    one, and if the context ranks are, all numbers of them. `explain` is called with lines that say
+    what was chosen and why.
 
     Raises:
         ConfigError: the configuration cannot run on these ranks, or no factors fit.
     """
+    if config.parallel.context == "auto":
+        return _choose_context(config, ranks, ranks_per_node, explain)
     if config.parallel.layers_per_stage == "auto":
         return _choose_layers(config, ranks, ranks_per_node, explain)
     config, choice = choose_factors(config, ranks, ranks_per_node)
     if choice:
         explain(f"sharding={config.sharding.name}: {choice}")
     return choose_schedule(config, ranks, ranks_per_node)
+
+
+def _choose_context(
+    config: RunConfig, ranks: int, ranks_per_node: int, explain: Callable[[str], object]
+) -> RunConfig:
+    """Choose everything for each number of context ranks, and take the fastest that fits.
+
+    A larger number is taken only if it saves LEAST_GAIN of a step, or if no smaller one fits.
+    """
+    data_ranks = max(1, ranks // (config.parallel.tensor * config.parallel.pipeline))
+    chosen, fastest, lines, tried = None, math.inf, list[str](), dict[int, str]()
+    refused: ConfigError | None = None
+    for context in context_sizes(config, data_ranks):
+        others = list[str]()
+        try:
+            other = _with(config, context=context)
+            other = choose(other, ranks, ranks_per_node, others.append)
+            seconds = _fitting_seconds(other, ranks, ranks_per_node)
+        except ConfigError as error:  # not legal, or nothing fits
+            refused = refused or error
+            continue
+        tried[context] = "too large" if seconds == math.inf else format_seconds(seconds)
+        if chosen is None or seconds < (1 - LEAST_GAIN) * fastest:
+            chosen, lines, fastest = other, others, seconds
+    if chosen is None:
+        raise refused or AssertionError
+    steps = ", ".join(f"{context}: {words}" for context, words in tried.items())
+    for line in (*lines, f"parallel.context={chosen.parallel.context}; predicted steps: {steps}"):
+        explain(line)
+    return chosen
 
 
 def _choose_layers(
@@ -58,7 +92,7 @@ def _choose_layers(
     """
     least = LEAST_GAIN if has_unlike_layers(config.model) else GAIN_OF_EQUAL_LAYERS
     lines, others, refused = list[str](), list[str](), None
-    chosen = _with_layers(config, None)
+    chosen = _with(config, layers_per_stage=None)
     try:
         chosen = choose(chosen, ranks, ranks_per_node, lines.append)
     except ConfigError as error:
@@ -66,7 +100,8 @@ def _choose_layers(
     layers = _balanced(chosen, ranks, ranks_per_node)
     if layers is not None:
         with suppress(ConfigError):  # no factors fit with these layers
-            other = choose(_with_layers(config, layers), ranks, ranks_per_node, others.append)
+            other = _with(config, layers_per_stage=layers)
+            other = choose(other, ranks, ranks_per_node, others.append)
             even = math.inf if refused else _fitting_seconds(chosen, ranks, ranks_per_node)
             seconds = _fitting_seconds(other, ranks, ranks_per_node)
             if seconds < (1 - least) * even:
@@ -96,15 +131,22 @@ def _balanced(config: RunConfig, ranks: int, ranks_per_node: int) -> tuple[int, 
 
 
 def _fitting_seconds(config: RunConfig, ranks: int, ranks_per_node: int) -> float:
-    """Return the seconds of a step; infinite = it does not fit in memory."""
+    """Return the seconds of a step as a plan judges them; infinite = it does not fit in memory.
+
+    They are 0 if the speed of the cluster is not known.
+    """
     candidate = Candidate.of(config, ranks, ranks_per_node)
-    if fullest(candidate).total > budget_bytes(candidate):
+    peak = fullest(candidate).total
+    if peak > budget_bytes(candidate):
         return math.inf
-    return step_time(candidate).seconds
+    try:
+        return judged_seconds(candidate, step_time(candidate).seconds, peak)
+    except ConfigError:
+        return 0.0
 
 
-def _with_layers(config: RunConfig, layers: tuple[int, ...] | None) -> RunConfig:
-    parallel = config.parallel.model_copy(update={"layers_per_stage": layers})
+def _with(config: RunConfig, **values: Any) -> RunConfig:
+    parallel = config.parallel.model_copy(update=values)
     return config.model_copy(update={"parallel": parallel})
 
 
@@ -270,7 +312,7 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     if "auto" not in (parallel.schedule, parallel.waiting_weights):
         return config
     whole = Order("interleaved" if parallel.chunks > 1 else "1f1b", 0)
-    fallback = _with_order(config, _with_given(config, whole))
+    fallback = _with(config, **_with_given(config, whole)._asdict())
     tried = dict.fromkeys(
         _with_given(config, order) for order in orders(config, parallel.pipeline, parallel.chunks)
     )
@@ -279,7 +321,7 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     seconds: dict[Order, float] = {}
     for order in tried:
         try:
-            candidate = Candidate.of(_with_order(config, order), ranks, ranks_per_node)
+            candidate = Candidate.of(_with(config, **order._asdict()), ranks, ranks_per_node)
             if fullest(candidate).total <= budget_bytes(candidate):
                 seconds[order] = step_time(candidate).seconds
         except ConfigError:  # this schedule cannot run, or the cluster's speed is not known
@@ -289,7 +331,7 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     fastest = min(seconds, key=lambda order: seconds[order])
     if seconds[fastest] > (1 - LEAST_GAIN) * seconds.get(whole, float("inf")):
         fastest = whole
-    return _with_order(config, fastest)
+    return _with(config, **fastest._asdict())
 
 
 def _with_given(config: RunConfig, order: Order) -> Order:
@@ -298,8 +340,3 @@ def _with_given(config: RunConfig, order: Order) -> Order:
         order.schedule if parallel.schedule == "auto" else parallel.schedule,
         order.waiting_weights if parallel.waiting_weights == "auto" else parallel.waiting_weights,
     )
-
-
-def _with_order(config: RunConfig, order: Order) -> RunConfig:
-    parallel = config.parallel.model_copy(update=order._asdict())
-    return config.model_copy(update={"parallel": parallel})

@@ -94,6 +94,7 @@ class Estimate:
                 "ranks": self.candidate.grid.size,
                 "tensor": parallel.tensor,
                 "pipeline": parallel.pipeline,
+                "context": self.candidate.grid.context,
                 "chunks": parallel.chunks,
                 "schedule": self.candidate.layout.schedule_name,
                 "waiting_weights": self.candidate.layout.waiting_weights,

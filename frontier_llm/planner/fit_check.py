@@ -173,13 +173,13 @@ def _changes(candidate: Candidate) -> Iterator[tuple[str, Candidate]]:
 
 
 def _changed_configs(config: RunConfig, ranks: int) -> Iterator[tuple[str, RunConfig]]:
-    """Yield more recomputation, smaller micro-batches, and more tensor or pipeline ranks."""
+    """Yield more recomputation, smaller micro-batches, and more ranks of an axis."""
     for recompute in ("selective", "full"):
         if recompute != config.recompute:
             yield f"recompute={recompute}", config.model_copy(update={"recompute": recompute})
     for micro_batch in divisors(config.data.micro_batch)[:-1]:
         yield f"data.micro_batch={micro_batch}", _with(config, "data", micro_batch=micro_batch)
-    for axis in ("tensor", "pipeline"):
+    for axis in ("tensor", "pipeline", "context"):
         for size in divisors(ranks):
             if size > getattr(config.parallel, axis):
                 values: dict[str, int | None] = {axis: size}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from frontier_llm.geometry.context_cut import typical_sent_tokens
+from frontier_llm.geometry.context_cut import typical_work
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
@@ -27,6 +27,7 @@ class ChunkPasses:
 
     compute: Seconds
     tensor: ActionSeconds
+    """Seconds of the communication of tensor and of context ranks."""
     host: ActionSeconds
     """Seconds of the CPU to start the kernels of each kind of action."""
     outside: float
@@ -82,6 +83,7 @@ class Passes:
     kind: StageKind
     chunks: tuple[ChunkPasses, ...]
     tensor: Cost
+    context: Cost
     exchange: Cost
 
     @property
@@ -217,11 +219,14 @@ class LayoutTime:
         )
 
     def _passes(self, kind: StageKind, chunks: tuple[ChunkPasses, ...]) -> Passes:
-        tensor = sum(chunk.tensor.total(splits=chunk.splits) for chunk in chunks)
+        splits, width = self._layout.splits_backward, self._layout.grid.context
+        both = sum(chunk.tensor.total(splits=splits) for chunk in chunks)
+        context = sum(self._context_seconds(chunk).total(splits=splits) for chunk in kind.chunks)
         return Passes(
             kind,
             chunks,
-            tensor=Cost(tensor, self.groups.tensor.link),
+            tensor=Cost(both - context, self.groups.tensor.link),
+            context=Cost(context, self.groups.data(width, 1).link),
             exchange=Cost(self._sends(kind) * self.send.occupied, self.groups.send(0).link),
         )
 
@@ -252,20 +257,17 @@ class LayoutTime:
     def _context_seconds(self, chunk: ModelChunk) -> ActionSeconds:
         """Return the seconds in which context ranks exchange keys and values, which block.
 
-        They are sent forward and once more backward, and then their gradients. How many of them
-        other ranks read depends on the documents of a sample, for which typical ones stand.
+        They are sent forward and once more backward, and then their gradients. Each time all ranks
+        wait for the one that sends or receives most. How much that is depends on the documents of
+        a sample, for which typical ones stand.
         """
         layout, context = self._layout, self._layout.grid.context
         if context == 1:
             return ActionSeconds(0.0, 0.0, 0.0, 0.0)
-        tokens = typical_sent_tokens(layout.sequence_length, layout.read_share, context)
-        layers = len(chunk.layers)
-        most = max(
-            sum(layout.activation_traffic.context_bytes(tokens, rank, layers))
-            for rank in range(context)
-        )
-        group = self.groups.data(context, 1)
-        once = group.exchange(most * layout.micro_batch, 3 * layers).seconds / 3
+        rows = typical_work(layout.sequence_length, layout.read_share, context).rows
+        row_bytes, layers = layout.activation_traffic.row_bytes, len(chunk.layers)
+        size = layers * layout.micro_batch * rows * row_bytes
+        once = self.groups.data(context, 1).exchange(size, layers).seconds
         return ActionSeconds(once, 2 * once, 2 * once, 0.0)
 
     def _exposed_tensor_seconds(self, chunk: ModelChunk) -> float:

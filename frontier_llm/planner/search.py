@@ -1,6 +1,6 @@
 """Search the best layouts of a configuration among all legal ones.
 
-A layout is a cut of the model (`space.Cut`: tensor and pipeline sizes, chunks, schedule,
+A layout is a cut of the model (`space.Cut`: tensor, pipeline and context sizes, chunks, schedule,
 micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
 cut has two lower bounds: one on its step time, without communication of model states, and one on
 its memory, with the finest sharding factors. A cut that does not fit by the second bound is
@@ -234,8 +234,8 @@ def _bounded_cuts(
 
     Each cut is tried with an even split of the layers and, if that fits, with a balanced one.
     """
-    # the kinds of stages by tensor size, placement and layers of the model chunks, computed once
-    stage_kinds: dict[tuple[int, Placement, object], StageKinds] = {}
+    # the kinds of stages by tensor and context size, placement and layers of the model chunks
+    stage_kinds: dict[tuple[int, int, Placement, object], StageKinds] = {}
     splits: dict[tuple[Cut, Placement], tuple[int, ...] | None] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
@@ -256,7 +256,7 @@ def _bounded_cuts(
             _refuse(found, error.key, f"{cut}: {error.got}; wants {error.wants}")
             return None
         found.examined += 1
-        key = (cut.tensor, layout.placement, cut.layers_per_stage)
+        key = (cut.tensor, cut.context, layout.placement, cut.layers_per_stage)
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])

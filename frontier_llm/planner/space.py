@@ -15,6 +15,9 @@ from frontier_llm.geometry.partition import ORDER, Factors, survives
 
 DEFAULT_CHUNKS = (1, 2, 4, 8)
 """Model chunks per stage that are tried if `planner.chunks` is not set."""
+LEAST_TOKENS = 256
+"""Tokens of a sample per context rank at least if `parallel.context` is `auto`: a rank of a joined
+sample has two ranges, and kernels of attention read 128 tokens at once."""
 LARGEST_MICRO_BATCH = 64
 """Largest micro-batch in samples that is tried if `planner.micro_batch` is not set."""
 
@@ -84,6 +87,8 @@ class Cut:
 
     tensor: int
     pipeline: int
+    context: int
+    """Data ranks that divide the tokens of a sample."""
     chunks: int
     """Model chunks (virtual stages) per stage."""
     order: Order
@@ -96,22 +101,26 @@ class Cut:
 
     def __str__(self) -> str:
         layers = f" layers {list(self.layers_per_stage)}" if self.layers_per_stage else ""
+        context = f"CP {self.context} " if self.context > 1 else ""
         return (
-            f"TP {self.tensor} PP {self.pipeline}x{self.chunks} {self.order} "
+            f"TP {self.tensor} {context}PP {self.pipeline}x{self.chunks} {self.order} "
             f"micro {self.micro_batch} {self.recompute}{layers}"
         )
 
     def apply(self, config: RunConfig) -> RunConfig:
         """Return a configuration with this cut.
 
-        Sequence parallelism is used if the tensor ranks divide the sequence length. It sends no
-        more bytes than tensor parallelism alone, and saves time and memory.
+        Sequence parallelism is used if the tensor ranks divide the sequence length, or each of the
+        two ranges of a context rank. It sends no more bytes than tensor parallelism alone, and
+        saves time and memory.
         """
-        sequence_parallel = self.tensor > 1 and config.data.sequence_length % self.tensor == 0
+        multiple = self.tensor * (2 * self.context if self.context > 1 else 1)
+        sequence_parallel = self.tensor > 1 and config.data.sequence_length % multiple == 0
         parallel = config.parallel.model_copy(
             update={
                 "tensor": self.tensor,
                 "pipeline": self.pipeline,
+                "context": self.context,
                 "chunks": self.chunks,
                 "schedule": self.order.schedule,
                 "waiting_weights": self.order.waiting_weights,
@@ -143,10 +152,23 @@ def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:
             continue
         stage_counts = [p for p in divisors(ranks // tensor) if p <= config.model.layers]
         for pipeline in _allowed(planner.pipeline, stage_counts):
-            for chunks in _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,)):
+            contexts = _allowed(planner.context, context_sizes(config, ranks // tensor // pipeline))
+            chunk_counts = _allowed(planner.chunks, DEFAULT_CHUNKS if pipeline > 1 else (1,))
+            for context, chunks in product(contexts, chunk_counts):
                 found = orders(config, pipeline, chunks, planner.schedule)
                 for values in product(found, micro_batches, planner.recompute or modes):
-                    yield Cut(tensor, pipeline, chunks, *values)
+                    yield Cut(tensor, pipeline, context, chunks, *values)
+
+
+def context_sizes(config: RunConfig, data_ranks: int) -> list[int]:
+    """Return the values for which `parallel.context` stands, ascending.
+
+    For `auto` these are the divisors of the data ranks that leave each rank `LEAST_TOKENS`.
+    """
+    if config.parallel.context != "auto":
+        return [config.parallel.context]
+    most = max(1, config.data.sequence_length // LEAST_TOKENS)
+    return [size for size in divisors(data_ranks) if size <= most]
 
 
 def legal_factors(config: RunConfig, grid: Grid, base: Factors) -> tuple[Factors, ...]:

@@ -164,6 +164,7 @@ class _Stage:
         self.per_micro_batch = {
             "compute": forward + backward,
             "tensor": passes.tensor.seconds,
+            "context": passes.context.seconds,
             "host": sum(chunk.waits for chunk in passes.chunks),
             "exchange": passes.exchange.seconds,
             "gather_params": gather + gather_again,
@@ -188,6 +189,7 @@ class _Stage:
         }
         self.costs_per_micro_batch = [
             passes.tensor,
+            passes.context,
             passes.exchange,
             Cost(sent_gather + sent_again, costs.gather.link),
             Cost(sent_reduce, costs.scatter.link),

@@ -32,6 +32,7 @@ CHOOSERS = {
     "parallel.schedule": "geometry/pipeline_schedule.py planner/choice.py:auto",
     "parallel.waiting_weights": "planner/choice.py auto",
     "parallel.layers_per_stage": "planner/choice.py auto",
+    "parallel.context": "planner/choice.py auto",
     **dict.fromkeys(
         ["sharding.params", "sharding.grads", "sharding.optimizer"], "geometry/partition.py auto"
     ),

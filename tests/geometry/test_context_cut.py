@@ -12,7 +12,8 @@ from frontier_llm.geometry.context_cut import (
     context_cut,
     overlap,
     sent_tokens,
-    typical_sent_tokens,
+    typical_lengths,
+    typical_work,
 )
 from tests.properties import examples
 
@@ -124,22 +125,29 @@ def test_drawn_text_is_balanced_and_sends_few_rows(
     draw: str, tokens: int, context: int, share: float
 ) -> None:
     """Relative to what the ranks receive if each of them gathers all rows."""
-    sent, read = [], []
+    sent, read, most = [], [], []
     for seed in range(30):
         lengths = drawn(draw, tokens, seed)
         own = masks(context_cut(lengths, context), tokens)
-        assert balance(lengths, own) <= MOST_WORK
+        most.append(balance(lengths, own))
+        assert most[-1] <= MOST_WORK
         counts = np.array(sent_tokens(lengths, context))
         sent.append((counts.sum() - np.trace(counts)) / tokens / (context - 1))
         read.append(sum(n * n for n in lengths) / tokens**2)
     assert np.mean(sent) < share
-    typical = np.array(typical_sent_tokens(tokens, float(np.mean(read)), context))
+    typical = np.array(sent_tokens(typical_lengths(tokens, float(np.mean(read))), context))
     priced = (typical.sum() - np.trace(typical)) / tokens / (context - 1)
     assert priced == pytest.approx(np.mean(sent), rel=0.3)
+    work = typical_work(tokens, float(np.mean(read)), context)
+    assert work.imbalance == pytest.approx(np.mean(most), abs=0.03)
+    others = typical - np.diag(np.diag(typical))
+    assert work.rows == max(others.sum(0).max(), others.sum(1).max())
 
 
 def test_typical_joined_documents_are_one_document() -> None:
-    assert typical_sent_tokens(64, 1.0, 4) == sent_tokens([64], 4)
+    assert typical_lengths(64, 1.0) == [64]
+    # the last rank sends both of its ranges to all others, and the first one receives as much
+    assert typical_work(64, 1.0, 4) == (1.0, 2 * 3 * 8)
 
 
 def test_overlap_has_common_tokens_in_order() -> None:

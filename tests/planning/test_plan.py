@@ -221,6 +221,8 @@ SEARCHES = {
     "two ranks per node": ("launch.ranks_per_node=2", "launch.ranks=4"),
     "formats": ("collectives=zeropp", "launch.ranks=4", "planner.pipeline=[1]"),
     "searched formats": ("planner.collectives=[plain,zeropp]", "planner.pipeline=[1,2]"),
+    "context": ("planner.context=[2,1]", "launch.ranks=4", "planner.pipeline=[1,2]"),
+    "auto": ("parallel.context=auto", "data.sequence_length=512", "launch.ranks=2"),
     "a base": ("experiment=laptop_3d", "planner.tensor=[1]"),
     "nodes": (*SMALL[:-1], "planner.tensor=[1,4]"),
 }
