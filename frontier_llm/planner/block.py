@@ -3,7 +3,7 @@
 All counts are for one tensor rank out of t. Of a tensor that is sharded over tensor ranks, 1/t
 counts. Other tensors count in full, or 1/t with sequence parallelism.
 
-The counts follow the modules of model/layer_specs.py one by one. They agree with Korthikanti et al.
+The counts follow the modules of model/layer.py one by one. They agree with Korthikanti et al.
 (arXiv:2205.05198, section 4), except that attention is fused and that dropout masks count only if
 the model has dropout. A norm keeps its input and output, as fused kernels do. On a CPU, torch
 composes RMSNorm of several operations and keeps more.

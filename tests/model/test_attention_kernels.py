@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import attention_kernels
+from frontier_llm.model.attention_kernels import attention_kernels
 from tests.values import TINY_T5, tiny_values
 
 CPU = torch.device("cpu")
