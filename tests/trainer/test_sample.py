@@ -71,7 +71,7 @@ def test_an_encoder_decoder_fills_the_hole_or_continues_the_prompt(fills: bool) 
             for _ in range(4):
                 logits = chunk(
                     encoder_tokens=torch.tensor([[*read, letters.eod]]),
-                    decoder_tokens=torch.tensor([said]),
+                    tokens=torch.tensor([said]),
                 )
                 said = [*said, int(logits[0, -1, : letters.vocabulary].argmax())]
         return [letters.decode(said[len(start) :])]
