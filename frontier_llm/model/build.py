@@ -163,10 +163,14 @@ def _t5_factor(name: str, model: ModelConfig) -> float:
 
 
 def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig) -> None:
-    """Divide the query rows of a fused matrix, which is ordered by head, by sqrt(head width)."""
+    """Divide the query rows of a fused matrix by sqrt(head width).
+
+    It is ordered by head of keys: its queries, its key, its value.
+    """
     first_row, width = placement.global_start[0], model.head_dim
     rows = torch.arange(first_row, first_row + placement.shape[0], device=view.device)
-    view[rows % (3 * width) < width] /= math.sqrt(width)
+    queries = model.heads // model.kv_heads
+    view[rows % ((queries + 2) * width) < queries * width] /= math.sqrt(width)
 
 
 def _fill_normal(view: torch.Tensor, placement: Placement, deviation: float, seed: int) -> None:

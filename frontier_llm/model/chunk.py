@@ -10,6 +10,8 @@ In shapes, s is the number of tokens of the encoder, t the number of tokens of t
 the number of samples.
 """
 
+from dataclasses import replace
+
 import torch
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -65,7 +67,7 @@ class Chunk(MegatronModule):
         }
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         if model_chunk.has_head:
-            head = ColumnLinear if model.width_factor == 1 else ScaledHead
+            head = ColumnLinear if model.head_factor == 1 else ScaledHead
             self.output_layer = head(
                 model.hidden,
                 rows,
@@ -76,7 +78,7 @@ class Chunk(MegatronModule):
                 skip_weight_param_allocation=model.tied and model_chunk.has_embedding,
                 tp_group=groups.tp,
             )
-            self.output_layer.input_factor = model.width_factor
+            self.output_layer.input_factor = model.head_factor
 
     def set_input_tensor(self, input_tensor: Tensor | None) -> None:
         """Receive [s + t, b, hidden] of the previous chunk, or None, from trainer/pipeline.py."""
@@ -116,7 +118,10 @@ class Chunk(MegatronModule):
             context_reads = Reads(keys=Documents.padded(encoder_mask))
         if self.encoder is not None:
             assert context is not None
-            context = self.encoder(context, context_reads)
+            reads = context_reads
+            if self._model.window is not None:  # the padding reads itself: each query needs a key
+                reads = replace(reads, queries=reads.keys)
+            context = self.encoder(context, reads)
         if self.decoder is not None:
             reads = self._reads(tokens, cumulative_lengths, is_part=is_part)
             decoded = self.decoder(decoded, reads, context, context_reads)

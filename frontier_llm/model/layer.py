@@ -106,7 +106,7 @@ class Attention(nn.Module):
             "head": lambda: HeadNorms(config, model.head_dim, kernels),
             "width": lambda: WidthNorms(config, widths, kernels, groups.tp),
         }
-        self.norms = make[model.qk_norm]()
+        self.norms = None if is_cross else make[model.qk_norm]()
 
     def forward(
         self,

@@ -217,8 +217,9 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         tokens = attention.queries * context
         pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=causal)
         read_pairs = samples * pairs / context
-    rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
-    normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
+    heads = 0 if attention.cross else queries * query_width + keys * key_width
+    rotated = heads if model.positions == "rotary" else 0
+    normalised = heads if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions
     relative = model.positions == "relative" and not attention.cross
     stores_bias = relative and layout.attention == "sdpa"

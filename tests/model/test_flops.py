@@ -41,7 +41,12 @@ def count(world: World, values: dict[str, Any], *, train: bool) -> float:
     return float(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("model", [*MODELS.values(), T5], ids=[*MODELS, "t5"])
+ROTARY_T5 = [*T5, "model.positions=rotary", "model.kv_heads=2", "model.qk_norm=head"]
+
+
+@pytest.mark.parametrize(
+    "model", [*MODELS.values(), T5, ROTARY_T5], ids=[*MODELS, "t5", "rotary_t5"]
+)
 def test_forward_is_counted_exactly(model: list[str]) -> None:
     values = tiny_values(*model)
     counted = run_ranks(lambda w: count(w, values, train=False), 1)[0]

@@ -37,6 +37,10 @@ MODELS = {
         "optimizer.z_loss=1e-3",
     ),
     "mt5": ("model=mt5_tiny", *SMALL, "optimizer=adafactor"),
+    "rotary_mt5": (
+        "model=mt5_tiny", *GROUPED, "optimizer=adamw", "model.positions=rotary", "model.window=20",
+        "model.attention_softcap=20", "model.qk_norm=head", "model.tied=true",
+    ),
 }  # fmt: skip
 
 
