@@ -22,7 +22,7 @@ MODELS = {
     "grouped": (*T5, "model.kv_heads=2", "model.window=6"),
     "rotary": (*ROTARY, "model.kv_heads=1", "model.qk_norm=head", "model.activation=swiglu"),
     "bounded": (
-        *ROTARY, "model.attention_softcap=0.7", "model.logit_softcap=1.5", "model.window=4",
+        *ROTARY, "model.attention_softcap=0.7", "model.logit_softcap=1.5", "model.window=2",
         "model.window_every=2",
     ),
     "outputs": (*T5, "model.norm_placement=output", "model.qk_norm=width", "model.tied=true"),
