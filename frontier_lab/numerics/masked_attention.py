@@ -128,7 +128,7 @@ def self_attention(
     if module.positions is not None:
         table, bias = module.positions.weight, module.positions()
         buckets = _buckets(model, -distance, causal)
-    reads = module.reads(documents, length, s.device, bias)[window]
+    reads = module.reads_by_window(documents, length, s.device, bias)[window]
     return _attend(s, attention.core_attention, _Mask(is_read, reads, bias, table, buckets))
 
 

@@ -81,7 +81,7 @@ def make_chunk(
     kernels: Kernels,
 ) -> Chunk:
     """Build one model chunk on the default device, without initialising its weights."""
-    chunk = Chunk(layout, model_chunk, transformer, groups.megatron, kernels, groups.context)
+    chunk = Chunk(layout, model_chunk, transformer, groups.tensor, kernels, groups.context)
     if kernels.compiles_layers:
         _compile_layers(chunk)
     return chunk

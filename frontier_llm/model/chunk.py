@@ -13,8 +13,8 @@ the number of samples.
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -46,24 +46,24 @@ class Chunk(MegatronModule):
         layout: ResolvedLayout,
         model_chunk: ModelChunk,
         config: TransformerConfig,
-        groups: ProcessGroupCollection,
+        group: dist.ProcessGroup,
         kernels: Kernels,
         context: ContextRanks | None = None,
     ) -> None:
         super().__init__(config=config)
         model = self._model = layout.model
-        self._group, self._context = groups.tp, context
+        self._group, self._context = group, context
         self._keeps = layout.recompute == "full"
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
         self._received: Tensor | None = None
-        rows = padded_vocabulary(model, groups.tp.size())
+        rows = padded_vocabulary(model, group.size())
         if model_chunk.has_embedding:
             positions = _EMBEDDED_POSITIONS[model.positions]
             self.embedding = LanguageModelEmbedding(
-                config, rows, layout.sequence_length, positions, tp_group=groups.tp
+                config, rows, layout.sequence_length, positions, tp_group=group
             )
         stacks = {
-            stack.name: LayerStack(stack, layout, config, groups, kernels) for stack in self.stacks
+            stack.name: LayerStack(stack, layout, config, group, kernels) for stack in self.stacks
         }
         self.encoder, self.decoder = stacks.get("encoder"), stacks.get("decoder")
         if model_chunk.has_head:
@@ -76,7 +76,7 @@ class Chunk(MegatronModule):
                 bias=False,
                 gather_output=False,
                 skip_weight_param_allocation=model.tied and model_chunk.has_embedding,
-                tp_group=groups.tp,
+                tp_group=group,
             )
             self.output_layer.input_factor = model.head_factor
 
@@ -112,8 +112,9 @@ class Chunk(MegatronModule):
         if self.model_chunk.has_embedding:
             states = self._embed(sides, positions)
         assert states is not None, "the schedule must set the input of a chunk without embedding"
-        *encoded, decoded = states.split([side.shape[1] // self._parts for side in sides])
-        context, context_reads = encoded[0] if encoded else None, Reads()
+        context, decoded, context_reads = None, states, Reads()
+        if encoder_tokens is not None:
+            context, decoded = states.split([side.shape[1] // self._parts for side in sides])
         if encoder_mask is not None:
             context_reads = Reads(keys=Documents.padded(encoder_mask))
         if self.encoder is not None:

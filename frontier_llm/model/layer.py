@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -66,19 +66,19 @@ class Attention(nn.Module):
         config: TransformerConfig,
         model: ModelConfig,
         kernels: Kernels,
-        groups: ProcessGroupCollection,
+        group: dist.ProcessGroup,
         *,
         is_cross: bool = False,
         recompute: bool = False,
     ) -> None:
         super().__init__()
         self.kernels, self._width, self._factor = kernels, model.head_dim, attention_factor(model)
-        tensor = groups.tp.size()
+        tensor = group.size()
         self._key_heads = model.kv_heads // tensor
         query, key = (heads * model.head_dim for heads in (model.heads, model.kv_heads))
         cap, dropout = model.attention_softcap, model.attention_dropout
         scores = Scores(model.softmax_scale, cap, dropout, recompute=recompute)
-        options: dict[str, Any] = {"config": config, "skip_bias_add": False, "tp_group": groups.tp}
+        options: dict[str, Any] = {"config": config, "skip_bias_add": False, "tp_group": group}
         project = partial(
             ColumnLinear,
             model.hidden,
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         make: dict[str, Callable[[], HeadNorms | WidthNorms | None]] = {
             "none": lambda: None,
             "head": lambda: HeadNorms(config, model.head_dim, kernels),
-            "width": lambda: WidthNorms(config, widths, kernels, groups.tp),
+            "width": lambda: WidthNorms(config, widths, kernels, group),
         }
         self.norms = None if is_cross else make[model.qk_norm]()
 
@@ -128,14 +128,14 @@ class Attention(nn.Module):
         self, hidden: Tensor, angles: Tensor | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [s, b, h, d], keys and values [t, b, g, d]."""
-        groups, width = self._key_heads, self._width
+        key_heads, width = self._key_heads, self._width
         if context is None:
-            fused = self.linear_qkv(hidden)[0].unflatten(2, (groups, -1))
+            fused = self.linear_qkv(hidden)[0].unflatten(2, (key_heads, -1))
             query, key, value = fused.split([fused.shape[3] - 2 * width, width, width], dim=3)
             query = query.reshape(*query.shape[:2], -1, width)
         else:
             query = self.linear_q(hidden)[0].unflatten(2, (-1, width))
-            key, value = self.linear_kv(context)[0].unflatten(2, (groups, -1)).chunk(2, dim=3)
+            key, value = self.linear_kv(context)[0].unflatten(2, (key_heads, -1)).chunk(2, dim=3)
         if self.norms is not None:
             query, key = self.norms(query, key)
         if angles is not None:
@@ -158,7 +158,7 @@ class Layer(nn.Module):
         config: TransformerConfig,
         model: ModelConfig,
         kernels: Kernels,
-        groups: ProcessGroupCollection,
+        group: dist.ProcessGroup,
         *,
         reads_encoder: bool = False,
         recompute: bool = False,
@@ -167,14 +167,14 @@ class Layer(nn.Module):
         self.config = config
         self._norm_first = {"input": True, "output": False}[model.norm_placement]
         self._in_parallel = {"sequential": False, "parallel": True}[model.residual]
-        attention = partial(Attention, config, model, kernels, groups, recompute=recompute)
+        attention = partial(Attention, config, model, kernels, group, recompute=recompute)
         self.input_layernorm, self.self_attention = Norm(config, kernels), attention()
         if reads_encoder:
             self.pre_cross_attn_layernorm = Norm(config, kernels)
             self.cross_attention = attention(is_cross=True)
         self.pre_mlp_layernorm = Norm(config, kernels)
         linears = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
-        self.mlp = MLP(config, linears, tp_group=groups.tp)
+        self.mlp = MLP(config, linears, tp_group=group)
         self._reads_encoder = reads_encoder
 
     def forward(

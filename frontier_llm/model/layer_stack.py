@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from megatron.core.process_groups_config import ProcessGroupCollection
+import torch.distributed as dist
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class LayerStack(nn.Module):
         stack: Stack,
         layout: ResolvedLayout,
         config: TransformerConfig,
-        groups: ProcessGroupCollection,
+        group: dist.ProcessGroup,
         kernels: Kernels,
     ) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class LayerStack(nn.Module):
             self.positions = RelativePositions(
                 model.relative_buckets,
                 model.relative_distance,
-                model.heads // groups.tp.size(),
+                model.heads // group.size(),
                 causal=self._causal,
                 dtype=config.params_dtype,
             )
@@ -63,7 +63,7 @@ class LayerStack(nn.Module):
                 config,
                 model,
                 kernels,
-                groups,
+                group,
                 reads_encoder=model.reads_encoder(number),
                 recompute=recompute == "attention",
             )
@@ -87,10 +87,8 @@ class LayerStack(nn.Module):
         parts = self._config.tensor_model_parallel_size if self._config.sequence_parallel else 1
         tokens = parts * hidden.shape[0]
         bias = None if self.positions is None else self.positions()
-        by_window, turns = (
-            self.reads(reads, tokens, hidden.device, bias),
-            self.angles(reads, tokens),
-        )
+        by_window = self.reads_by_window(reads, tokens, hidden.device, bias)
+        turns = self.angles(reads, tokens)
         for layer, window in zip(self.layers, self._windows, strict=True):
             own = {"reads": by_window[window], "bias": bias, "angles": turns}
             run = partial(self._run, partial(layer, **own, context_reads=context_reads))
@@ -113,7 +111,7 @@ class LayerStack(nn.Module):
             return of_sample[reads.kernel.tokens.T.to(of_sample.device)].squeeze(2)
         return angles(self._frequencies, tokens)
 
-    def reads(
+    def reads_by_window(
         self, reads: Reads, tokens: int, device: torch.device, bias: Tensor | None
     ) -> dict[int | None, Reads]:
         """Return what the layers read, by the window of a layer.
