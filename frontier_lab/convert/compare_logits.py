@@ -55,13 +55,13 @@ def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
             # encoder and decoder read different numbers of tokens, so exchanged inputs would fail
             decoder_tokens = tokens[:, : max(1, length * 3 // 4)].flip(1)
             logits = (
-                _our_logits(config, ours, encoder_tokens=tokens, decoder_tokens=decoder_tokens),
+                _our_logits(config, ours, encoder_tokens=tokens, tokens=decoder_tokens),
                 _their_logits(theirs, "AutoModelForSeq2SeqLM", tokens, decoder_tokens),
             )
         else:
             positions = torch.arange(length).expand(shape)
             logits = (
-                _our_logits(config, ours, input_ids=tokens, position_ids=positions),
+                _our_logits(config, ours, tokens=tokens, positions=positions),
                 _their_logits(theirs, "AutoModelForCausalLM", tokens, None),
             )
     return Comparison.of(*logits)
@@ -69,10 +69,9 @@ def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
 
 def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
     """Return fp32 logits [samples, tokens, vocabulary], without the padding of the vocabulary."""
-    masks = {"encoder_mask": None} if config.model.kind == "t5" else {"attention_mask": None}
     with single_process_model(config, path, torch.device("cpu")) as (model, _):
         (chunk,) = model.chunks
-        logits: Tensor = chunk.eval()(**inputs, **masks)
+        logits: Tensor = chunk.eval()(**inputs)
         return logits[..., : config.model.vocabulary].float()
 
 

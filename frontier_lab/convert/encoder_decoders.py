@@ -6,7 +6,7 @@ The attributes of the classes are explained in base_family.py, and the rows of a
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from frontier_lab.convert.base_family import Family, Setting, Values, query_key_value
+from frontier_lab.convert.base_family import PLAIN, Family, Setting, Values, query_key_value
 from frontier_lab.convert.table import Row, split_heads, unfold
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
@@ -23,8 +23,8 @@ class T5(Family):
     architecture = "T5ForConditionalGeneration"
     copies: ClassVar[Mapping[str, str]] = {"coder.embed_tokens.weight": "shared.weight"}
     wants: ClassVar[Mapping[str, Any]] = {
-        "kind": "t5", "positions": "relative", "norm": "rmsnorm", "activation": "geglu",
-        "bias": False, "tied": False, "scaled_attention": False,
+        **PLAIN, "kind": "t5", "positions": "relative", "norm": "rmsnorm", "activation": "geglu",
+        "bias": False, "qkv_bias": False, "tied": False, "scaled_attention": False,
     }  # fmt: skip
     settings = (
         Setting("vocabulary", "vocab_size"),

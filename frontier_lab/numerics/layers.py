@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from torch import Tensor, nn
 
 from frontier_lab.numerics import references
@@ -20,8 +21,7 @@ from frontier_lab.numerics.subject import (
     paired,
     shape_of,
 )
-from frontier_llm.model import t5
-from frontier_llm.model.attention import attention_kernels
+from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.protocols import set_product_sink
 from frontier_llm.sharding import unit_gradients
 
@@ -44,9 +44,9 @@ def model_checks(s: Subject) -> Iterator[Check]:
         module = getattr(chunk, stack.name)
         for number, layer in enumerate(module.layers):
             if number == 0:
-                yield from _before_attention(s, stack.name, layer, chunk)
+                yield from _before_attention(s, stack.name, layer, module)
             kind, kernel = next(kernels)
-            attend = partial(self_attention, s, layer.self_attention, chunk, stack.name, number)
+            attend = partial(self_attention, s, layer.self_attention, module, stack.name, number)
             yield check(s, f"attention ({kind})", kernel, attend)
             if number == 0:
                 yield from _after_attention(s, stack.name, layer, kernels)
@@ -55,15 +55,14 @@ def model_checks(s: Subject) -> Iterator[Check]:
     yield check(s, "loss", "chunks in fp32", partial(loss, s, chunk))
 
 
-def _before_attention(s: Subject, stack: str, layer: Any, chunk: Any) -> Iterator[Check]:
+def _before_attention(s: Subject, stack: str, layer: Any, module: Any) -> Iterator[Check]:
     for name in NORMS:
-        module = getattr(layer, name, None)
-        if isinstance(getattr(module, "weight", None), Tensor):
+        if (norm := getattr(layer, name, None)) is not None:
             words = name.removesuffix("_layernorm").replace("_", " ")
-            yield check(s, f"norm ({stack}, {words})", s.kernels.source, partial(_norm, s, module))
+            yield check(s, f"norm ({stack}, {words})", s.kernels.source, partial(_norm, s, norm))
     attention = layer.self_attention
     yield _product(s, attention, "linear_qkv", stack)
-    run = partial(queries_and_keys, s, attention, chunk)
+    run = partial(queries_and_keys, s, attention, module)
     if attention.norms is not None:
         unrotated = partial(run, turns=False)
         yield check(s, f"norms of queries and keys ({stack})", s.kernels.source, unrotated)
@@ -73,7 +72,7 @@ def _before_attention(s: Subject, stack: str, layer: Any, chunk: Any) -> Iterato
 def _after_attention(s: Subject, stack: str, layer: Any, kernels: Any) -> Iterator[Check]:
     yield _product(s, layer.self_attention, "linear_proj", stack)
     cross: Any = getattr(layer, "cross_attention", None)
-    if hasattr(cross, "linear_q"):
+    if cross is not None:
         yield _product(s, cross, "linear_q", "cross")
         yield _product(s, cross, "linear_kv", "cross")
         kind, kernel = next(kernels)
@@ -134,7 +133,7 @@ def _product(s: Subject, owner: nn.Module, name: str, stack: str) -> Check:
 def _linear(s: Subject, owner: Any, module: Any, *, fused: bool) -> tuple[str, Pairs]:
     """Two micro-batches of a linear layer, whose weight gradients are added."""
     a, is_tied = s.arithmetic, module.weight is None
-    weight = owner.shared_embedding_or_output_weight() if is_tied else module.weight
+    weight = owner.embedding.word_embeddings.weight if is_tied else module.weight
     options = {"weight": weight} if is_tied else {}
     (wide, inputs), factor = weight.shape, getattr(module, "input_factor", 1.0)
     count = s.affordable(s.tokens, 12 * weight.numel(), 16, on_device=True)
@@ -195,7 +194,7 @@ def _residual(s: Subject, layer: Any) -> tuple[str, Pairs]:
     x, residual = (s.random(count, 1, hidden).requires_grad_() for _ in range(2))
     grad = s.random(count, 1, hidden)
     bias = None if s.device.type == "cpu" else layer.mlp.linear_fc2.bias
-    add = layer.mlp_bda(layer.training, layer.config.bias_dropout_fusion)
+    add = get_bias_dropout_add(layer.training, layer.config.bias_dropout_fusion)
     y = add((x, bias), residual, 0.0)
     found = gradients(y, grad, [x, residual])
     block = exact(x) if bias is None else exact(x).plus(exact(bias)).round(run)
@@ -253,10 +252,7 @@ def loss(s: Subject, chunk: Any) -> tuple[str, Pairs]:
     place = rows.to(s.device)
     kept = exact(logits.flatten(0, 1)[place, : model.vocabulary])
     given = logits.clone()  # as the product of the head, it is overwritten
-    if model.kind == "gpt":
-        losses = chunk.compute_language_model_loss(labels, given)
-    else:
-        losses = t5.token_losses(given, labels, chunk.vocabulary, chunk.pg_collection.tp)
+    losses = chunk.losses(given, labels)
     z_loss = s.config.optimizer.z_loss
     mean = losses.means(lambda x: (x * factors).sum(), z_loss).sum()
     (found,) = gradients(mean, torch.ones_like(mean), [logits])

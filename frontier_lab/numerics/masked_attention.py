@@ -9,7 +9,7 @@ from frontier_lab.numerics import references
 from frontier_lab.numerics.references import Number, exact
 from frontier_lab.numerics.subject import Pairs, PassThrough, Subject, gradients, shape_of
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.model.confined import Documents
+from frontier_llm.model.reads import Documents, Reads
 
 SCORES = 2.0
 """Standard deviation of the scores, unless they have a bound of more than four times as much. With
@@ -17,7 +17,7 @@ smaller ones all keys would count about the same."""
 
 
 def queries_and_keys(
-    s: Subject, attention: Any, chunk: Any, *, turns: bool = True
+    s: Subject, attention: Any, module: Any, *, turns: bool = True
 ) -> tuple[str, Pairs]:
     """Queries, keys and values as parts of one product, normalised and, if it `turns`, rotated."""
     model, length = s.layout.model, s.tokens // s.layout.micro_batch
@@ -28,11 +28,10 @@ def queries_and_keys(
     small = 1.0 if attention.norms is None else model.norm_epsilon
     mixed = s.rows_near(small, length, samples, wide).requires_grad_()
     product, attention.linear_qkv = attention.linear_qkv, PassThrough()
-    attention._angles = chunk.rotary_pos_emb(length) if rotates else None
     try:
-        results = attention.get_query_key_value_tensors(mixed)
+        results = attention.heads(mixed, module.angles(Reads(), length) if rotates else None)
     finally:
-        attention.linear_qkv, attention._angles = product, None
+        attention.linear_qkv = product
     grads = [torch.zeros_like(x) for x in results]
     for grad in grads:
         grad[rows] = s.random(*grad[rows].shape)
@@ -93,10 +92,9 @@ class _Mask(NamedTuple):
 
     is_read: Tensor
     """[b, s, t] bool, on the host."""
-    padding: Tensor | None = None
-    """The argument `attention_mask`."""
-    bias: Any = None
-    """The argument `attention_bias`."""
+    reads: Reads
+    bias: Tensor | None = None
+    """The argument `bias`."""
     table: Tensor | None = None
     """[buckets, heads], the relative positions."""
     buckets: Tensor | None = None
@@ -104,36 +102,34 @@ class _Mask(NamedTuple):
 
 
 def self_attention(
-    s: Subject, attention: Any, chunk: Any, stack: str, number: int
+    s: Subject, attention: Any, module: Any, stack: str, number: int
 ) -> tuple[str, Pairs]:
     """The self attention of a layer with its window, documents, padding or relative positions."""
     model, causal = s.layout.model, stack == "decoder"
     lengths, samples = s.layout.lengths, min(s.layout.micro_batch, 2)
     length = lengths.decoder if causal else lengths.encoder
-    at = torch.arange(length)
+    window, at = model.layer_window(number), torch.arange(length)
     distance = at[:, None] - at[None, :]
-    is_read = (distance >= 0) | (not causal)
-    if model.kind == "t5":
-        padding = None if causal else _padding(s, samples, length)
-        module = getattr(chunk, stack)
-        hidden = torch.empty(length, samples, 1, device=s.device)
-        bias, table = module._attention_bias(hidden, padding), module.positions.weight
-        is_read = is_read.expand(samples, -1, -1)
-        if padding is not None:
-            is_read = is_read & padding.cpu()[:, None, :]
-        buckets = _buckets(model, -distance, causal)
-        return _attend(s, attention.core_attention, _Mask(is_read, padding, bias, table, buckets))
-    window = model.layer_window(number)
-    is_read = (is_read & (distance < (window or length))).expand(samples, -1, -1)
-    documents = None
+    is_read = distance < (window or length)
+    is_read = is_read & (distance >= 0 if causal else distance > -(window or length))
+    is_read, documents = is_read.expand(samples, -1, -1), Reads()
+    if not causal:
+        padding = _padding(s, samples, length)
+        documents = Reads(keys=Documents.padded(padding))
+        is_read = is_read & padding.cpu()[:, None, :]
     if s.layout.documents == "separate":
         ends = [[0, length // 3 + n, length - length // 4, length] for n in range(samples)]
         borders = torch.tensor(ends)
-        documents = Documents(borders.to(s.device, torch.int32), length)
+        separate = Documents(borders.to(s.device, torch.int32), length)
+        documents = Reads(queries=separate, keys=separate)
         document = torch.stack([torch.bucketize(at, row, right=True) for row in borders])
         is_read = is_read & (document[:, :, None] == document[:, None, :])
-    ids = torch.zeros(samples, length, dtype=torch.int64, device=s.device)
-    return _attend(s, attention.core_attention, _Mask(is_read, bias=chunk._limits(ids, documents)))
+    table = bias = buckets = None
+    if module.positions is not None:
+        table, bias = module.positions.weight, module.positions()
+        buckets = _buckets(model, -distance, causal)
+    reads = module.reads_by_window(documents, length, s.device, bias)[window]
+    return _attend(s, attention.core_attention, _Mask(is_read, reads, bias, table, buckets))
 
 
 def cross_attention(s: Subject, core: Any) -> tuple[str, Pairs]:
@@ -141,7 +137,7 @@ def cross_attention(s: Subject, core: Any) -> tuple[str, Pairs]:
     samples, lengths = min(s.layout.micro_batch, 2), s.layout.lengths
     padding = _padding(s, samples, lengths.encoder)
     is_read = padding.cpu()[:, None, :].expand(-1, lengths.decoder, -1)
-    return _attend(s, core, _Mask(is_read, padding))
+    return _attend(s, core, _Mask(is_read, Reads(keys=Documents.padded(padding))))
 
 
 def _padding(s: Subject, samples: int, length: int) -> Tensor:
@@ -165,7 +161,7 @@ def _attend(s: Subject, core: Any, mask: _Mask) -> tuple[str, Pairs]:
     rows = s.some(queries, s.affordable(queries, 60 * d * keys * samples * heads, 16))
     grad = torch.zeros_like(q)
     grad[rows] = s.random(len(rows), samples, heads, d)
-    output = core(q, k, v, mask.padding, attention_bias=mask.bias)
+    output = core(q, k, v, mask.reads, mask.bias)
     leaves = [q, k, v] + ([] if mask.table is None else [mask.table])
     found = gradients(output, grad.flatten(2), leaves)
     results = [output.unflatten(2, (heads, d))[rows], found[0][rows], found[1], found[2]]

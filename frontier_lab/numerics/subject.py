@@ -240,7 +240,6 @@ def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
         update={
             "model": model.model_copy(update=changes),
             "parallel": config.parallel.model_copy(update=ON_ONE_RANK),
-            "recompute": "none" if model.kind == "gpt" else config.recompute,
         }
     )
 

@@ -11,10 +11,8 @@ FLEX_LEAST_WIDTH = 16
 def check_family(model: ModelConfig) -> None:
     """Refuse settings that a model of this kind does not support."""
     _check_mup(model)
-    _check_window(model)
     if model.kind == "t5":
         _check_t5(model)
-        _check_t5_variants(model)
     else:
         _check_gpt(model)
     _check_biases(model)
@@ -103,17 +101,6 @@ def _check_gpt(model: ModelConfig) -> None:
         )
 
 
-def _check_window(model: ModelConfig) -> None:
-    for key in ("window", "attention_softcap"):
-        if model.kind == "t5" and getattr(model, key) is not None:
-            raise ConfigError(
-                f"model.{key}",
-                getattr(model, key),
-                "null in an encoder-decoder",
-                f"set model.{key}=null, or choose a GPT",
-            )
-
-
 def _check_t5(model: ModelConfig) -> None:
     if not 0 < model.encoder_layers < model.layers:
         raise ConfigError(
@@ -123,33 +110,19 @@ def _check_t5(model: ModelConfig) -> None:
             f"set model.encoder_layers={max(1, model.layers // 2)}"
             + ("" if model.layers > 1 else " and model.layers=2"),
         )
-    if model.positions != "relative":
+    if model.positions == "learned":
         raise ConfigError(
             "model.positions",
-            model.positions,
-            "relative in an encoder-decoder",
+            "learned",
+            "relative or rotary in an encoder-decoder",
             "set model.positions=relative",
         )
-    if model.residual != "sequential":
+    if model.positions == "relative" and model.attention_softcap is not None:
         raise ConfigError(
-            "model.residual",
-            model.residual,
-            "sequential in an encoder-decoder",
-            "set model.residual=sequential",
-        )
-    if model.kv_heads != model.heads:
-        raise ConfigError(
-            "model.kv_heads",
-            model.kv_heads,
-            f"model.heads ({model.heads}): an encoder-decoder has no grouped-query attention",
-            f"set model.kv_heads={model.heads}",
-        )
-    if model.tied:
-        raise ConfigError(
-            "model.tied",
-            "true",
-            "false in an encoder-decoder (T5 1.1 and mT5 do not share the embedding with the head)",
-            "set model.tied=false",
+            "model.attention_softcap",
+            model.attention_softcap,
+            "null with relative positions, which are added to scores without a bound",
+            "set model.attention_softcap=null, or model.positions=rotary",
         )
     _check_buckets(model)
 
@@ -170,27 +143,6 @@ def _check_buckets(model: ModelConfig) -> None:
             distance,
             f"more than half of model.relative_buckets ({buckets})",
             f"set model.relative_distance={4 * buckets}",
-        )
-
-
-def _check_t5_variants(model: ModelConfig) -> None:
-    """Refuse what the layers and the head of an encoder-decoder do not have."""
-    own = {"norm_placement": "input", "qk_norm": "none", "logit_softcap": None}
-    for key, value in own.items():
-        if getattr(model, key) != value:
-            text = "null" if value is None else value
-            raise ConfigError(
-                f"model.{key}",
-                getattr(model, key),
-                f"{text} in an encoder-decoder",
-                f"set model.{key}={text}, or choose a GPT",
-            )
-    if model.qkv_bias != model.bias:
-        raise ConfigError(
-            "model.qkv_bias",
-            _word(model.qkv_bias),
-            f"model.bias ({_word(model.bias)}) in an encoder-decoder",
-            "set model.qkv_bias=null, or choose a GPT",
         )
 
 

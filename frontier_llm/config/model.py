@@ -88,7 +88,8 @@ class ModelConfig(Section):
     """Whether the projections to queries, keys and values have biases; null = as `bias`. True with
     bias=false gives the model only these biases, as in Qwen 2."""
     tied: bool
-    """Whether the head and the embedding share one matrix."""
+    """Whether the head and the embedding share one matrix. A T5 then divides the input of the head
+    by sqrt(hidden)."""
     dropout: float = Field(ge=0, lt=1)
     """Dropout on the embedding and on the residual branches."""
     attention_dropout: float = Field(ge=0, lt=1)
@@ -96,15 +97,14 @@ class ModelConfig(Section):
     scaled_attention: bool
     """Whether attention scores are divided by the square root of head_dim."""
     window: int | None = Field(default=None, ge=1)
-    """Sliding window of a GPT in tokens: a token attends to itself and to the window - 1 tokens
-    before it. null = to all tokens before it."""
+    """Sliding window in tokens: a token attends to itself, to the window - 1 tokens before it, and
+    in an encoder to as many after it. null = to all tokens."""
     window_every: int = Field(default=1, ge=1)
     """Layers with a window. 1 = every layer; k = all layers except each k-th one, as in Gemma."""
     attention_softcap: float | None = Field(default=None, gt=0)
-    """Bound c of the attention scores of a GPT, which become c * tanh(score / c). null = none."""
+    """Bound c of the attention scores, which become c * tanh(score / c). null = none."""
     logit_softcap: float | None = Field(default=None, gt=0)
-    """Bound c of the logits of a GPT, which become c * tanh(logit / c), as in Gemma 2. null =
-    none."""
+    """Bound c of the logits, which become c * tanh(logit / c), as in Gemma 2. null = none."""
     init_std: float = Field(gt=0)
     """Standard deviation of the initial weights of a GPT. The output matrices of attention and of
     feed-forward blocks get init_std / sqrt(2 layers). In a T5 the deviations follow from the
@@ -146,6 +146,13 @@ class ModelConfig(Section):
         return (self.mup_base_hidden or self.hidden) / self.hidden
 
     @property
+    def head_factor(self) -> float:
+        """Factor of the input of the head: that of muP, or of a T5 whose embedding is the head."""
+        if self.kind == "t5" and self.tied:
+            return 1 / math.sqrt(self.hidden)  # T5, arXiv:1910.10683, in the authors' code
+        return self.width_factor
+
+    @property
     def softmax_scale(self) -> float | None:
         """Factor of the attention scores; None = 1 / sqrt(head_dim).
 
@@ -167,7 +174,7 @@ class ModelConfig(Section):
         return {"gelu": False, "gelu_exact": False, "swiglu": True, "geglu": True}[self.activation]
 
     def layer_window(self, layer: int) -> int | None:
-        """Return the window of a layer of a GPT, counted from 0; None = the layer has no window."""
+        """Return the window of a layer, counted from 0; None = the layer has no window."""
         has_window = self.window_every == 1 or (layer + 1) % self.window_every
         return self.window if has_window else None
 

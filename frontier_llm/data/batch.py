@@ -155,8 +155,8 @@ class Batch(_Labels):
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of a GPT's forward pass, by name."""
         return {
-            "input_ids": self.tokens,
-            "position_ids": self.positions,
+            "tokens": self.tokens,
+            "positions": self.positions,
             "cumulative_lengths": self.cumulative_lengths,
             "is_part": self.label_weights is not None,
         }
@@ -201,9 +201,9 @@ class Seq2SeqBatch(_Labels):
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of an encoder-decoder's forward pass, by name."""
         return {
+            "tokens": self.decoder_tokens,
             "encoder_tokens": self.encoder_tokens,
             "encoder_mask": self.encoder_mask,
-            "decoder_tokens": self.decoder_tokens,
         }
 
 

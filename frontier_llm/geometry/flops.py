@@ -77,10 +77,12 @@ def score_pairs(
     """Count the scores of a layer's self attention, per head and sample of s tokens.
 
     If only unmasked scores count (`causal`), these are half of s^2, or s * w - w^2 / 2 with a
-    window of w tokens. Otherwise s^2 count, or s * w. Of the pairs of tokens `read_share` are in
-    the same document; with a window, the smaller of both counts is an upper bound.
+    window of w tokens. Otherwise s^2 count, or s * w, and s * (2w - 1) in an encoder. Of the pairs
+    of tokens `read_share` are in the same document; with a window, the smaller of both counts is an
+    upper bound.
     """
-    reach = min(tokens, model.layer_window(layer) or tokens)
+    window = model.layer_window(layer) or tokens
+    reach = min(tokens, 2 * window - 1 if layer < model.encoder_layers else window)
     of_documents = read_share * tokens * tokens
     if causal:
         return min(reach * (tokens - reach / 2), of_documents / 2)

@@ -76,8 +76,8 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     yield from matrix("attention.output", (hidden, query), 1)
     if model.reads_encoder(layer):
         yield from _norm(model, f"{unit}.cross_attention_norm", unit)
-        yield from matrix("cross_attention.query", (query, hidden), 0)
-        yield from matrix("cross_attention.key_value", (key_value, hidden), 0)
+        yield from matrix("cross_attention.query", (query, hidden), 0, bias=model.qkv_bias)
+        yield from matrix("cross_attention.key_value", (key_value, hidden), 0, bias=model.qkv_bias)
         yield from matrix("cross_attention.output", (hidden, query), 1)
     yield from _norm(model, f"{unit}.ffn_norm", unit)
     if model.gated:

@@ -27,7 +27,7 @@ Norms start at 1, biases at 0. Matrices are normally distributed with the standa
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,21 +39,12 @@ from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, shared_parameters
 from frontier_llm.geometry.model_chunks import ModelChunk, Stack
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.gpt import Gpt
-from frontier_llm.model.t5 import EncoderDecoder, LayerStack
+from frontier_llm.model.chunk import Chunk
 from frontier_llm.model.transformer import transformer_config
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.protocols import ParameterRecord, Placement, UnitReader
 
 COMPILER = "inductor"
-Chunk = Gpt | EncoderDecoder
-"""The module of a model chunk.
-
-Both classes have the attributes `model_chunk` (which layers the chunk has) and `stacks` (which part
-of the encoder and of the decoder these are). For each stack they have a submodule of its name,
-`encoder` or `decoder`, with `layers` and `final_layernorm`. If the embedding or the output layer
-belongs to the chunk, they have the submodule `embedding` or `output_layer`.
-"""
 BLOCK_ELEMENTS = 1 << 20
 """Maximum number of elements per block, unless one row has more."""
 _BRANCH_ENDS = (".attention.output.weight", ".ffn.down.weight")
@@ -90,12 +81,7 @@ def make_chunk(
     kernels: Kernels,
 ) -> Chunk:
     """Build one model chunk on the default device, without initialising its weights."""
-    parts = layout, model_chunk, transformer, groups.megatron, kernels
-    make: dict[str, Callable[[], Chunk]] = {
-        "gpt": lambda: Gpt(*parts, groups.context),
-        "t5": lambda: EncoderDecoder(*parts),
-    }
-    chunk = make[layout.model.kind]()
+    chunk = Chunk(layout, model_chunk, transformer, groups.tensor, kernels, groups.context)
     if kernels.compiles_layers:
         _compile_layers(chunk)
     return chunk
@@ -114,22 +100,18 @@ def _compile_layers(chunk: Chunk) -> None:
 
 
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
-    """Yield the readers of a model chunk, in the order of the forward pass.
-
-    A GPT's layers are a stack, too. A LayerStack, of a T5, has a table of relative positions, which
-    is a unit.
-    """
-    if chunk.pre_process:
+    """Yield the readers of a model chunk, in the order of the forward pass."""
+    if chunk.model_chunk.has_embedding:
         yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
     for stack in chunk.stacks:
         block = getattr(chunk, stack.name)
-        if isinstance(block, LayerStack):
+        if block.positions is not None:
             yield UnitReader(block.positions, (stack.positions_unit,), in_backward=False)
         for layer, number in zip(block.layers, stack.layers, strict=True):
             yield UnitReader(layer, (f"layers.{number}",))
         if stack.ends:  # this chunk has the last layer of the encoder or decoder, and its norm
             yield UnitReader(block.final_layernorm, (stack.norm_unit,))
-    if chunk.post_process:
+    if chunk.model_chunk.has_head:
         yield UnitReader(chunk.output_layer, ("embedding" if tied else "head",))
 
 
@@ -155,7 +137,7 @@ def _fill(local: torch.Tensor, placement: Placement, model: ModelConfig, seed: i
     if "norm." in placement.name:
         view.fill_(1.0)
         return
-    factor = _t5_factor if model.kind == "t5" else _gpt_factor
+    factor = {"gpt": _gpt_factor, "t5": _t5_factor}[model.kind]
     deviation = model.init_std * factor(placement.name, model)
     _fill_normal(view, placement, deviation, seed)
     if model.kind == "t5" and placement.name.endswith(".attention.qkv.weight"):
@@ -181,10 +163,14 @@ def _t5_factor(name: str, model: ModelConfig) -> float:
 
 
 def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig) -> None:
-    """Divide the query rows of a fused matrix, which is ordered by head, by sqrt(head width)."""
+    """Divide the query rows of a fused matrix by sqrt(head width).
+
+    It is ordered by head of keys: its queries, its key, its value.
+    """
     first_row, width = placement.global_start[0], model.head_dim
     rows = torch.arange(first_row, first_row + placement.shape[0], device=view.device)
-    view[rows % (3 * width) < width] /= math.sqrt(width)
+    queries = model.heads // model.kv_heads
+    view[rows % ((queries + 2) * width) < queries * width] /= math.sqrt(width)
 
 
 def _fill_normal(view: torch.Tensor, placement: Placement, deviation: float, seed: int) -> None:

@@ -8,15 +8,16 @@ layer is computed again anyway.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from frontier_llm.geometry.context_cut import Range, context_cut, overlap, pieces, read_by
-from frontier_llm.model.confined import Documents, Scores, causal_attention
+from frontier_llm.model.attention import Scores, attend_document, recomputed
+from frontier_llm.model.reads import Documents, Reads
 from frontier_llm.parallel.context_ranks import ContextRanks, part_numbers, token_numbers
 
 
@@ -37,15 +38,22 @@ class _Exchange(torch.autograd.Function):
 
 
 class ContextPart:
-    """What the queries of this rank read, for the samples of a micro-batch.
+    """The kernel for queries of this rank's part of the samples of a micro-batch.
 
-    The samples have `tokens` tokens each. Without documents a sample is one document.
+    The samples have `tokens` tokens each. Without documents a sample is one document. With `keeps`
+    the received keys and values are kept for the backward pass.
     """
 
     def __init__(
-        self, ranks: ContextRanks, samples: int, tokens: int, documents: Documents | None
+        self,
+        ranks: ContextRanks,
+        samples: int,
+        tokens: int,
+        documents: Documents | None,
+        *,
+        keeps: bool,
     ) -> None:
-        self._ranks, self.length = ranks, tokens
+        self._ranks, self.length, self._keeps = ranks, tokens, keeps
         self._samples, self._documents = samples, documents
 
     @cached_property
@@ -91,27 +99,27 @@ class ContextPart:
         return rows, to, back, places
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, *, keeps: bool
+        self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
     ) -> Tensor:
         """Compute causal attention: [b, h, n, d], with the dtype of the query. Collective.
 
         The query is [b samples, h heads, n tokens of this rank, d]; key and value are [b, g, n, d],
-        where g divides h. With `keeps` the received keys and values are kept.
+        where g divides h.
         """
         assert scores.dropout == 0, "refused in config/rules.py"
-        if keeps:
-            return self._attend(query, key, value, scores)
-        output: Tensor = checkpoint(
-            self._attend, query, key, value, scores, use_reentrant=False, preserve_rng_state=False
-        )
-        return output
+        if self._keeps:
+            return self._attend(query, key, value, reads, scores)
+        run = partial(self._attend, reads=reads, scores=replace(scores, recompute=False))
+        return recomputed(run, query, key, value, dropout=0.0)
 
     @torch._disable_dynamo
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
+    ) -> Tensor:
         rows, sent, received, places = self._routes
         own = torch.stack([key, value]).permute(1, 3, 0, 2, 4).flatten(0, 1)  # [b * n, 2, g, d]
         read: Tensor = _Exchange.apply(own[rows.to(own.device)], self._ranks, sent, received)
-        samples = []
+        samples, within = [], replace(reads, queries=None, keys=None)
         of_samples = zip(query, self._lengths, self._cuts, places, strict=True)
         for of_sample, lengths, cut, place in of_samples:
             parts = list(pieces(lengths, cut[self._ranks.rank]))
@@ -119,6 +127,7 @@ class ContextPart:
             outputs = []
             for part, (first, _, stop) in zip(queries, parts, strict=True):
                 keys = read[place[first:stop].to(read.device)].permute(1, 2, 0, 3)  # [2, g, t, d]
-                outputs.append(causal_attention(part, keys[:1], keys[1:], scores))
+                start = keys.shape[2] - part.shape[2]  # the last query reads the last key
+                outputs.append(attend_document(part, keys[:1], keys[1:], within, scores, start))
             samples.append(torch.cat(outputs, dim=2))
         return torch.cat(samples)

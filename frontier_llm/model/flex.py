@@ -1,16 +1,14 @@
 """Compute attention by torch's FlexAttention, on a GPU.
 
-FlexAttention generates kernels from a function that changes a score. For relative positions
-(`FlexScores`) the function adds the bias of a distance, which the kernels read while they compute a
-score, so that no bias per query and key is stored. The backward kernel adds the gradients of all
-scores of a distance with atomic operations, whose order changes from run to run.
+FlexAttention generates kernels from a function that changes a score. For relative positions the
+function adds the bias of a distance, which the kernels read while they compute a score, so that no
+bias per query and key is stored. The backward kernel adds the gradients of all scores of a distance
+with atomic operations, whose order changes from run to run.
 
-The attention of confined.py (`FlexMasks`) has masked scores. The kernels skip blocks that are all
-masked. Which blocks these are is computed from the first and last document of each block, without a
-matrix of queries times keys.
+The kernels skip blocks of scores that are all masked. Which blocks these are is computed from the
+bounds, and from the first and last document of each block, without a matrix of queries times keys.
 """
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -21,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from frontier_llm.model.confined import Documents, Scores
+from frontier_llm.model.attention import Scores, recomputed
+from frontier_llm.model.reads import Reads
 from frontier_llm.model.relative import diagonal_bias
 
 COMPILER = "inductor"
@@ -36,63 +35,63 @@ biases needs so many registers that thousands of bytes are spilled to memory."""
 
 
 def uses_flex(attention: str, device: torch.device) -> bool:
-    """Return whether relative positions are computed by FlexAttention."""
+    """Return whether FlexAttention computes scores that flash attention does not."""
     return {"sdpa": False, "flex": True}[attention] and device.type in DEVICES
 
 
-@dataclass(frozen=True)
-class FlexScores:
-    """The bias that a stack of layers adds to its attention scores, and the masked scores."""
+def needs_flex(reads: Reads, scores: Scores, *, has_documents: bool) -> bool:
+    """Return whether flash attention does not compute these scores of a self-attention."""
+    has_window = reads.before is not None
+    return has_window or has_documents or scores.bias is not None or scores.cap is not None
 
-    bias: Tensor
-    """[heads, 2s - 1] fp32 for s tokens, the bias of each distance (key position - query position)
-    from 1 - s to s - 1. One number per distance, also if distances share a bucket: the backward
-    kernel would add too many gradients to the same number."""
+
+@dataclass(frozen=True)
+class FlexKernel:
+    """The kernel of the layers of one forward pass that read the same keys."""
+
     blocks: BlockMask | None
     """The masked scores; None if no score is masked."""
+    bias: Tensor | None = None
+    """[h, 2s - 1] fp32 for s tokens, the bias of each distance (key position - query position) from
+    1 - s to s - 1. One number per distance, also if distances share a bucket: the backward kernel
+    would add too many gradients to the same number."""
 
     @classmethod
     def of(
-        cls, distance_bias: Tensor, tokens: int, mask: Tensor | None, *, causal: bool
-    ) -> "FlexScores":
-        """Prepare the attentions of one forward pass over s tokens.
+        cls, reads: Reads, tokens: int, device: torch.device, distance_bias: Tensor | None = None
+    ) -> "FlexKernel":
+        """Prepare the self-attentions of one forward pass over s tokens.
 
-        `distance_bias` is [2r + 1, heads], the output of `RelativePositions`. The mask is [samples,
-        s] bool, false at padding; None if there is no padding, and if causal.
+        `distance_bias` is that of `Scores`, the output of `RelativePositions`.
         """
-        distances = torch.arange(1 - tokens, tokens, device=distance_bias.device)
-        bias = diagonal_bias(distance_bias.float(), distances).contiguous()
-        if causal:
-            return cls(bias, _causal_blocks(tokens, bias.device))
-        return cls(bias, None if mask is None else _padding_blocks(mask))
+        has_documents = reads.queries is not None or reads.keys is not None
+        find_blocks = _blocks if has_documents else _blocks_of_whole_samples
+        blocks = find_blocks(reads, tokens, device)
+        if distance_bias is None:
+            return cls(blocks)
+        distances = torch.arange(1 - tokens, tokens, device=device)
+        return cls(blocks, diagonal_bias(distance_bias.float(), distances).contiguous())
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Compute the attention output, [b, h, s, d], with the dtype of the query.
-
-        The query is [b samples, h heads, s tokens, d]; key and value are [b, g, s, d], where g
-        divides h. Scores are scaled before the bias is added; None = by 1 / sqrt(d).
-        """
-        bias, middle = self.bias, self.bias.shape[1] // 2
-
-        def add_bias(score: Any, _: Any, head: Any, query_at: Any, key_at: Any) -> Any:
-            return score + bias[head, key_at - query_at + middle]
-
-        return run_flex(query, key, value, add_bias, self.blocks, scale)
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
+    ) -> Tensor:
+        """Compute the output without dropout, with the shapes of `attend` in attention.py."""
+        assert scores.dropout == 0, "FlexAttention has no dropout"
+        run = partial(_run, self, scores)
+        if not scores.recompute:
+            return run(query, key, value)
+        return recomputed(run, query, key, value, dropout=0.0)
 
 
-def run_flex(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    change_score: Any,
-    blocks: BlockMask | None,
-    scale: float | None,
-) -> Tensor:
-    """Compute attention by generated kernels, with the shapes of `FlexScores.attend`.
+def _run(kernel: FlexKernel, scores: Scores, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    bias = kernel.bias
+    middle = 0 if bias is None else bias.shape[1] // 2
 
-    `change_score` is a function of (score, sample, head, query, key), called after scores are
-    scaled.
-    """
+    def add_bias(score: Any, _: Any, head: Any, query_at: Any, key_at: Any) -> Any:
+        assert bias is not None
+        return score + bias[head, key_at - query_at + middle]
+
+    capped = None if scores.cap is None else partial(_capped, scores.cap)
     # trainer/callbacks/measurements.py may turn torch.compile off: all scores would be stored
     is_inside = torch.compiler.is_compiling()
     with nullcontext() if is_inside else torch.compiler.set_stance("default"):
@@ -100,9 +99,9 @@ def run_flex(
             query,
             key,
             value,
-            score_mod=change_score,
-            block_mask=blocks,
-            scale=scale,
+            score_mod=capped if bias is None else add_bias,
+            block_mask=kernel.blocks,
+            scale=scores.scale,
             enable_gqa=key.shape[1] != query.shape[1],
             kernel_options=OPTIONS,
         )
@@ -115,31 +114,54 @@ def _compiled(backend: str) -> Any:
     return torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
 
 
-def _causal_blocks(tokens: int, device: torch.device) -> BlockMask:
-    """Mask keys after the query."""
+def _capped(cap: float, score: Any, *_: Any) -> Any:
+    return cap * torch.tanh(score / cap)
 
-    def is_read(_: Any, __: Any, query_at: Any, key_at: Any) -> Any:
-        return key_at <= query_at
 
+def _blocks(reads: Reads, tokens: int, device: torch.device) -> BlockMask | None:
+    """Describe the masked scores of s queries and as many keys; None if there are none."""
+    if reads.before is None and reads.after is None and reads.keys is None:
+        return None
+    queries, keys = (None if side is None else side.ids for side in (reads.queries, reads.keys))
+
+    def is_read(sample: Any, _: Any, query_at: Any, key_at: Any) -> Any:
+        is_within = reads.within(query_at - key_at)
+        if keys is None:
+            return is_within
+        own = 1 if queries is None else queries[sample, query_at]
+        return is_within & (keys[sample, key_at] == own)
+
+    # the smallest and the largest distance of a query and a key of two blocks
     at = torch.arange(-(-tokens // BLOCK), device=device)
-    before, same = at[None, :] < at[:, None], at[None, :] == at[:, None]
-    return block_mask(before[None, None], same[None, None], is_read, tokens)
+    nearest = (at[:, None] - at[None, :]) * BLOCK + 1 - BLOCK
+    farthest = nearest + 2 * BLOCK - 2
+    whole = reads.within(nearest) & reads.within(farthest)
+    some = (nearest < (reads.before or tokens)) & (farthest > -(reads.after or tokens))
+    if keys is not None:
+        first, last = _documents_of_blocks(keys, tokens)
+        own = torch.ones_like(first), torch.ones_like(first)
+        own_first, own_last = own if queries is None else _documents_of_blocks(queries, tokens)
+        # documents ascend
+        some = some & (first[..., None, :] <= own_last[..., :, None])
+        some = some & (last[..., None, :] >= own_first[..., :, None])
+        is_one = (first == last)[..., None, :] & (own_first == own_last)[..., :, None]
+        whole = whole & some & is_one
+    else:
+        whole, some = whole[None, None], some[None, None]
+    return _block_mask(whole, some & ~whole, is_read, tokens)
 
 
-def _padding_blocks(mask: Tensor) -> BlockMask:
-    """Mask the keys that are padding: [samples, s] bool, true at tokens."""
-
-    def is_read(sample: Any, _: Any, __: Any, key_at: Any) -> Any:
-        return mask[sample, key_at]
-
-    samples, tokens = mask.shape
-    count = -(-tokens // BLOCK)
-    of_block = F.pad(mask, (0, count * BLOCK - tokens)).view(samples, 1, 1, count, BLOCK)
-    whole, any_token = (x.expand(-1, -1, count, -1) for x in (of_block.all(-1), of_block.any(-1)))
-    return block_mask(whole, any_token & ~whole, is_read, tokens)
+_blocks_of_whole_samples = lru_cache(maxsize=8)(_blocks)
 
 
-def block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
+def _documents_of_blocks(ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the first and the last document of each block of tokens, [samples, 1, blocks] each."""
+    # the end of the last block is like one more document
+    padded = F.pad(ids, (0, -tokens % BLOCK), value=tokens + 1).unflatten(1, (-1, BLOCK))
+    return padded[:, None, :, 0], padded[:, None, :, -1]
+
+
+def _block_mask(whole: Tensor, partial: Tensor, is_read: Any, tokens: int) -> BlockMask:
     """Describe the blocks of scores, without a matrix of queries times keys.
 
     Both tensors are [1 or samples, 1, blocks of queries, blocks of keys] bool: whole blocks have no
@@ -162,85 +184,3 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of true values per row of [..., n], and all positions, true first."""
     positions = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), positions.int()
-
-
-@dataclass(frozen=True)
-class FlexMasks:
-    """The masked scores of all layers of one forward pass."""
-
-    blocks: dict[int | None, BlockMask]
-    """For each window of a layer (None = no window) the masked scores."""
-
-    @classmethod
-    def of(
-        cls,
-        windows: Iterable[int | None],
-        tokens: int,
-        documents: Documents | None,
-        device: torch.device,
-    ) -> "FlexMasks":
-        """Describe the masked scores."""
-        if documents is None:
-            return cls({window: _whole_samples(window, tokens, device) for window in windows})
-        return cls({window: _confined_blocks(window, tokens, documents.ids) for window in windows})
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-        """Compute the output without dropout, with the shapes of `confined_attention`."""
-        assert scores.dropout == 0, "FlexAttention has no dropout"
-        change = None if scores.cap is None else partial(_capped, scores.cap)
-        blocks = self.blocks[scores.window]
-        return run_flex(query, key, value, change, blocks, scores.scale)
-
-
-def _capped(cap: float, score: Any, *_: Any) -> Any:
-    return cap * torch.tanh(score / cap)
-
-
-@lru_cache(maxsize=8)
-def _whole_samples(window: int | None, tokens: int, device: torch.device) -> BlockMask:
-    """Return the masked scores if each sample is one document."""
-    reach = tokens if window is None else window
-
-    def is_read(_: Any, __: Any, query_at: Any, key_at: Any) -> Any:
-        distance = query_at - key_at
-        return (distance >= 0) & (distance < reach)
-
-    every, some = _within_reach(reach, tokens, device)
-    return block_mask(every[None, None], (some & ~every)[None, None], is_read, tokens)
-
-
-def _confined_blocks(window: int | None, tokens: int, ids: Tensor) -> BlockMask:
-    """Mask keys after the query, before its window, and of other documents.
-
-    `ids` are [samples, tokens] int64, the number of the document of each token, ascending.
-    """
-    reach = tokens if window is None else window
-
-    def is_read(sample: Any, _: Any, query_at: Any, key_at: Any) -> Any:
-        distance = query_at - key_at
-        same_document = ids[sample, query_at] == ids[sample, key_at]
-        return (distance >= 0) & (distance < reach) & same_document
-
-    count = -(-tokens // BLOCK)
-    # the padding is like one more document
-    padded = F.pad(ids, (0, count * BLOCK - tokens), value=tokens + 1)
-    by_block = padded.view(len(ids), 1, count, BLOCK)
-    first, last = by_block[..., 0], by_block[..., -1]
-    every, some = _within_reach(reach, tokens, ids.device)
-    # documents ascend: two blocks are one document if the first key's is the last query's
-    every = every & (first[..., None, :] == last[..., :, None])
-    some = some & (last[..., None, :] >= first[..., :, None])
-    return block_mask(every, some & ~every, is_read, tokens)
-
-
-def _within_reach(reach: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the blocks of scores whose keys are all in reach, and those with any such key.
-
-    A query reads its own key and the `reach` - 1 keys before it. Both results are [blocks of
-    queries, blocks of keys] bool.
-    """
-    at = torch.arange(-(-tokens // BLOCK), device=device)
-    apart = at[:, None] - at[None, :]
-    every = (apart > 0) & ((apart + 1) * BLOCK - 1 < reach)
-    some = (apart >= 0) & ((apart - 1) * BLOCK + 1 < reach)
-    return every, some

@@ -48,9 +48,9 @@ class ColumnLinear(ColumnParallelLinear):
 
 
 class ScaledHead(ColumnLinear):
-    """The output layer of a muP model, which multiplies its inputs by `input_factor`.
+    """An output layer that multiplies its inputs by `input_factor`.
 
-    The logits are thus those of the layer times base width / width (Tensor Programs V,
+    With muP the logits are thus those of the layer times base width / width (Tensor Programs V,
     arXiv:2203.03466, table 8). The inputs are scaled because they are smaller than the logits.
     """
 

@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from frontier_llm.model.reads import Reads
+
 
 class RelativePositions(nn.Module):
     """The biases of one encoder or decoder, for the heads of one tensor-parallel rank.
@@ -68,19 +70,20 @@ def diagonal_bias(distance_bias: Tensor, distances: Tensor) -> Tensor:
 
 
 def block_bias(
-    distance_bias: Tensor, queries: range, keys: int, mask: Tensor | None, *, causal: bool
+    distance_bias: Tensor, queries: range, keys: int, reads: Reads, mask: Tensor | None
 ) -> Tensor:
     """Return the bias of the scores of a block of queries: [1 or samples, heads, queries, t].
 
-    The mask is [samples, 1, 1, t] bool, false at padding. The bias is -inf where a key is masked.
-    (With a finite number instead, queries whose keys are all masked would get a gradient.)
+    `queries` are their positions among the t keys. The mask is [samples, 1, 1, t] bool, false at
+    padding. The bias is -inf where a key is not read. (With a finite number instead, queries whose
+    keys are all masked would get a gradient.)
     """
     # All scores on a diagonal of the block [queries, t] have the same distance and so the same
     # bias. `diagonals` holds one bias per diagonal, from the lower left to the upper right corner.
     distances = torch.arange(1 - queries.stop, keys - queries.start, device=distance_bias.device)
     diagonals = diagonal_bias(distance_bias, distances)
-    if causal:
-        diagonals = diagonals.masked_fill(distances > 0, -torch.inf)
+    if reads.before is not None or reads.after is not None:
+        diagonals = diagonals.masked_fill(~reads.within(-distances), -torch.inf)
     # row i of the block is a window of t diagonals; its last one is i before the last of all
     bias = diagonals.unfold(1, keys, 1).flip(1)[None]
     return bias if mask is None else bias.masked_fill(~mask, -torch.inf)

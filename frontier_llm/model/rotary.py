@@ -36,7 +36,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
@@ -210,55 +209,18 @@ def _yarn_share(frequencies: Tensor, model: ModelConfig, length: int) -> Tensor:
     return 1 - ramp.clamp(0, 1)
 
 
-class RotarySelfAttention(SelfAttention):
-    """megatron's self-attention, with norms of queries and keys, which `rotate` then rotates."""
+def frequencies(model: ModelConfig) -> Tensor:
+    """Return [r / 2] fp32, the radians per token of each pair of the r rotated dimensions."""
+    width = model.rotated_width
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    return stretched(1.0 / model.rotary_base**exponents, model)
 
-    def __init__(
-        self, *arguments: Any, model: ModelConfig, kernels: Kernels, **options: Any
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self.kernels = kernels
-        tensor, group = self.config.tensor_model_parallel_size, self.pg_collection.tp
-        query, key = (heads // tensor * model.head_dim for heads in (model.heads, model.kv_heads))
-        make: dict[str, Callable[[], HeadNorms | WidthNorms | None]] = {
-            "none": lambda: None,
-            "head": lambda: HeadNorms(self.config, model.head_dim, kernels),
-            "width": lambda: WidthNorms(self.config, (query, key), kernels, group),
-        }
-        self.norms = make[model.qk_norm]()
-        self._angles: Tensor | None = None
-        self._factor = attention_factor(model)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None,
-        rotary_pos_emb: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute attention of [s tokens, b samples, hidden].
-
-        The angles are those of `rotate`; None without rotary positions. Returns [s, b, hidden], and
-        the bias if the caller must add it.
-        """
-        self._angles = rotary_pos_emb
-        output: tuple[Tensor, Tensor | None] = super().forward(
-            hidden_states, attention_mask, **options
-        )
-        self._angles = None
-        return output
-
-    def get_query_key_value_tensors(
-        self, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [s, b, h, d], keys and values [s, b, g, d]; megatron calls this method."""
-        query, key, value = super().get_query_key_value_tensors(*arguments, **options)
-        if self.norms is not None:
-            query, key = self.norms(query, key)
-        if self._angles is not None:
-            function = compiled_rotate() if self.kernels.compiles_functions else rotate
-            query, key = function(query, key, self._angles, self._factor)
-        return query, key, value
+def angles(frequencies: Tensor, tokens: int) -> Tensor:
+    """Return the angles of positions, [tokens, 1, 1, r] fp32, for `rotate`."""
+    at = torch.arange(tokens, dtype=torch.float32, device=frequencies.device)
+    half = torch.outer(at, frequencies)
+    return torch.cat((half, half), dim=-1)[:, None, None, :]
 
 
 def rotate(

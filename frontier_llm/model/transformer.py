@@ -1,7 +1,6 @@
 """Translate the configuration of a run to megatron's TransformerConfig."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -12,17 +11,6 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.gelu import gelu_tanh
 
-# Options of megatron for each value of the configured recomputation. They apply to GPTs only;
-# model/t5.py implements recomputation for encoder-decoders.
-_RECOMPUTE: dict[str, dict[str, Any]] = {
-    "none": {},
-    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
-    "full": {
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
-    },
-}
 _NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -76,7 +64,6 @@ def transformer_config(
         bias_activation_fusion=fused_activation,
         bias_dropout_fusion=fuses,
         apply_rope_fusion=False,
-        **_RECOMPUTE[layout.recompute if model.kind == "gpt" else "none"],
     )
 
 

@@ -45,8 +45,6 @@ class Groups:
     head_stage: int
     embedding: dist.ProcessGroup | None
     """The ranks of the first and last stage, which hold tied embeddings; None on other stages."""
-    megatron: ProcessGroupCollection
-    """The same groups, as megatron's modules expect them."""
     timeout: timedelta
 
     def seed_dropout(self, seed: int, *, own_masks: bool) -> None:
@@ -115,7 +113,6 @@ def make_groups(
         context=_context_ranks(grid, rank, timeout, communicators),
         head_stage=head_stage,
         embedding=collection.embd if ends else None,
-        megatron=collection,
         timeout=timeout,
     )
     # megatron's layers expect that the random numbers have been seeded once

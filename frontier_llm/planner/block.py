@@ -3,7 +3,7 @@
 All counts are for one tensor rank out of t. Of a tensor that is sharded over tensor ranks, 1/t
 counts. Other tensors count in full, or 1/t with sequence parallelism.
 
-The counts follow the modules of model/layer_specs.py one by one. They agree with Korthikanti et al.
+The counts follow the modules of model/layer.py one by one. They agree with Korthikanti et al.
 (arXiv:2205.05198, section 4), except that attention is fused and that dropout masks count only if
 the model has dropout. A norm keeps its input and output, as fused kernels do. On a CPU, torch
 composes RMSNorm of several operations and keeps more.
@@ -225,8 +225,9 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         read_pairs = samples * pairs / context
         if context > 1:  # other ranks wait for the one with most
             read_pairs *= typical_work(tokens, layout.read_share, context).imbalance
-    rotated = queries * query_width + keys * key_width if model.positions == "rotary" else 0
-    normalised = queries * query_width + keys * key_width if model.qk_norm != "none" else 0
+    heads = 0 if attention.cross else queries * query_width + keys * key_width
+    rotated = heads if model.positions == "rotary" else 0
+    normalised = heads if model.qk_norm != "none" else 0
     # FlexAttention does not store the bias for relative positions
     relative = model.positions == "relative" and not attention.cross
     stores_bias = relative and layout.attention == "sdpa"

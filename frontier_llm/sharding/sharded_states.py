@@ -179,9 +179,10 @@ class ShardedStates:
     def _add_tied(self) -> None:
         """Sum the gradients of all copies of a parameter, on this rank and on other stages.
 
-        All copies lie in units of the same layout, so their ranks hold the same intervals.
+        All copies lie in units of the same layout, so their ranks hold the same intervals. Stages
+        have the parameters in different orders, but all of them add them up in the order of names.
         """
-        for name, copies in self._tied.items():
+        for name, copies in sorted(self._tied.items()):
             total = copies[0] if len(copies) == 1 else torch.stack(copies).sum(dim=0)
             group = self._groups.tied_groups[name]
             if group is not None:

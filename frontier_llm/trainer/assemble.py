@@ -25,7 +25,7 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.stop import StopRequest
 from frontier_llm.launch.world import World
-from frontier_llm.model.attention import attention_kernels
+from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.model.build import build_model
 from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel import megatron_cpu

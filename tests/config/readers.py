@@ -13,14 +13,14 @@ def source_of(module: str) -> Path:
 
 
 READERS = {
-    "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon model.qkv_bias"
-    " model.attention_dropout",
-    "model/gpt.py": "model.rotary_base model.logit_softcap",
-    "model/rotary.py": "model.rotary_scaling model.rotary_factor"
+    "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon",
+    "model/chunk.py": "model.logit_softcap",
+    "model/rotary.py": "model.rotary_base model.rotary_scaling model.rotary_factor"
     " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
     " model.rotary_attention_factor",
-    "model/t5.py": "model.relative_distance",
-    "model/layer_specs.py": "model.norm_placement model.residual model.attention_softcap",
+    "model/layer_stack.py": "model.relative_distance",
+    "model/layer.py": "model.norm_placement model.residual model.attention_softcap"
+    " model.attention_dropout model.qkv_bias",
     "model/build.py": "model.init_std",
     "config/model.py": "model.scaled_attention",
     "geometry/model_chunks.py": "model.encoder_layers",

@@ -16,9 +16,6 @@ REFUSED = {
     "relative positions in a GPT": (GPT, 4, {"model.positions": "relative"}, "model.positions"),
     "an encoder that is all": (T5, 4, {"model.encoder_layers": 4}, "model.encoder_layers"),
     "no encoder": (T5, 4, {"model.encoder_layers": 0}, "model.encoder_layers"),
-    "rotated positions": (T5, 4, {"model.positions": "rotary"}, "model.positions"),
-    "grouped queries": (T5, 4, {"model.kv_heads": 2}, "model.kv_heads"),
-    "a tied head": (T5, 4, {"model.tied": True}, "model.tied"),
     "odd buckets": (T5, 4, {"model.relative_buckets": 30}, "model.relative_buckets"),
     "more buckets than distances": (
         T5,
@@ -50,8 +47,13 @@ REFUSED = {
         {"attention": "flex", "model.head_dim": 8},
         "model.head_dim",
     ),
-    "a window in an encoder-decoder": (T5, 4, {"model.window": 8}, "model.window"),
-    "capped scores in an encoder-decoder": (
+    "learned positions in an encoder-decoder": (
+        T5,
+        4,
+        {"model.positions": "learned"},
+        "model.positions",
+    ),
+    "capped scores with relative positions": (
         T5,
         4,
         {"model.attention_softcap": 50.0},
@@ -82,20 +84,6 @@ REFUSED = {
         },
         "model.scaled_attention",
     ),
-    "norms of queries in an encoder-decoder": (T5, 4, {"model.qk_norm": "head"}, "model.qk_norm"),
-    "norms of outputs in an encoder-decoder": (
-        T5,
-        4,
-        {"model.norm_placement": "output"},
-        "model.norm_placement",
-    ),
-    "bounded logits in an encoder-decoder": (
-        T5,
-        4,
-        {"model.logit_softcap": 30.0},
-        "model.logit_softcap",
-    ),
-    "other biases in an encoder-decoder": (T5, 4, {"model.qkv_bias": True}, "model.qkv_bias"),
     "all biases but those of attention": (GPT, 4, {"model.qkv_bias": False}, "model.qkv_bias"),
     "norms of the outputs of parallel branches": (
         GPT,

@@ -70,6 +70,10 @@ def test_a_window_bounds_the_scores_of_its_layers():
     assert counted == pytest.approx(3 * unmasked + 2 * without, rel=0.02)
     scores = 3 * tokens * 8 + 2 * tokens**2
     assert forward_flops(model, of(tokens)).attention == 4 * width * scores
+    encoder = make_model(kind="t5", layers=2, encoder_layers=1, window=8)
+    on_both_sides = sum(abs(query - key) < 8 for query in range(tokens) for key in range(tokens))
+    assert score_pairs(encoder, 0, tokens, causal=False) == pytest.approx(on_both_sides, rel=0.1)
+    assert score_pairs(encoder, 0, 8, causal=False) == 64
     wide = make_model(**layers, window=200)
     assert forward_flops(wide, of(tokens)) == forward_flops(make_model(**layers), of(tokens))
 

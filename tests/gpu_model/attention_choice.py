@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import attention_kernels
+from frontier_llm.model.attention_kernels import attention_kernels
 
 KERNELS = {
     "aten._scaled_dot_product_flash_attention.default": SDPBackend.FLASH_ATTENTION,

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,6 +40,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from frontier_llm.model import flex
+from frontier_llm.model.attention import Scores
+from frontier_llm.model.reads import Documents, Reads
 
 HEADS, REACH = 2, 20
 TOKENS = flex.BLOCK + 22
@@ -116,13 +119,13 @@ def program(code: str) -> dict[str, Any]:
 
 
 def generate(
-    inputs: list[torch.Tensor], scores: flex.FlexScores, target: GPUTarget
+    inputs: list[torch.Tensor], reads: Reads, target: GPUTarget
 ) -> tuple[str, str, list[torch.Tensor]]:
     """Generate the programs of the forward and the backward pass.
 
     Args:
         inputs: query, key and value, on the simulated GPU.
-        scores: bias and mask, on the simulated GPU.
+        reads: what is read, and the kernel with its bias, on the simulated GPU.
         target: the chip.
 
     Returns:
@@ -138,7 +141,7 @@ def generate(
 
     with _without_device(target, programs), mock.patch.object(flex, "COMPILER", backend):
         try:
-            flex.FlexScores.attend(scores, *inputs, 1.0)  # type: ignore[call-arg]
+            kernel_of(reads).attend(*inputs, reads, Scores(scale=1.0))
         except Exception:  # at the start of the first kernel
             if len(programs) != 2:
                 raise
@@ -192,8 +195,8 @@ def simulated_gpu() -> Iterator[None]:
 
 def make_inputs(
     tokens: int, heads: int, width: int, lengths: list[int] | None, causal: bool, **options: Any
-) -> tuple[list[torch.Tensor], flex.FlexScores, list[torch.Tensor]]:
-    """Return query, key and value of two samples, bias and mask, and all of their tensors."""
+) -> tuple[list[torch.Tensor], Reads, list[torch.Tensor]]:
+    """Return query, key and value of two samples, what is read, and all of their tensors."""
     generator = None if "dtype" in options else torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(tokens, 2, heads, width, generator=generator, **options)
@@ -203,14 +206,21 @@ def make_inputs(
     ]
     table = torch.randn(2 * REACH + 1, heads, generator=generator, **options).requires_grad_()
     device = options.get("device", "cpu")
-    mask = None
+    keys = None
     if lengths is not None:
         mask = torch.arange(tokens, device=device) < torch.tensor(lengths)[:, None].to(device)
-    scores = flex.FlexScores.of(table, tokens, mask, causal=causal)
-    tensors = [*inputs, scores.bias, *([] if mask is None else [mask])]
-    if scores.blocks is not None:
-        tensors += [part for part in scores.blocks.as_tuple() if isinstance(part, torch.Tensor)]
-    return inputs, scores, tensors
+        keys = Documents.padded(mask)
+    reads = Reads(after=1 if causal else None, keys=keys)
+    kernel = flex.FlexKernel.of(reads, tokens, inputs[0].device, table)
+    tensors = [*inputs, kernel.bias, *([] if keys is None else [keys.ids])]
+    if kernel.blocks is not None:
+        tensors += [part for part in kernel.blocks.as_tuple() if isinstance(part, torch.Tensor)]
+    return inputs, replace(reads, kernel=kernel), tensors
+
+
+def kernel_of(reads: Reads) -> flex.FlexKernel:
+    assert isinstance(reads.kernel, flex.FlexKernel)
+    return reads.kernel
 
 
 def compare(case: str) -> dict[str, float]:
@@ -218,9 +228,9 @@ def compare(case: str) -> dict[str, float]:
     causal, lengths = CASES[case]
     sizes = (TOKENS, HEADS, 16, lengths, causal)
     with simulated_gpu():
-        inputs, scores, simulated = make_inputs(*sizes, dtype=torch.float32, device="cuda")
-        forward, backward, read = generate(inputs, scores, CHIPS["sm_90"])
-    inputs, scores, tensors = make_inputs(*sizes)
+        inputs, reads, simulated = make_inputs(*sizes, dtype=torch.float32, device="cuda")
+        forward, backward, read = generate(inputs, reads, CHIPS["sm_90"])
+    inputs, reads, tensors = make_inputs(*sizes)
     places = [next(i for i, x in enumerate(simulated) if x is tensor) for tensor in read]
     # with the strides of the output, which are those of the query
     weight = torch.randn(TOKENS, 2, HEADS, 16, generator=torch.Generator().manual_seed(1))
@@ -232,7 +242,7 @@ def compare(case: str) -> dict[str, float]:
     ):
         out, *kept = program(forward)["call"]([tensors[place].detach() for place in places])
         gradients = program(backward)["call"]([*kept, weight])
-    leaves = [*inputs, scores.bias]
+    leaves = [*inputs, kernel_of(reads).bias]
     expected = written_out(leaves, causal, lengths)
     wanted = torch.autograd.grad((expected * weight).sum(), leaves)
     found = {place: gradients[i] for i, place in enumerate(places)}
@@ -262,10 +272,10 @@ def compile_for(chip: str) -> list[dict[str, Any]]:
     target, found = CHIPS[chip], []
     for causal, tokens, lengths in ((False, 1024, [1024, 1000]), (True, 232, None)):
         with simulated_gpu():
-            inputs, scores, _ = make_inputs(
+            inputs, reads, _ = make_inputs(
                 tokens, 32, 64, lengths, causal, dtype=torch.bfloat16, device="cuda"
             )
-            programs = generate(inputs, scores, target)[:2]
+            programs = generate(inputs, reads, target)[:2]
         for code in programs:
             kernels = [x for x in program(code).values() if isinstance(x, Kernel)]
             for kernel in kernels:

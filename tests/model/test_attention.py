@@ -6,25 +6,23 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from frontier_llm.launch.world import World
-from frontier_llm.model.attention import SdpaAttention
-from frontier_llm.model.confined import QUERY_BLOCK
+from frontier_llm.model.attention import QUERY_BLOCK, Scores, SdpaAttention
+from frontier_llm.model.reads import Reads
 from frontier_llm.parallel.megatron_cpu import install
 from tests.ranks import run_ranks
 
 TOKENS = 1024
 
 
-def make_core(dropout: float = 0.0, heads: int = 4) -> SdpaAttention:
-    config = TransformerConfig(
-        num_layers=1, hidden_size=8 * heads, num_attention_heads=heads, use_cpu_initialization=True
-    )
-    return SdpaAttention(config, 1, AttnMaskType.causal, "self", attention_dropout=dropout)
+CAUSAL = Reads(after=1)
+
+
+def make_core(dropout: float = 0.0) -> SdpaAttention:
+    return SdpaAttention(Scores(dropout=dropout))
 
 
 def textbook(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -47,7 +45,7 @@ def test_equals_textbook_attention(groups: int) -> None:
     inputs = random_qkv(37, 4, groups)
     weight = torch.randn(37, 2, 32, generator=torch.Generator().manual_seed(1))
     results = []
-    for function in (make_core(), textbook):
+    for function in (lambda *x: make_core()(*x, CAUSAL), textbook):
         out = function(*inputs)
         gradients = torch.autograd.grad((out * weight).sum(), inputs)
         results.append([out, *gradients])
@@ -61,16 +59,16 @@ def dropout_statistics(world: World) -> dict[str, Any]:
     tokens = QUERY_BLOCK + 9  # two blocks, the second ragged
     query, key, value = random_qkv(tokens, 4, 2)
     core = make_core(dropout=0.25)
-    draws = torch.stack([core(query, key, value).detach() for _ in range(400)])
+    draws = torch.stack([core(query, key, value, CAUSAL).detach() for _ in range(400)])
     core.eval()
-    exact = core(query, key, value)
+    exact = core(query, key, value, CAUSAL)
     core.train()
-    out = core(query, key, value)
+    out = core(query, key, value, CAUSAL)
     gradient = torch.autograd.grad(out.sum(), value)[0]
     # for given masks the output is linear in `value`: with the same ones the gradient gives it back
     mask_error = (out.sum() - (gradient * value).sum()).abs() / out.abs().sum()
     # an output row of all ones in `value` is the sum of the kept probabilities
-    ones = core(query, key, torch.ones_like(value)).detach()
+    ones = core(query, key, torch.ones_like(value), CAUSAL).detach()
     return {
         "bias": (draws.mean(0) - exact).abs().max().item(),
         "spread": draws.std(0)[1:].min().item(),
@@ -105,10 +103,10 @@ class LargestTensor(TorchDispatchMode):
 def largest_tensor(world: World, dropout: float) -> int:
     install()
     model_parallel_cuda_manual_seed(0, tp_rank=0, ep_rank=0, etp_rank=0)
-    core = make_core(dropout, heads=2)
+    core = make_core(dropout)
     inputs = [torch.randn(TOKENS, 1, 2, 8, requires_grad=True) for _ in range(3)]
     with LargestTensor() as largest:
-        core(*inputs).sum().backward()
+        core(*inputs, CAUSAL).sum().backward()
     return largest.elements
 
 

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import attention_kernels
+from frontier_llm.model.attention_kernels import attention_kernels
 from tests.values import TINY_T5, tiny_values
 
 CPU = torch.device("cpu")
@@ -33,6 +33,12 @@ def test_an_encoder_decoder_has_three_kinds() -> None:
     assert list(found) == ["encoder", "decoder", "cross"]
     assert found["encoder"] == "math, in blocks of queries"
     assert found["cross"] == "flash"
+    rotary = attention_kernels(
+        layout(*TINY_T5, "model.positions=rotary", "model.window=4", "model.window_every=2"), CPU
+    )
+    assert list(rotary) == [
+        "encoder, window of 4 tokens", "encoder", "decoder, window of 4 tokens", "cross", "decoder",
+    ]  # fmt: skip
 
 
 def test_whole_matrices_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,18 @@ import torch.distributed as dist
 
 from frontier_llm.geometry.context_cut import sent_tokens
 from frontier_llm.geometry.wire import ActivationTraffic
-from frontier_llm.model import confined
-from frontier_llm.model.confined import Documents, Scores, causal_attention, confined_attention
+from frontier_llm.model import attention
+from frontier_llm.model.attention import Scores, attend_document
+from frontier_llm.model.attention import attend as attend_whole
 from frontier_llm.model.cut_samples import ContextPart
+from frontier_llm.model.reads import Documents, Reads
 from frontier_llm.parallel.context_ranks import ContextRanks
 from tests.geometry.models import make_model
 from tests.ranks import run_ranks
 
 HEADS, KEY_HEADS, WIDTH, TOKENS = 4, 2, 8, 64
 LENGTHS = [[17, 1, 30, 7, 9], [64], [8, 8, 24, 24]]
-SCORES = [Scores(), Scores(window=6), Scores(cap=0.5), Scores(window=20, cap=0.5)]
+KINDS = [(cap, window) for cap, window in ((None, None), (None, 6), (0.5, None), (0.5, 20))]
 
 
 def _draw(samples, tokens, seed=0):
@@ -33,21 +35,22 @@ def _documents(lengths):
     return Documents(table, TOKENS)
 
 
-@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize(("cap", "window"), KINDS)
 @pytest.mark.parametrize("queries", [1, 4, 5, 11, 23])
 @pytest.mark.parametrize("block", [4, 128])
-def test_the_last_query_reads_the_last_key(monkeypatch, scores, queries, block):
-    monkeypatch.setattr(confined, "QUERY_BLOCK", block)
+def test_the_last_query_reads_the_last_key(monkeypatch, cap, window, queries, block):
+    monkeypatch.setattr(attention, "QUERY_BLOCK", block)
     query, key, value = _draw(1, 23)
-    found = causal_attention(query[:, :, -queries:], key, value, scores)
+    last = query[:, :, -queries:]
+    found = attend_document(last, key, value, Reads(window, 1), Scores(cap=cap), 23 - queries)
     key, value = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (key, value))
     products = query @ key.transpose(2, 3) / WIDTH**0.5
-    if scores.cap is not None:
-        products = scores.cap * torch.tanh(products / scores.cap)
+    if cap is not None:
+        products = cap * torch.tanh(products / cap)
     distance = torch.arange(23)[:, None] - torch.arange(23)
-    is_read = (distance >= 0) & (distance < (scores.window or 23))
+    is_read = (distance >= 0) & (distance < (window or 23))
     whole = products.masked_fill(~is_read, -torch.inf).softmax(-1) @ value
-    tolerance = 1e-13 if scores.cap is None else 1e-6  # capped scores are stored in fp32
+    tolerance = 1e-13 if cap is None else 1e-6  # capped scores are stored in fp32
     torch.testing.assert_close(found, whole[:, :, -queries:], rtol=0, atol=tolerance)
 
 
@@ -56,17 +59,17 @@ def _taken(tensor, tokens):
     return torch.stack([sample[:, own] for sample, own in zip(tensor, tokens, strict=True)])
 
 
-def attend(world, lengths, scores, keeps, changed=None):
+def attend(world, lengths, cap, window, keeps, changed=None):
     """Return outputs and gradients of this rank's tokens, and the bytes sent to each rank."""
     ranks = ContextRanks(dist.group.WORLD)
     inputs = _draw(len(lengths), TOKENS)
     if changed is not None:
         for tensor in inputs:
             tensor[0, :, changed] += 1
-    part = ContextPart(ranks, len(lengths), TOKENS, _documents(lengths))
+    part = ContextPart(ranks, len(lengths), TOKENS, _documents(lengths), keeps=keeps)
     own = part.tokens
     local = [_taken(tensor, own).requires_grad_() for tensor in inputs]
-    output = part.attend(*local, scores, keeps=keeps)
+    output = part.attend(*local, Reads(window, 1), Scores(cap=cap))
     output.backward(_taken(_draw(len(lengths), TOKENS, seed=1)[0], own))
     return own, output.detach(), [tensor.grad for tensor in local], ranks.take_sent()
 
@@ -83,18 +86,20 @@ def _whole(results, part):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_compute_whole_samples_and_send_what_is_predicted(ranks):
-    cases = [(LENGTHS, scores, keeps) for scores in SCORES for keeps in (False, True)]
+    cases = [(LENGTHS, *kind, keeps) for kind in KINDS for keeps in (False, True)]
     cases += [
-        ([[TOKENS]], Scores(), False),
-        ([[TOKENS // ranks // 2] * 2 * ranks], Scores(), False),
+        ([[TOKENS]], None, None, False),
+        ([[TOKENS // ranks // 2] * 2 * ranks], None, None, False),
     ]
     by_rank = run_ranks(attend_all, ranks, cases)
     for case, results in zip(cases, zip(*by_rank, strict=True), strict=True):
-        lengths, scores, keeps = case
+        lengths, cap, window, keeps = case
+        documents = _documents(lengths)
+        reads = Reads(window, 1, documents, documents)
         inputs = [tensor.requires_grad_() for tensor in _draw(len(lengths), TOKENS)]
-        output = confined_attention(*inputs, scores, _documents(lengths))
+        output = attend_whole(*inputs, reads, Scores(cap=cap))
         output.backward(_draw(len(lengths), TOKENS, seed=1)[0])
-        tolerance = 1e-13 if scores.cap is None else 1e-6
+        tolerance = 1e-13 if cap is None else 1e-6
         found = _whole(results, lambda result: result[1])
         torch.testing.assert_close(found, output.detach(), rtol=0, atol=tolerance)
         for number, tensor in enumerate(inputs):
@@ -125,9 +130,7 @@ def test_no_document_reads_another_one(ranks):
     """Bitwise: the third document of the first sample is changed."""
     changed = slice(18, 48)
     cases = [
-        (LENGTHS, scores, False, part)
-        for scores in (Scores(), Scores(window=7))
-        for part in (None, changed)
+        (LENGTHS, None, window, False, part) for window in (None, 7) for part in (None, changed)
     ]
     outputs = [
         _whole(results, lambda result: result[1])

@@ -7,17 +7,20 @@ test_flex_kernels.py runs the kernels of a GPU.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
-from megatron.core.transformer.enums import AttnMaskType
 
 from frontier_llm.config import RunConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model import build, flex
-from frontier_llm.model.attention import attention_kernels
+from frontier_llm.model.attention import Scores
+from frontier_llm.model.attention_kernels import attention_kernels
+from frontier_llm.model.flex import FlexKernel
+from frontier_llm.model.reads import Documents, Reads
 from tests.covering import covering
 from tests.model.test_attention import random_qkv
 from tests.model.test_relative import HEADS, REACH, dense, make_core
@@ -40,31 +43,37 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
 
-def padding(*lengths: int) -> torch.Tensor:
-    return torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
+def padding(*lengths: int) -> Reads:
+    is_token = torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
+    return Reads(keys=Documents.padded(is_token))
 
 
+CAUSAL = Reads(after=1)
 CASES = {
-    "causal": (True, HEADS, None),
-    "both_sides": (False, HEADS, None),
-    "padded": (False, HEADS, padding(TOKENS, flex.BLOCK)),
-    "padded_inside_a_block": (False, HEADS, padding(7, flex.BLOCK + 1)),
-    "a_sample_without_tokens": (False, HEADS, padding(TOKENS, 0)),
-    "grouped_heads": (True, HEADS // 2, None),
+    "causal": (CAUSAL, HEADS),
+    "both_sides": (Reads(), HEADS),
+    "window": (Reads(30, 40), HEADS),
+    "padded": (padding(TOKENS, flex.BLOCK), HEADS),
+    "padded_inside_a_block": (padding(7, flex.BLOCK + 1), HEADS),
+    "a_sample_without_tokens": (padding(TOKENS, 0), HEADS),
+    "grouped_heads": (CAUSAL, HEADS // 2),
 }
+
+
+def kernel_of(reads: Reads, tokens: int, table: torch.Tensor) -> FlexKernel:
+    return FlexKernel.of(reads, tokens, torch.device("cpu"), table)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_blocks_and_their_gradients(case: str, on_cpu: None) -> None:
-    causal, groups, mask = CASES[case]
+    reads, groups = CASES[case]
     table = torch.randn(2 * REACH + 1, HEADS, generator=torch.Generator().manual_seed(2))
     inputs = [*random_qkv(TOKENS, HEADS, groups), table.requires_grad_()]
-    core = make_core(AttnMaskType.causal if causal else AttnMaskType.padding)
-    scores = flex.FlexScores.of(table, TOKENS, mask, causal=causal)
+    core = make_core()
     weight = torch.randn(TOKENS, 2, 8 * HEADS, generator=torch.Generator().manual_seed(1))
     results = []
-    for bias in (scores, table):
-        out = core(*inputs[:3], mask, bias)
+    for used in (replace(reads, kernel=kernel_of(reads, TOKENS, table)), reads):
+        out = core(*inputs[:3], used, table)
         results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -81,17 +90,18 @@ def test_is_compiled_even_if_other_functions_are_not(
         return graph
 
     monkeypatch.setattr(flex, "COMPILER", backend)
-    scores = flex.FlexScores.of(torch.zeros(3, HEADS), 5, None, causal=True)
+    kernel = kernel_of(CAUSAL, 5, torch.zeros(3, HEADS))
     inputs = [x.permute(1, 2, 0, 3) for x in random_qkv(5, HEADS, HEADS)]
     with torch.compiler.set_stance("force_eager"):
-        scores.attend(*inputs, None)
+        kernel.attend(*inputs, CAUSAL, Scores())
     assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("tokens", [5, flex.BLOCK, TOKENS])
 def test_the_bias_has_one_number_per_distance(tokens: int) -> None:
     table = torch.randn(2 * REACH + 1, HEADS)
-    bias = flex.FlexScores.of(table, tokens, None, causal=False).bias
+    bias = kernel_of(Reads(), tokens, table).bias
+    assert bias is not None
     assert bias.shape == (HEADS, 2 * tokens - 1)
     at = torch.arange(tokens)
     expected = dense(table, tokens, tokens)
@@ -100,12 +110,11 @@ def test_the_bias_has_one_number_per_distance(tokens: int) -> None:
 
 def test_masked_blocks_are_skipped() -> None:
     table = torch.zeros(2 * REACH + 1, HEADS)
-    causal = flex.FlexScores.of(table, TOKENS, None, causal=True).blocks
+    causal = kernel_of(CAUSAL, TOKENS, table).blocks
     assert causal is not None
     assert causal.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert causal.kv_num_blocks.tolist() == [[[1, 1, 1]]]  # those on the diagonal
-    mask = padding(TOKENS, flex.BLOCK, flex.BLOCK + 1)
-    padded = flex.FlexScores.of(table, TOKENS, mask, causal=False).blocks
+    padded = kernel_of(padding(TOKENS, flex.BLOCK, flex.BLOCK + 1), TOKENS, table).blocks
     assert padded is not None
     assert padded.to_dense()[:, 0, 0].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert padded.full_kv_num_blocks is not None
@@ -144,13 +153,13 @@ def test_a_gpt_with_windows_and_documents_equals_one_without_it(on_cpu: None) ->
 
 def uses(world: World, values: dict) -> tuple[int, int]:
     """Return how often FlexAttention is called in a training step, and in an evaluation."""
-    calls, attend = [], flex.FlexScores.attend
+    calls, attend = [], FlexKernel.attend
 
     def count(*arguments: object) -> torch.Tensor:
         calls.append(1)
         return attend(*arguments)  # type: ignore[arg-type]
 
-    flex.FlexScores.attend = count  # type: ignore[method-assign,assignment]
+    FlexKernel.attend = count  # type: ignore[method-assign,assignment]
     rig = make_rig(world, values)
     rig.train(1)
     trained = len(calls)

@@ -61,6 +61,10 @@ def test_seed_changes_it_and_deviation_is_as_configured() -> None:
 def test_a_t5_starts_with_scores_and_outputs_of_deviation_one() -> None:
     """Its scores are not scaled, so its queries are drawn small."""
     values = tiny_values(*TINY_T5, "model.hidden=64", "model.ffn=128", "model.head_dim=16")
+    grouped = assemble(run_ranks(weights, 1, values | {"model": values["model"] | {"kv_heads": 2}}))
+    qkv = grouped["layers.1.attention.qkv.weight"].reshape(2, 4, 16, 64)
+    assert qkv[:, :2].std() == pytest.approx((64 * 16) ** -0.5, rel=0.05)
+    assert qkv[:, 2:].std() == pytest.approx(64**-0.5, rel=0.05)
     found = assemble(run_ranks(weights, 1, values))
     qkv = found["layers.1.attention.qkv.weight"].reshape(4, 3, 16, 64)
     assert qkv[:, 0].std() == pytest.approx((64 * 16) ** -0.5, rel=0.05)

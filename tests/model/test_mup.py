@@ -126,7 +126,7 @@ def activations(rig: Rig, batch: Batch) -> dict[str, torch.Tensor]:
 
     def keep_scores(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         query, key, *_ = inputs
-        scale = module.softmax_scale or query.shape[-1] ** -0.5
+        scale = module.scores.scale or query.shape[-1] ** -0.5
         found["scores"] = scale * torch.einsum("sbhd,tbhd->bhst", query, key)
 
     core = chunk.decoder.layers[1].self_attention.core_attention
@@ -197,7 +197,7 @@ def test_scores_of_wider_heads_grow_unless_they_are_divided_by_the_width() -> No
 
 def describe(world: World, values: dict[str, Any]) -> dict[str, Any]:
     rig = make_rig(world, values)
-    scale = rig.model.chunks[0].decoder.layers[0].self_attention.core_attention.softmax_scale
+    scale = rig.model.chunks[0].decoder.layers[0].self_attention.core_attention.scores.scale
     deviations = {r.name: r.parameter.std().item() for r in rig.model.records if r.is_matrix}
     return {
         "deviations": deviations,

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.transformer_config import TransformerConfig
 
-from frontier_llm.model.attention import SdpaAttention
-from frontier_llm.model.confined import DEVICE_QUERY_BLOCK, QUERY_BLOCK
+from frontier_llm.model.attention import DEVICE_QUERY_BLOCK, QUERY_BLOCK, Scores, SdpaAttention
+from frontier_llm.model.reads import Documents, Reads
 from frontier_llm.model.relative import RelativePositions, block_bias, bucket_of_distance
 from tests.model import plain_t5
 from tests.model.test_attention import LargestTensor, random_qkv
@@ -49,15 +47,15 @@ def test_a_block_is_a_part_of_the_whole(rows: range, causal: bool) -> None:
     if causal:
         hidden = torch.arange(keys)[None, :] > torch.arange(50)[:, None]
         whole = whole.masked_fill(hidden, -math.inf)
-    found = block_bias(of_distance, rows, keys, None, causal=causal)
+    found = block_bias(of_distance, rows, keys, Reads(after=1 if causal else None), None)
     torch.testing.assert_close(found[0], whole[:, rows.start : rows.stop])
 
 
-def make_core(mask: AttnMaskType, dropout: float = 0.0) -> SdpaAttention:
-    config = TransformerConfig(
-        num_layers=1, hidden_size=8 * HEADS, num_attention_heads=HEADS, use_cpu_initialization=True
-    )
-    return SdpaAttention(config, 1, mask, "self", attention_dropout=dropout, softmax_scale=1.0)
+CAUSAL, ALL = Reads(after=1), Reads()
+
+
+def make_core() -> SdpaAttention:
+    return SdpaAttention(Scores(scale=1.0))
 
 
 def textbook(inputs: list[Any], mask: torch.Tensor | None, causal: bool) -> torch.Tensor:
@@ -79,10 +77,11 @@ def test_equals_textbook_attention_and_its_gradients(case: str) -> None:
     inputs = [*random_qkv(tokens, HEADS, HEADS), table.requires_grad_()]
     mask = torch.arange(tokens) < torch.tensor([[tokens], [7]]) if case == "padded" else None
     causal = case == "causal"
-    core = make_core(AttnMaskType.causal if causal else AttnMaskType.padding)
+    core, keys = make_core(), None if mask is None else Documents.padded(mask)
+    reads = Reads(after=1 if causal else None, keys=keys)
     weight = torch.randn(tokens, 2, 8 * HEADS, generator=torch.Generator().manual_seed(1))
     results = []
-    for out in (core(*inputs[:3], mask, inputs[3]), textbook(inputs, mask, causal)):
+    for out in (core(*inputs[:3], reads, inputs[3]), textbook(inputs, mask, causal)):
         results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
     for mine, expected in zip(*results, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
@@ -94,8 +93,8 @@ def test_equals_textbook_attention_on_a_device() -> None:
     table = torch.randn(2 * REACH + 1, HEADS, generator=torch.Generator().manual_seed(2))
     sources = [*random_qkv(tokens, HEADS, HEADS), table]
     inputs = [tensor.detach().cuda().requires_grad_() for tensor in sources]
-    core, results = make_core(AttnMaskType.causal), []
-    for out in (core(*inputs[:3], None, inputs[3]), textbook(inputs, None, True)):
+    core, results = make_core(), []
+    for out in (core(*inputs[:3], CAUSAL, inputs[3]), textbook(inputs, None, True)):
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     for mine, expected in zip(*results, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-4)
@@ -105,20 +104,20 @@ def test_cross_attention_of_other_lengths_sees_no_padding() -> None:
     query, key, value = random_qkv(50, HEADS, HEADS)
     query = query[:11]
     mask = torch.arange(50) < torch.tensor([[50], [23]])
-    out = make_core(AttnMaskType.padding)(query, key, value, mask)
+    out = make_core()(query, key, value, Reads(keys=Documents.padded(mask)))
     nothing = torch.zeros(2 * REACH + 1, HEADS)
     expected = textbook([query, key, value, nothing], mask, causal=False)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mask", [AttnMaskType.causal, AttnMaskType.padding])
-def test_no_square_matrix_in_memory(mask: AttnMaskType) -> None:
+@pytest.mark.parametrize("reads", [CAUSAL, ALL])
+def test_no_square_matrix_in_memory(reads: Reads) -> None:
     tokens = 1024
     inputs = [torch.randn(tokens, 1, HEADS, 8, requires_grad=True) for _ in range(3)]
     table = torch.randn(2 * REACH + 1, HEADS, requires_grad=True)
-    core = make_core(mask)
+    core = make_core()
     with LargestTensor() as largest:
-        core(*inputs, None, table).sum().backward()
+        core(*inputs, reads, table).sum().backward()
     assert largest.elements <= HEADS * QUERY_BLOCK * tokens
 
 
@@ -126,14 +125,14 @@ def test_nothing_square_is_kept_for_the_backward_pass() -> None:
     tokens = 512
     inputs = [torch.randn(tokens, 1, HEADS, 8, requires_grad=True) for _ in range(3)]
     table = torch.randn(2 * REACH + 1, HEADS, requires_grad=True)
-    core, kept = make_core(AttnMaskType.padding), []
+    core, kept = make_core(), []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        core(*inputs, None, table)
+        core(*inputs, ALL, table)
     assert max(kept) <= tokens * HEADS * 8
 
 

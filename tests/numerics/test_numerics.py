@@ -37,6 +37,10 @@ MODELS = {
         "optimizer.z_loss=1e-3",
     ),
     "mt5": ("model=mt5_tiny", *SMALL, "optimizer=adafactor"),
+    "rotary_mt5": (
+        "model=mt5_tiny", *GROUPED, "optimizer=adamw", "model.positions=rotary", "model.window=20",
+        "model.attention_softcap=20", "model.qk_norm=head", "model.tied=true",
+    ),
 }  # fmt: skip
 
 
@@ -138,9 +142,9 @@ def _one_key_more(mask):
 
 
 def _block_row_reads_all(original):
-    def bias(*arguments, causal):
-        result = original(*arguments, causal=causal)
-        return result.nan_to_num(neginf=0.0) if causal else result
+    def bias(table, queries, keys, reads, mask):
+        result = original(table, queries, keys, reads, mask)
+        return result.nan_to_num(neginf=0.0) if reads.after == 1 else result
 
     return bias
 
@@ -172,7 +176,6 @@ def _other_scale(original):
     def init(self, *arguments, **options):
         original(self, *arguments, **options)
         self.scores = self.scores.__class__(scale=0.2)
-        self.softmax_scale = 0.2
 
     return init
 
@@ -196,7 +199,6 @@ def _sum_in_bf16(original):
 
 ACCUMULATE = "frontier_llm.sharding.unit_gradients.accumulate_product"
 SDPA = "frontier_llm.model.attention.scaled_dot_product_attention"
-CONFINED = "frontier_llm.model.confined.scaled_dot_product_attention"
 RMS = "frontier_llm.device.kernels.torch_rms_norm"
 FAULTS: dict[str, tuple[Fault, str, str, str]] = {
     # name: (fault, model, precision, kernel)
@@ -235,24 +237,25 @@ FAULTS: dict[str, tuple[Fault, str, str, str]] = {
         "gpt", "bf16", "attention",
     ),
     "wrong base of rotary positions": (
-        _patch("frontier_llm.model.gpt.stretched",
+        _patch("frontier_llm.model.rotary.stretched",
                lambda original: lambda f, model: original(f, model) ** 1.02),
         "llama", "fp32", "queries and keys",
     ),
     "dropped head of keys": (
-        _patch("frontier_llm.model.confined.repeat_heads", _first_head_only),
+        _patch("frontier_llm.model.attention.repeat_heads", _first_head_only),
         "llama", "bf16", "attention",
     ),
     "causal mask off by one": (
-        _patch(CONFINED, _with_mask(_one_key_more)), "llama", "bf16", "attention",
+        _patch(SDPA, _with_mask(_one_key_more)), "llama", "bf16", "attention",
     ),
     "gradient added twice": (
         _patch("frontier_llm.sharding.unit_gradients.UnitGradients.add", _twice),
         "gpt", "bf16", "sums of gradients",
     ),
     "wrong bound of scores": (
-        _patch("frontier_llm.model.layer_specs.Scores",
-               lambda original: lambda window, cap: original(window=window, cap=1.2 * cap)),
+        _patch("frontier_llm.model.layer.Scores",
+               lambda original: lambda scale, cap, *rest, **more: (
+                   original(scale, 1.2 * cap, *rest, **more))),
         "qwen3", "bf16", "attention",
     ),
     "wrong activation": (

@@ -103,7 +103,7 @@ def measure_kept(world, values, precision):
     batch = rig.batches(0)[0]
     rig.states.begin_step(1, 1)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        rig.model.chunks[0](batch.tokens, batch.positions, attention_mask=None)
+        rig.model.chunks[0](batch.tokens, batch.positions)
     del batch
     return sum(size for size, _ in kept.values())
 

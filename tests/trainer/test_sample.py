@@ -82,7 +82,7 @@ def test_an_encoder_decoder_fills_holes_or_continues_the_prompt(case: str) -> No
             for _ in range(12):
                 logits = chunk(
                     encoder_tokens=torch.tensor([[*read, Letters.eod]]),
-                    decoder_tokens=torch.tensor([said]),
+                    tokens=torch.tensor([said]),
                 )
                 said = [*said, int(logits[0, -1, :121].argmax())]
         names = {120 - k: f"<extra_id_{k}>" for k in range(100)}

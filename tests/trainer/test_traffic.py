@@ -93,6 +93,14 @@ LAYOUTS = {
         *TINY_T5, "parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2",
         "parallel.sequence=true", "model.layers=5",
     ],
+    "t5_norms_over_ranks": [
+        *TINY_T5, "parallel.tensor=2", "parallel.sequence=true", "recompute=full",
+        "model.qk_norm=width", "model.norm_placement=output", "model.kv_heads=2",
+    ],
+    "t5_tied": [
+        *TINY_T5, "parallel.tensor=2", "parallel.pipeline=2", "model.tied=true",
+        "model.positions=rotary",
+    ],
 }  # fmt: skip
 
 

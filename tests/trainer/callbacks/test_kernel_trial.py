@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frontier_llm.launch.world import World
-from frontier_llm.model import rotary
+from frontier_llm.model import layer, rotary
 from frontier_llm.trainer.callbacks.measurements import TRIAL_STEPS, KernelTrial
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
@@ -87,7 +87,7 @@ def test_functions_that_cannot_be_compiled_run_uncompiled(
         raise RuntimeError("no compiler here")
 
     compiled = torch.compile(rotary.rotate, backend=broken)
-    monkeypatch.setattr(rotary, "compiled_rotate", lambda: compiled)
+    monkeypatch.setattr(layer, "compiled_rotate", lambda: compiled)
     run = (f"run.dir={tmp_path}/run", "trainer.steps=2", "kernels=fastest", *ROTARY)
     ended = train(*TINY, *corpus, *run)
     assert ended.code == 0, ended.text

@@ -1,0 +1,214 @@
+"""Define the layer of all models: attention, cross-attention in a decoder, and feed-forward."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.device.kernels import Kernels
+from frontier_llm.model.attention import Scores, SdpaAttention
+from frontier_llm.model.linear import ColumnLinear, RowLinear
+from frontier_llm.model.reads import Reads
+from frontier_llm.model.rotary import (
+    HeadNorms,
+    WidthNorms,
+    attention_factor,
+    compiled_rotate,
+    rotate,
+)
+
+Output = tuple[Tensor, Tensor | None]
+"""The output of a branch, [s, b, hidden], and its bias unless that is added."""
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm over the last dimension, on any device.
+
+    With sequence parallelism each tensor-parallel rank normalises only its part of the tokens. The
+    attribute `sequence_parallel` of both parameters requests that their gradients are summed.
+    """
+
+    def __init__(self, config: TransformerConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels, self.eps = kernels, config.layernorm_epsilon
+        options = {"dtype": config.params_dtype, "device": torch.get_default_device()}
+        self.weight = nn.Parameter(torch.ones(config.hidden_size, **options))
+        self.bias: nn.Parameter | None = None
+        if config.normalization == "LayerNorm":
+            self.bias = nn.Parameter(torch.zeros(config.hidden_size, **options))
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [..., hidden]; the result has the dtype of the input."""
+        if self.bias is None:
+            return self.kernels.rms_norm(x, self.weight, self.eps)
+        return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class Attention(nn.Module):
+    """Self-attention, or with `is_cross` the attention to the output of an encoder.
+
+    Shapes have s query tokens, t key tokens, b samples, and on this tensor-parallel rank h heads of
+    queries and g heads of keys, of width d. The rows of the fused matrix are ordered by head of
+    keys: its queries, its key, its value.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: ModelConfig,
+        kernels: Kernels,
+        group: dist.ProcessGroup,
+        *,
+        is_cross: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernels, self._width, self._factor = kernels, model.head_dim, attention_factor(model)
+        tensor = group.size()
+        self._key_heads = model.kv_heads // tensor
+        query, key = (heads * model.head_dim for heads in (model.heads, model.kv_heads))
+        cap, dropout = model.attention_softcap, model.attention_dropout
+        scores = Scores(model.softmax_scale, cap, dropout, recompute=recompute)
+        options: dict[str, Any] = {"config": config, "skip_bias_add": False, "tp_group": group}
+        project = partial(
+            ColumnLinear,
+            model.hidden,
+            init_method=config.init_method,
+            bias=model.qkv_bias,
+            gather_output=False,
+            **options,
+        )
+        self.core_attention = SdpaAttention(scores, own_stream=not config.sequence_parallel)
+        self.linear_proj = RowLinear(
+            query,
+            model.hidden,
+            init_method=config.output_layer_init_method,
+            bias=model.bias,
+            input_is_parallel=True,
+            **(options | {"skip_bias_add": True}),
+        )
+        if is_cross:
+            self.linear_q, self.linear_kv = project(query), project(2 * key)
+        else:
+            self.linear_qkv = project(query + 2 * key)
+        widths = query // tensor, key // tensor
+        make: dict[str, Callable[[], HeadNorms | WidthNorms | None]] = {
+            "none": lambda: None,
+            "head": lambda: HeadNorms(config, model.head_dim, kernels),
+            "width": lambda: WidthNorms(config, widths, kernels, group),
+        }
+        self.norms = None if is_cross else make[model.qk_norm]()
+
+    def forward(
+        self,
+        hidden: Tensor,
+        reads: Reads,
+        bias: Tensor | None = None,
+        angles: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Output:
+        """Compute attention of [s, b, hidden], or to the context, [t, b, hidden].
+
+        The bias is that of `Scores`, the angles are those of `rotate`; None without rotation.
+        """
+        heads = self.heads(hidden, angles, context)
+        output: Output = self.linear_proj(self.core_attention(*heads, reads, bias))
+        return output
+
+    def heads(
+        self, hidden: Tensor, angles: Tensor | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [s, b, h, d], keys and values [t, b, g, d]."""
+        key_heads, width = self._key_heads, self._width
+        if context is None:
+            fused = self.linear_qkv(hidden)[0].unflatten(2, (key_heads, -1))
+            query, key, value = fused.split([fused.shape[3] - 2 * width, width, width], dim=3)
+            query = query.reshape(*query.shape[:2], -1, width)
+        else:
+            query = self.linear_q(hidden)[0].unflatten(2, (-1, width))
+            key, value = self.linear_kv(context)[0].unflatten(2, (key_heads, -1)).chunk(2, dim=3)
+        if self.norms is not None:
+            query, key = self.norms(query, key)
+        if angles is not None:
+            function = compiled_rotate() if self.kernels.compiles_functions else rotate
+            query, key = function(query, key, angles, self._factor)
+        return query, key, value
+
+
+class Layer(nn.Module):
+    """A transformer layer: branches whose outputs are added to the residual stream.
+
+    A branch f is attention, in a decoder with an encoder also cross-attention, and the feed-forward
+    block. In the usual layer each adds f(norm(x)) to the stream x. If norms are placed at outputs,
+    it adds norm(f(x)) (OLMo 2, arXiv:2501.00656, equations 1 and 2). If the branches are parallel,
+    all of them read the input of the layer (GPT-J and GPT-NeoX, arXiv:2204.06745, section 2.1).
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: ModelConfig,
+        kernels: Kernels,
+        group: dist.ProcessGroup,
+        *,
+        reads_encoder: bool = False,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self._norm_first = {"input": True, "output": False}[model.norm_placement]
+        self._in_parallel = {"sequential": False, "parallel": True}[model.residual]
+        attention = partial(Attention, config, model, kernels, group, recompute=recompute)
+        self.input_layernorm, self.self_attention = Norm(config, kernels), attention()
+        if reads_encoder:
+            self.pre_cross_attn_layernorm = Norm(config, kernels)
+            self.cross_attention = attention(is_cross=True)
+        self.pre_mlp_layernorm = Norm(config, kernels)
+        linears = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
+        self.mlp = MLP(config, linears, tp_group=group)
+        self._reads_encoder = reads_encoder
+
+    def forward(
+        self,
+        hidden: Tensor,
+        reads: Reads,
+        bias: Tensor | None = None,
+        angles: Tensor | None = None,
+        context: Tensor | None = None,
+        context_reads: Reads | None = None,
+    ) -> Tensor:
+        """Run the layer on [s tokens, b samples, hidden].
+
+        A decoder of an encoder-decoder reads the context, [t, b, hidden]. With sequence parallelism
+        the tokens are those of this tensor-parallel rank.
+        """
+        attend = partial(self.self_attention, reads=reads, bias=bias, angles=angles)
+        total = self._add(self.input_layernorm, attend, hidden, hidden)
+        if self._reads_encoder:
+            cross = partial(self.cross_attention, reads=context_reads, context=context)
+            source = hidden if self._in_parallel else total
+            total = self._add(self.pre_cross_attn_layernorm, cross, source, total)
+        source = hidden if self._in_parallel else total
+        return self._add(self.pre_mlp_layernorm, self.mlp, source, total)
+
+    def _add(
+        self, norm: Norm, branch: Callable[[Tensor], Output], source: Tensor, total: Tensor
+    ) -> Tensor:
+        """Add the output of a branch, with dropout, to the residual stream."""
+        if self._norm_first:
+            output = branch(norm(source))
+        else:
+            result, bias = branch(source)
+            output = norm(result if bias is None else result + bias), None
+        add = get_bias_dropout_add(self.training, self.config.bias_dropout_fusion)
+        added: Tensor = add(output, total, self.config.hidden_dropout)
+        return added

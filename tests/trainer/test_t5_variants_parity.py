@@ -1,0 +1,49 @@
+"""Encoder-decoders of all variants in several layouts are the computation of one process."""
+
+import pytest
+
+from tests.trainer.test_parity import check, trained
+from tests.trainer.test_t5_parity import MODEL
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2
+MODELS = {
+    "rotary": [
+        *MODEL, "model.positions=rotary", "model.scaled_attention=true",
+        "model.kv_heads=2", "model.qk_norm=head", "model.window=5", "model.window_every=2",
+        "model.attention_softcap=3", "model.logit_softcap=2", "model.qkv_bias=true",
+    ],
+    "outputs": [
+        *MODEL, "model.norm_placement=output", "model.qk_norm=width", "model.tied=true",
+        "model.window=6", "optimizer.epsilon=1e-3",
+    ],
+    "parallel": [*MODEL, "model.residual=parallel", "model.bias=true", "model.tied=true"],
+}  # fmt: skip
+LAYOUTS = {
+    "tensor2_sequence_full": (
+        2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=full"],
+    ),
+    "in_decoder_selective": (
+        2, ["parallel.pipeline=2", "parallel.layers_per_stage=[3,1]", "recompute=selective"],
+    ),
+    "chunks2": (2, ["parallel.pipeline=2", "parallel.chunks=2"]),
+    "tensor2_pipeline2_sequence": (
+        4, ["parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2"],
+    ),
+    "tensor2_zero3": (4, ["parallel.tensor=2", "sharding=zero3"]),
+}  # fmt: skip
+
+
+def overrides_of(layout: str, model: str) -> tuple[str, ...]:
+    return (*MODELS[model], *LAYOUTS[layout][1])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_equals_one_process(layout: str, model: str) -> None:
+    size, overrides = LAYOUTS[layout]
+    cases = [(a, b) for a in LAYOUTS for b in MODELS if LAYOUTS[a][0] == size]
+    results = trained(size, tuple(overrides_of(*case) for case in cases), STEPS)
+    alone = [o for o in overrides if not o.startswith("recompute=")]
+    check(results[overrides_of(layout, model)], alone, MODELS[model], STEPS)
