@@ -63,7 +63,7 @@ def test_a_store_listens_only_where_its_ranks_look_for_it(
 def test_a_taken_port_fails_without_waiting():
     with listen("", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"port {port} on .* is in use: set launch.port="):
+        with pytest.raises(LaunchError, match=f"port {port} on .* is in use: set launch.port "):
             make_store(_world(0, 2, port), VERY_LONG)
 
 

@@ -255,7 +255,7 @@ def test_a_requested_stop_has_its_own_code_and_one_message(tmp_path, capfd):
 def test_a_taken_port_starts_nothing(tmp_path):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"port {port} .* in use: set launch.port="):
+        with pytest.raises(LaunchError, match=f"port {port} .* in use: set launch.port "):
             _launch(_sum, 2, tmp_path, port=port)
 
 

