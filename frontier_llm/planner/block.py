@@ -5,8 +5,8 @@ counts. Other tensors count in full, or 1/t with sequence parallelism.
 
 The counts follow the modules of model/layer.py one by one. They agree with Korthikanti et al.
 (arXiv:2205.05198, section 4), except that attention is fused and that dropout masks count only if
-the model has dropout. A norm keeps its input and output, as fused kernels do. On a CPU, torch
-composes RMSNorm of several operations and keeps more.
+the model has dropout. A norm keeps its input and output. On a CPU, torch composes RMSNorm of
+several operations and keeps a third tensor, which counts in bytes but not in elements.
 
 Activations are counted for all micro-batches in flight, which follow from the schedule's lists of
 actions. If a schedule splits backward passes, the factors of the weight gradients, which are inputs
@@ -21,7 +21,7 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.context_cut import typical_work
 from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
-from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
 from frontier_llm.geometry.pipeline_schedule import held
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
@@ -91,6 +91,8 @@ class Block:
     kernels: int
     kept_elements: float
     """Elements that the layer keeps for its backward pass if nothing is recomputed."""
+    norm_elements: float
+    """Elements of the outputs of the norms before or after branches."""
     input_elements: float
     """Elements of the layer's input, which alone is kept if the whole layer is recomputed."""
     factor_elements: float
@@ -127,6 +129,7 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
         kept_elements=branches * (2 + masks) * hidden
         + sum(part.kept for part in parts)
         + (5 if model.gated else 2) * inner,
+        norm_elements=branches * hidden,
         input_elements=hidden,
         factor_elements=sum(part.factors for part in parts)
         + column_factors(layout, up)
@@ -315,21 +318,27 @@ def stage_activations(
 def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activations:
     """Count everything but the bytes that a stage keeps of all micro-batches in flight."""
     layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
+    of = layout.lengths
     compute_bytes, of_chunks = layout.compute_bytes, stage_blocks(layout, kind.chunks)
     loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
     head = head_product(layout)
     has_head = any(chunk.has_head for chunk in kind.chunks)
     logits = head.rows * head.columns if has_head else 0
     boundary = layout.activation_traffic.boundary_bytes() if layout.grid.pipeline > 1 else 0.0
+    per_norm = 3.0 if on_cpu and layout.model.norm == "rmsnorm" else 2.0
     passes, factors, per_layer, matrix = list[int](), list[int](), list[int](), list[int]()
     for chunk, blocks in zip(kind.chunks, of_chunks, strict=True):
         kept = [
-            block.input_elements if layout.recompute == "full" else block.kept_elements
+            block.input_elements
+            if layout.recompute == "full"
+            else block.kept_elements + (per_norm - 2) * block.norm_elements
             for block, _ in blocks
         ]
         elements = sum(count * of_layer for (_, count), of_layer in zip(blocks, kept, strict=True))
-        if chunk.has_head:  # input and output of the last norm
-            elements += 2.0 * head.rows * layout.model.hidden
+        for stack in chunk_stacks(layout.model, chunk):
+            if stack.ends:  # the norm after its last layer
+                rows = head.rows if stack.name == "decoder" else head.rows / of.decoder * of.encoder
+                elements += per_norm * rows * layout.model.hidden
         split = sum(count * block.factor_elements for block, count in blocks)
         sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
         passes.append(int(elements * compute_bytes))
@@ -340,7 +349,7 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
         stage=stage,
         kept=0,
         logits=logits * compute_bytes + min(4 * logits, loss_chunk),
-        working=int(_working_bytes(layout, of_chunks, on_cpu=on_cpu)),
+        working=int(_working_bytes(layout, of_chunks, per_norm, on_cpu=on_cpu)),
         exchange=int(2 * boundary),
         passes=tuple(passes),
         factors=tuple(factors),
@@ -362,7 +371,9 @@ def _peak(layout: ResolvedLayout, stage: int, sizes: Activations, *, is_least: b
     return held(schedule, stage, sizes.passes, sizes.factors)
 
 
-def _working_bytes(layout: ResolvedLayout, of_chunks: Sequence[Blocks], *, on_cpu: bool) -> float:
+def _working_bytes(
+    layout: ResolvedLayout, of_chunks: Sequence[Blocks], per_norm: float, *, on_cpu: bool
+) -> float:
     """Return an upper bound on the bytes of temporary tensors inside a pass.
 
     Of a layer that is recomputed for input gradients, the activations are replaced by the factors
@@ -373,7 +384,9 @@ def _working_bytes(layout: ResolvedLayout, of_chunks: Sequence[Blocks], *, on_cp
     if layout.recompute == "full":
         replaced = 1 if layout.splits_backward else 0
         recomputed = max(
-            max(0.0, block.kept_elements - replaced * block.factor_elements) for block in blocks
+            max(0.0, block.kept_elements - replaced * block.factor_elements)
+            + (per_norm - 2) * block.norm_elements
+            for block in blocks
         )
     largest_output = max(
         product.rows * product.columns for block in blocks for product in block.products

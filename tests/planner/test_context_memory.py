@@ -1,14 +1,11 @@
 """Context ranks divide what a step keeps, and hold the keys and values of a layer besides."""
 
-from itertools import accumulate
-
 import pytest
-from torch.profiler import ProfilerActivity, profile
 
 from frontier_llm.planner.block import stage_activations
 from tests.planner.layouts import make
+from tests.planner.step_peak import measure_peak
 from tests.ranks import run_ranks
-from tests.trainer.rig import make_rig
 from tests.values import tiny_values
 
 TOKENS = 512
@@ -17,17 +14,6 @@ MODEL = (
     "model.positions=rotary", f"data.sequence_length={TOKENS}", "data.micro_batch=1",
     "parallel.pipeline=1", "sharding=replicated", "recompute=none",
 )  # fmt: skip
-
-
-def measure_peak(world, values):
-    """Return the most bytes that a step allocates besides the states, as the allocator counts."""
-    rig = make_rig(world, values)
-    rig.train(1)  # creates buffers that stay
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        rig.train(1, first=1)
-    events = profiled.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return max(accumulate(size for _, size in changes))
 
 
 @pytest.mark.slow
