@@ -47,12 +47,13 @@ from frontier_llm.cli.options import (
 )  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
-from frontier_llm.data.corpora import Corpora, open_all, open_tokenizer_of, prepare_all
+from frontier_llm.data.corpora import Corpora, open_all, prepare_all
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.saving.changes import open_trained_tokenizer
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     corpora = None if options.text else _open_corpora(config, weights)
     with single_process_model(config, weights, device) as built:
         if corpora is None:
-            stride, tokenizer = options.stride, open_tokenizer_of(config)
+            stride, tokenizer = options.stride, open_trained_tokenizer(config, weights)
             key = options.text_key or config.data.text_key
             texts = evaluate_texts(config, tokenizer, *built, options.text, stride, key)
             _check_losses(weights, {text.file: text.nats for text in texts})
@@ -152,7 +153,19 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
     print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
-        return open_all(config.data, prepare_all(config.data, progress))
+        corpora = open_all(config.data, prepare_all(config.data, progress))
+    meta, manifest = checkpoint.manifest.meta, corpora.manifest
+    if meta.get("tokenizer") not in (None, manifest.tokenizer_sha256):
+        raise ConfigError(
+            "data.path",
+            f"{names}, whose tokenizer is not that of step {checkpoint.step}",
+            "the text that the run has read: the tokenizer was trained on it",
+            "restore the text, or evaluate other texts: add --text FILE ...",
+        )
+    if meta.get("corpus") not in (None, manifest.digest):
+        print("warning: the text has changed since, so that training may have read this split",
+              file=sys.stderr)  # fmt: skip
+    return corpora
 
 
 def evaluate(

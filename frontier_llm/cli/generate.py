@@ -60,13 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
-    from frontier_llm.data.corpora import open_data, open_tokenizer_of
+    from frontier_llm.data.corpora import open_data
     from frontier_llm.data.tokenizer_source import tokens_before_text
     from frontier_llm.device.accelerator import Accelerator
+    from frontier_llm.saving.changes import open_trained_tokenizer
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
     options.prompts = options.prompts or list(prompts_of(config, open_data(config.data)))
-    tokenizer = open_tokenizer_of(config)
+    tokenizer = open_trained_tokenizer(config, Path(config.run.dir))
     before = [tokenizer.token_of(token) for token in tokens_before_text(config.data, tokenizer)]
     words = f"{before[0]} (the end of a document)" if before else "nothing"
     wide_console(stderr=True, highlight=False).print(f"before each prompt: {words}", markup=False)

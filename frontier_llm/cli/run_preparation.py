@@ -56,9 +56,9 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
         nodes_may_have=config.checkpoint.tiers.local.path is not None,
         lock=lock,
     )
-    saved = tiers.saved_config(newest) if resumes and newest else None
+    saved = tiers.saved_meta(newest) if resumes and newest else None
     if saved is not None:
-        changes.refuse(changes.changes(saved, config.model_dump(mode="json")), config)
+        changes.refuse(changes.changes(saved["config"], config.model_dump(mode="json")), config)
 
 
 def announce_run(config: RunConfig, ranks: int) -> None:
@@ -97,9 +97,22 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress)
     check_initial_tokenizer(config, folders[0])
+    _check_saved_corpus(config, folders)
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))
     return "\n".join(map(str, folders))
+
+
+def _check_saved_corpus(config: RunConfig, folders: Sequence[Path]) -> None:
+    """Refuse to resume with another corpus, before anything in the run directory changes."""
+    newest = tiers.newest_folder(config)
+    meta = None if newest is None else tiers.saved_meta(newest)
+    if newest is not None and meta is not None and "corpus" in meta:
+        from frontier_llm.data.corpora import open_all
+
+        found = changes.changes(meta["config"], config.model_dump(mode="json"))
+        manifest = open_all(config.data, folders).manifest
+        changes.check_corpus(found, config, manifest, meta, newest)
 
 
 def remove_unused_run_dir(*, ranks_ended: bool) -> None:

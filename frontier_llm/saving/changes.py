@@ -16,13 +16,18 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.tokenizer_source import digest_tokenizer
+from frontier_llm.data.tokenizer_source import (
+    check_vocabulary,
+    digest_tokenizer,
+    open_tokenizer,
+)
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.tiers import newest_folder
 
 if TYPE_CHECKING:
     from frontier_llm.data.corpus_manifest import Manifest
+    from frontier_llm.data.tokenizer import Tokenizer
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
 """Sections and keys that determine the losses. They may change only if `run.allow_changes` names
@@ -275,6 +280,33 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
         f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
         f"another tokenizer: run.allow_changes=[{allowed}]",
     )
+
+
+def open_trained_tokenizer(config: RunConfig, weights: Path) -> "Tokenizer":
+    """Open the tokenizer that weights were trained with, also if the text of the run has changed.
+
+    `weights` is a checkpoint, or a folder that holds checkpoints. Raises a CheckpointError if there
+    is none, and a ConfigError if the tokenizer is nowhere to be found.
+    """
+    from frontier_llm.checkpoint.discovery import find
+    from frontier_llm.data.corpora import open_tokenizer_of
+
+    checkpoint = find(weights)
+    meta = checkpoint.manifest.meta
+    if meta.get("tokenizer") is None:
+        return open_tokenizer_of(config)
+    path = tokenizer_of(checkpoint.folder, meta, config.data.directory)
+    if path is None:
+        raise ConfigError(
+            "data.tokenizer",
+            f"no tokenizer of digest {meta['tokenizer'][:_SHOWN]} in {config.data.directory}",
+            f"the tokenizer that {weights} was trained with: to the model, the tokens of another "
+            "one are other texts",
+            "run it in the folder where the run was started, or restore its text or its tokenizer",
+        )
+    tokenizer = open_tokenizer(path, config.data.end_of_document)
+    check_vocabulary(config, tokenizer)
+    return tokenizer
 
 
 def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:

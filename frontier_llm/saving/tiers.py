@@ -103,11 +103,13 @@ def _refuse_strangers(config: RunConfig) -> None:
         )
 
 
-def saved_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration in a checkpoint; None if it cannot be read, as a restore reports."""
+def saved_meta(folder: Path) -> dict[str, Any] | None:
+    """Return what a checkpoint stores besides the states, such as `config`.
+
+    It is None if it cannot be read, as a restore reports.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        config: dict[str, Any] = manifest["meta"]["config"]
+        meta: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())["meta"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return config
+    return meta if isinstance(meta, dict) and "config" in meta else None

@@ -87,7 +87,7 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("sharding=DDP", "sharding", "DDP", "one of", "did you mean sharding=replicated?"),
         ("precision=half", "precision", "half", "one of", "did you mean precision=fp16?"),
         ("model.activation=relu", "model.activation", "relu", "gelu_exact", "activation=gelu?"),
-        ("telemetry.wandb=false", "telemetry.wandb", "False", "offline, on", "wandb=off; in a file"),
+        ("telemetry.wandb=false", "telemetry.wandb", "False", "offline, on", "wandb=off; in"),
         ("lr=1", "lr", "1", "--help` lists", "did you mean optimizer.learning_rate?"),
         ("trainer.max_steps=1", "trainer.max_steps", "1", "--help` lists", "trainer.steps?"),
         ("launch.port=70000", "launch.port", "70000", "or equal to 65535", "launch.port=65535"),

@@ -127,7 +127,7 @@ def test_an_older_run_resumes_without_its_idle_key(
 
     saved = decode(compose(["data.text_key=body"])).model_dump(mode="json")
     monkeypatch.setattr(run_preparation.tiers, "newest_folder", lambda _: tmp_path)
-    monkeypatch.setattr(run_preparation.tiers, "saved_config", lambda _: saved)
+    monkeypatch.setattr(run_preparation.tiers, "saved_meta", lambda _: {"config": saved})
     overrides = [f"run.dir={tmp_path}/run", "plan=off", "launch.ranks=4"]
     assert "text_key: text" in configure(overrides)[1]
     with pytest.raises(ConfigError, match=r"data\.unique"):

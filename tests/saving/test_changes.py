@@ -5,12 +5,16 @@ import functools
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from frontier_lab.commands import evaluate
+from frontier_llm.cli import generate
+from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.decode import defaults
 from frontier_llm.errors import ConfigError
@@ -196,9 +200,50 @@ def test_what_a_refusal_advises_works(tmp_path: Path) -> None:
     assert "16 with model.positions=learned" in ended.text
     assert "start      2 ranks" not in ended.text, "refused before the corpora are prepared"
     changed = (*on, f"data.path={tmp_path}/other.txt", "data.vocabulary=290")
+    before = contents(tmp_path / "run")
     ended = train(*changed)
     assert ended.code == 2, ended.text
+    assert contents(tmp_path / "run") == before, "a refused start changes nothing"
     (allowing,) = re.findall(r"run\.allow_changes=\S+", ended.text)
     ended = train(*changed, allowing)
     assert ended.code == 0, ended.text
     assert "ids of tokens have changed their meaning" in ended.text
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+def test_a_changed_text_changes_no_token_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tokenizer that was trained on the text is kept in the folder of its prepared corpus."""
+    sources = sorted((ROOT / "docs").glob("*.md"))
+    text, more = ("\n\n".join(s.read_text() for s in part) for part in (sources[:20], sources[20:]))
+    path, run = tmp_path / "text.txt", tmp_path / "run"
+    path.write_text(text)
+    ended = train(
+        *TINY, f"data.directory={tmp_path}/prepared", f"data.path={path}", f"run.dir={run}",
+        "trainer.steps=1", "optimizer.decay_steps=4",
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
+    (tmp_path / "other.txt").write_text(more)
+
+    def said(command: Callable[[list[str]], int], *words: str) -> str:
+        code = run_command(lambda: command([str(run), *words]))
+        out, err = capsys.readouterr()
+        shown = (out if code == 0 else err).splitlines()
+        return f"{code} " + "\n".join(li for li in shown if not re.match(r"\d\d:\d\d:", li))
+
+    asked = ((generate.main, "a", "--tokens=8"), (evaluate.main, "--text", f"{tmp_path}/other.txt"))
+    before = [said(*words) for words in asked]
+    assert all(answer.startswith("0 ") for answer in before)
+    path.write_text(text + more)
+    assert [said(*words) for words in asked] == before
+    refusal = said(evaluate.main)
+    assert refusal.startswith("2 ")
+    assert "whose tokenizer is not that of step 1" in refusal
+    path.unlink()
+    assert [said(*words) for words in asked] == before
