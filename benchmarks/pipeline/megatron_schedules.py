@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import schedules
 
 from frontier_llm.data.batch import AnyBatch
@@ -56,6 +57,9 @@ class MegatronPipeline:
         config.batch_p2p_comm = config.batch_p2p_sync = False
         # gloo may still be sending an output when the schedule wants to free it
         config.deallocate_pipeline_outputs = False
+        for chunk in model.chunks:  # the schedules expect the interface of megatron's own models
+            chunk.model_type = ModelType.encoder_or_decoder
+            chunk.set_input_tensor = partial(_receive, chunk.set_input_tensor)  # type: ignore[method-assign]
         schedules.torch = _TorchOnCpu()
 
     def train(
@@ -82,6 +86,11 @@ class MegatronPipeline:
             micro_batch_size=batches[0].samples,
         )
         return losses
+
+
+def _receive(receive: Callable[[torch.Tensor | None], None], tensors: Any) -> None:
+    """Give a chunk its input, which megatron may pass in a list."""
+    receive(tensors[0] if isinstance(tensors, list) else tensors)
 
 
 def _forward(batches: Iterator[AnyBatch], chunk: Chunk) -> tuple[torch.Tensor, LossFunction]:
