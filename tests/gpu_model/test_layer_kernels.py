@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from frontier_llm.model import rotary
+from frontier_llm.model import layer
 from tests.gpu_model import fake_cuda, generated_code
 from tests.gpu_model.layer_kernels import GRADIENT_SUM, LayerKernels, count
 
@@ -44,13 +44,13 @@ def test_lost_fusion_breaks_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_split_graph_breaks_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    rotate = rotary.rotate
+    rotate = layer.rotate
 
     def splits(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         torch._dynamo.graph_break()
         return rotate(*arguments)
 
-    monkeypatch.setattr(rotary, "rotate", splits)
+    monkeypatch.setattr(layer, "rotate", splits)
     assert not keeps_to(BUDGETS["compiled"], count("compiled"))
 
 
