@@ -103,6 +103,7 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)
     weights = OurWeights(options.checkpoint or run)
+    checkpoint = weights.checkpoint
     weights.check_names(shapes)
     dtype = DTYPES[options.dtype]
 
@@ -117,12 +118,12 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
         "model_type": family.name,
         "architectures": [family.architecture],
         "dtype": str(dtype).removeprefix("torch."),
-        **write_theirs(config, out, weights.checkpoint.manifest.meta.get("tokenizer")),
+        **write_theirs(config, out, checkpoint.manifest.meta, checkpoint.folder),
         **family.to_theirs(config),
     }
     files = (list(converted_rows(numbers)) for numbers in file_plan)
     write_model(out, settings, files, len(file_plan))
-    return Converted(config, weights.checkpoint.folder, out, [])
+    return Converted(config, checkpoint.folder, out, [])
 
 
 def from_theirs(folder: Path, out: Path, home: Path) -> Converted:

@@ -12,17 +12,16 @@ from typing import Any
 from frontier_lab.convert.sentencepiece_json import needs_json, write_json
 from frontier_lab.convert.theirs import read_config
 from frontier_llm.config import RunConfig
-from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.tokenizer import SENTINEL, Tokenizer
 from frontier_llm.data.tokenizer_source import (
     JSON_FILE,
     MODEL_FILE,
     copy_tokenizer,
-    digest_tokenizer,
     open_tokenizer,
     tokens_before_text,
 )
 from frontier_llm.errors import ConfigError, DataError, FrontierError
+from frontier_llm.saving.changes import check_trained_with, find_tokenizer
 
 SAMPLE_TEXT = "def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"
 """A text that both tokenizers must encode equally. Many tokenizers normalise its characters."""
@@ -31,26 +30,22 @@ _SETTINGS_FILE = "tokenizer_config.json"
 _LOG = logging.getLogger(__name__)
 
 
-def write_theirs(config: RunConfig, out: Path, trained_with: str | None) -> dict[str, Any]:
-    """Copy the tokenizer of a run to a Hugging Face folder; return token ids for config.json.
+def write_theirs(
+    config: RunConfig, out: Path, meta: Mapping[str, Any], checkpoint: Path
+) -> dict[str, Any]:
+    """Copy the tokenizer of a checkpoint to a Hugging Face folder; return ids for config.json.
 
-    A tokenizer that was trained on the run's corpus is taken from the prepared corpus. If the
-    tokenizer is missing, or the corpus neither exists nor can be prepared, none is written. The
-    digest of the tokenizer in the checkpoint must not have changed.
+    `meta` is what the checkpoint stores besides the states. No tokenizer is written if it is
+    missing and the text that it was trained on as well. Raises a ConfigError for another tokenizer.
     """
     try:
-        configured = config.data.tokenizer
-        source = Path(configured) if configured else prepare_all(config.data)[0]
+        source = find_tokenizer(config, meta, checkpoint)
         tokenizer = open_tokenizer(source, config.data.end_of_document)
     except FrontierError as error:
         _LOG.warning("no tokenizer is written: %s", error)
         return {}
+    check_trained_with(meta, source)
     copy_tokenizer(source, out)
-    if trained_with not in (None, found := digest_tokenizer(out)):
-        raise DataError(
-            f"the tokenizer {source} has the digest {found}; the model was trained with another, "
-            f"of digest {trained_with}\n  do: restore the files that the run was started with"
-        )
     if (out / MODEL_FILE).exists() and needs_json(out / MODEL_FILE):
         write_json(out / MODEL_FILE, out / JSON_FILE)
     before = tokens_before_text(config.data, tokenizer)

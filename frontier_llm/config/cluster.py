@@ -164,7 +164,7 @@ class ClusterConfig(Section):
         """What to write beside predictions for a device of which no speed was measured; or ""."""
         if self.device.calibration.is_measured:
             return ""
-        return f"estimates: no speed of {self.name} was measured, frontier-llm calibrate does it"
+        return f"estimates: no speed of {self.name} was measured (by frontier-llm calibrate)"
 
     @property
     def cores_per_rank(self) -> int:

@@ -92,7 +92,7 @@ def absent_advice(key: str, path: str) -> str:
     here = f"correct {key}; relative paths begin in {Path.cwd()}"
     is_file = path.endswith((".json", ".model"))
     if key == "data.tokenizer" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not is_file:
-        files = f"hf download {path} --include '*token*' '*.model' --local-dir DIR"
+        files = f"hf download {path} --include '*token*' --include '*.model' --local-dir DIR"
         return f"{here}. One of Hugging Face is downloaded first, `{files}`: then {key}=DIR"
     if key == "run.init_from" and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         files = f"hf download {path} --local-dir DIR"

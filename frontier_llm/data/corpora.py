@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.run import RunConfig
 from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
@@ -30,7 +29,6 @@ from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.tokenizer_source import check_vocabulary, open_tokenizer
 from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
 
@@ -133,17 +131,6 @@ def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
 def open_data(config: DataConfig) -> Corpora:
     """Prepare all corpora that are not prepared yet, and open them."""
     return open_all(config, prepare_all(config))
-
-
-def open_tokenizer_of(config: RunConfig) -> Tokenizer:
-    """Return the tokenizer of a run; its corpora are needed only if it was trained on them."""
-    data = config.data
-    if data.tokenizer is not None:
-        tokenizer = open_tokenizer(Path(data.tokenizer), data.end_of_document)
-    else:
-        tokenizer = open_data(data).tokenizer
-    check_vocabulary(config, tokenizer)
-    return tokenizer
 
 
 class BlendedSamples:

@@ -36,7 +36,8 @@ LOSS_CHUNK_BYTES = 128 * MIB
 CPU_LOSS_CHUNK_BYTES = 2**19
 """The same on a CPU: small enough for its caches."""
 QUERY_BLOCK, CPU_QUERY_BLOCK = 1024, 128
-"""Queries that attention with a mask computes at a time on a GPU, and on a CPU."""
+"""Queries that attention with a mask computes at a time on a GPU, which fewer would not keep busy,
+and on a CPU."""
 
 
 def needs_master(compute_bytes: int, refresh_is_lossy: bool = False) -> bool:

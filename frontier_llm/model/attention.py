@@ -31,18 +31,14 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK, QUERY_BLOCK
 from frontier_llm.model.reads import Reads
 from frontier_llm.model.relative import block_bias
-
-QUERY_BLOCK = 128
-"""Queries per block on a CPU."""
-DEVICE_QUERY_BLOCK = 1024
-"""Queries per block on a GPU, which smaller blocks would not keep busy."""
 
 
 def query_block(device: torch.device) -> int:
     """Return the number of queries per block, if attention is computed in blocks."""
-    return QUERY_BLOCK if device.type == "cpu" else DEVICE_QUERY_BLOCK
+    return CPU_QUERY_BLOCK if device.type == "cpu" else QUERY_BLOCK
 
 
 @dataclass(frozen=True)

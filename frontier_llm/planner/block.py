@@ -99,6 +99,10 @@ class Block:
     """Elements of the factors of weight gradients that are computed later: the inputs of all linear
     layers and the gradients of their outputs."""
 
+    def kept(self, per_norm: float) -> float:
+        """Return `kept_elements` if a norm keeps so many tensors, and not two."""
+        return self.kept_elements + (per_norm - 2) * self.norm_elements
+
 
 def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Block:
     """Count a layer with one feed-forward block, and with two attentions if it reads an encoder."""
@@ -329,9 +333,7 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
     passes, factors, per_layer, matrix = list[int](), list[int](), list[int](), list[int]()
     for chunk, blocks in zip(kind.chunks, of_chunks, strict=True):
         kept = [
-            block.input_elements
-            if layout.recompute == "full"
-            else block.kept_elements + (per_norm - 2) * block.norm_elements
+            block.input_elements if layout.recompute == "full" else block.kept(per_norm)
             for block, _ in blocks
         ]
         elements = sum(count * of_layer for (_, count), of_layer in zip(blocks, kept, strict=True))
@@ -384,9 +386,7 @@ def _working_bytes(
     if layout.recompute == "full":
         replaced = 1 if layout.splits_backward else 0
         recomputed = max(
-            max(0.0, block.kept_elements - replaced * block.factor_elements)
-            + (per_norm - 2) * block.norm_elements
-            for block in blocks
+            max(0.0, block.kept(per_norm) - replaced * block.factor_elements) for block in blocks
         )
     largest_output = max(
         product.rows * product.columns for block in blocks for product in block.products

@@ -286,27 +286,43 @@ def open_trained_tokenizer(config: RunConfig, weights: Path) -> "Tokenizer":
     """Open the tokenizer that weights were trained with, also if the text of the run has changed.
 
     `weights` is a checkpoint, or a folder that holds checkpoints. Raises a CheckpointError if there
-    is none, and a ConfigError if the tokenizer is nowhere to be found.
+    is none, and a FrontierError if only another tokenizer is found, or nothing to train it on.
     """
     from frontier_llm.checkpoint.discovery import find
-    from frontier_llm.data.corpora import open_tokenizer_of
 
     checkpoint = find(weights)
     meta = checkpoint.manifest.meta
-    if meta.get("tokenizer") is None:
-        return open_tokenizer_of(config)
-    path = tokenizer_of(checkpoint.folder, meta, config.data.directory)
-    if path is None:
-        raise ConfigError(
-            "data.tokenizer",
-            f"no tokenizer of digest {meta['tokenizer'][:_SHOWN]} in {config.data.directory}",
-            f"the tokenizer that {weights} was trained with: to the model, the tokens of another "
-            "one are other texts",
-            "run it in the folder where the run was started, or restore its text or its tokenizer",
-        )
+    path = find_tokenizer(config, meta, checkpoint.folder)
+    check_trained_with(meta, path)
     tokenizer = open_tokenizer(path, config.data.end_of_document)
     check_vocabulary(config, tokenizer)
     return tokenizer
+
+
+def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -> Path:
+    """Return the tokenizer of a checkpoint; if it is not found, that of the run's configuration.
+
+    The latter may be trained on the text of the run again. Raises a FrontierError without a text.
+    """
+    from frontier_llm.data.corpora import prepare_all
+
+    if meta.get("tokenizer") and (found := tokenizer_of(checkpoint, meta, config.data.directory)):
+        return found
+    given = config.data.tokenizer
+    return Path(given) if given else prepare_all(config.data)[0]
+
+
+def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:
+    """Refuse another tokenizer than that of a checkpoint, if this says which one it was."""
+    wanted, found = meta.get("tokenizer"), digest_tokenizer(tokenizer)
+    if wanted not in (None, found):
+        raise ConfigError(
+            "data.tokenizer",
+            f"{tokenizer} (digest {found[:_SHOWN]})",
+            f"the tokenizer of the checkpoint (digest {str(wanted)[:_SHOWN]}): to the model, the "
+            "tokens of another one are other texts",
+            "run it in the folder where the run was started, or restore its text or its tokenizer",
+        )
 
 
 def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:

@@ -17,7 +17,7 @@ from frontier_llm.data.tokenizer_source import (
     open_tokenizer,
     tokens_before_text,
 )
-from frontier_llm.errors import DataError
+from frontier_llm.errors import ConfigError, DataError
 from tests.data.tokenizer_families import train_family
 from tests.values import tiny_values
 
@@ -55,7 +55,7 @@ def export(
     values = tiny_values(f"data.tokenizer={source}", *overrides)
     values["data"]["end_of_document"] = end
     out.mkdir()
-    ids: dict[str, Any] = write_theirs(decode(values), out, trained_with)
+    ids: dict[str, Any] = write_theirs(decode(values), out, {"tokenizer": trained_with}, out)
     (out / "config.json").write_text(json.dumps({"model_type": "gpt2", **ids}))
     return ids["eos_token_id"]
 
@@ -201,7 +201,7 @@ def test_a_difference_is_found(tmp_path: Path):
 
 def test_a_tokenizer_that_changed_since_the_training_is_refused(tmp_path: Path):
     source = write_tokenizer("a folder", tmp_path)
-    with pytest.raises(DataError, match=r"trained with another, of digest abc\n  do: restore"):
+    with pytest.raises(ConfigError, match=r"the tokenizer of the checkpoint \(digest abc\)"):
         export(source, tmp_path / "out", None, "abc")
 
 

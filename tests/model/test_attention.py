@@ -9,8 +9,9 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK
 from frontier_llm.launch.world import World
-from frontier_llm.model.attention import QUERY_BLOCK, Scores, SdpaAttention
+from frontier_llm.model.attention import Scores, SdpaAttention
 from frontier_llm.model.reads import Reads
 from frontier_llm.parallel.megatron_cpu import install
 from tests.ranks import run_ranks
@@ -56,7 +57,7 @@ def test_equals_textbook_attention(groups: int) -> None:
 def dropout_statistics(world: World) -> dict[str, Any]:
     install()
     model_parallel_cuda_manual_seed(0, tp_rank=0, ep_rank=0, etp_rank=0)
-    tokens = QUERY_BLOCK + 9  # two blocks, the second ragged
+    tokens = CPU_QUERY_BLOCK + 9  # two blocks, the second ragged
     query, key, value = random_qkv(tokens, 4, 2)
     core = make_core(dropout=0.25)
     draws = torch.stack([core(query, key, value, CAUSAL).detach() for _ in range(400)])
@@ -112,7 +113,7 @@ def largest_tensor(world: World, dropout: float) -> int:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_no_square_matrix_in_memory(dropout: float) -> None:
-    assert run_ranks(largest_tensor, 1, dropout)[0] <= 2 * QUERY_BLOCK * TOKENS
+    assert run_ranks(largest_tensor, 1, dropout)[0] <= 2 * CPU_QUERY_BLOCK * TOKENS
 
 
 def test_the_textbook_would_be_caught() -> None:

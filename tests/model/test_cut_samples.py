@@ -39,7 +39,7 @@ def _documents(lengths):
 @pytest.mark.parametrize("queries", [1, 4, 5, 11, 23])
 @pytest.mark.parametrize("block", [4, 128])
 def test_the_last_query_reads_the_last_key(monkeypatch, cap, window, queries, block):
-    monkeypatch.setattr(attention, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention, "CPU_QUERY_BLOCK", block)
     query, key, value = _draw(1, 23)
     last = query[:, :, -queries:]
     found = attend_document(last, key, value, Reads(window, 1), Scores(cap=cap), 23 - queries)

@@ -9,18 +9,19 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 
+from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK
 from frontier_llm.model import flex
-from frontier_llm.model.attention import QUERY_BLOCK, Scores, SdpaAttention, attend
+from frontier_llm.model.attention import Scores, SdpaAttention, attend
 from frontier_llm.model.flex import FlexKernel
 from frontier_llm.model.reads import Documents, Reads
 from tests.model.test_attention import LargestTensor, random_qkv
 
-TOKENS = 2 * QUERY_BLOCK + 9
+TOKENS = 2 * CPU_QUERY_BLOCK + 9
 HEADS = 4
-BORDERS = [[0, 1, 5, QUERY_BLOCK + 7, TOKENS], [0, 2 * QUERY_BLOCK, TOKENS, TOKENS, TOKENS]]
+BORDERS = [[0, 1, 5, CPU_QUERY_BLOCK + 7, TOKENS], [0, 2 * CPU_QUERY_BLOCK, TOKENS, TOKENS, TOKENS]]
 OTHERS = [[0, 7, 8, 21, 40], [0, 30, 40, 40, 40]]
 """Borders of as many documents of 40 tokens."""
-ENDS = [[0, TOKENS, TOKENS], [0, QUERY_BLOCK + 3, TOKENS]]
+ENDS = [[0, TOKENS, TOKENS], [0, CPU_QUERY_BLOCK + 3, TOKENS]]
 """Of samples, the second of which is padded."""
 
 
@@ -36,12 +37,12 @@ def separate(borders: list[list[int]], **bounds: int) -> Reads:
 CASES = {
     "window": (Scores(), Reads(20, 1)),
     "window_of_one": (Scores(), Reads(1, 1)),
-    "window_of_a_block": (Scores(), Reads(QUERY_BLOCK, 1)),
-    "window_over_blocks": (Scores(), Reads(QUERY_BLOCK + 2, 1)),
+    "window_of_a_block": (Scores(), Reads(CPU_QUERY_BLOCK, 1)),
+    "window_over_blocks": (Scores(), Reads(CPU_QUERY_BLOCK + 2, 1)),
     "window_over_all": (Scores(), Reads(TOKENS, 1)),
     "all": (Scores(), Reads()),
     "both_sides": (Scores(), Reads(20, 33)),
-    "after": (Scores(), Reads(None, QUERY_BLOCK + 2)),
+    "after": (Scores(), Reads(None, CPU_QUERY_BLOCK + 2)),
     "window_on_both_sides_and_padding": (Scores(), separate(ENDS, before=20, after=20)),
     "padding": (Scores(), Reads(keys=documents(ENDS))),
     "capped_with_padding": (Scores(cap=0.7), Reads(keys=documents(ENDS))),
@@ -194,8 +195,8 @@ def test_no_square_matrix_in_memory(scores: Scores, reads: Reads) -> None:
     inputs = [torch.randn(tokens, 1, 2, 8, requires_grad=True) for _ in range(3)]
     with LargestTensor() as largest:
         core(*inputs, reads).sum().backward()
-    keys = tokens if reads.before is None else 3 * QUERY_BLOCK
-    assert largest.elements <= max(2 * QUERY_BLOCK * keys, 2 * tokens * 8)
+    keys = tokens if reads.before is None else 3 * CPU_QUERY_BLOCK
+    assert largest.elements <= max(2 * CPU_QUERY_BLOCK * keys, 2 * tokens * 8)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from frontier_llm.model.attention import DEVICE_QUERY_BLOCK, QUERY_BLOCK, Scores, SdpaAttention
+from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK, QUERY_BLOCK
+from frontier_llm.model.attention import Scores, SdpaAttention
 from frontier_llm.model.reads import Documents, Reads
 from frontier_llm.model.relative import RelativePositions, block_bias, bucket_of_distance
 from tests.model import plain_t5
@@ -72,7 +73,7 @@ def textbook(inputs: list[Any], mask: torch.Tensor | None, causal: bool) -> torc
 
 @pytest.mark.parametrize("case", ["causal", "both_sides", "padded"])
 def test_equals_textbook_attention_and_its_gradients(case: str) -> None:
-    tokens = QUERY_BLOCK + 9  # two blocks, the second ragged
+    tokens = CPU_QUERY_BLOCK + 9  # two blocks, the second ragged
     table = torch.randn(2 * REACH + 1, HEADS, generator=torch.Generator().manual_seed(2))
     inputs = [*random_qkv(tokens, HEADS, HEADS), table.requires_grad_()]
     mask = torch.arange(tokens) < torch.tensor([[tokens], [7]]) if case == "padded" else None
@@ -89,7 +90,7 @@ def test_equals_textbook_attention_and_its_gradients(case: str) -> None:
 
 @pytest.mark.gpu
 def test_equals_textbook_attention_on_a_device() -> None:
-    tokens = DEVICE_QUERY_BLOCK + 9
+    tokens = QUERY_BLOCK + 9
     table = torch.randn(2 * REACH + 1, HEADS, generator=torch.Generator().manual_seed(2))
     sources = [*random_qkv(tokens, HEADS, HEADS), table]
     inputs = [tensor.detach().cuda().requires_grad_() for tensor in sources]
@@ -118,7 +119,7 @@ def test_no_square_matrix_in_memory(reads: Reads) -> None:
     core = make_core()
     with LargestTensor() as largest:
         core(*inputs, reads, table).sum().backward()
-    assert largest.elements <= HEADS * QUERY_BLOCK * tokens
+    assert largest.elements <= HEADS * CPU_QUERY_BLOCK * tokens
 
 
 def test_nothing_square_is_kept_for_the_backward_pass() -> None:

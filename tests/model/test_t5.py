@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.launch.world import World
@@ -135,6 +136,23 @@ def test_equals_mt5_written_out(packed: bool) -> None:
 
 
 @pytest.mark.forked
+def their_values(model: ModelConfig) -> dict[str, Any]:
+    """Return the values of T5Config and MT5Config of transformers."""
+    return {
+        "vocab_size": model.vocabulary,
+        "d_model": model.hidden,
+        "d_kv": model.head_dim,
+        "d_ff": model.ffn,
+        "num_layers": model.encoder_layers,
+        "num_decoder_layers": model.layers - model.encoder_layers,
+        "num_heads": model.heads,
+        "relative_attention_num_buckets": model.relative_buckets,
+        "relative_attention_max_distance": model.relative_distance,
+        "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0,
+    }
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_equals_transformers(packed: bool) -> None:
     """Random weights; transformers builds mT5 tied, and gets its head of its own afterwards."""
@@ -142,19 +160,7 @@ def test_equals_transformers(packed: bool) -> None:
     weights, out, _, _ = ours(packed)
     model = CONFIG.model
     theirs = transformers.MT5ForConditionalGeneration(
-        transformers.MT5Config(
-            vocab_size=model.vocabulary,
-            d_model=model.hidden,
-            d_kv=model.head_dim,
-            d_ff=model.ffn,
-            num_layers=model.encoder_layers,
-            num_decoder_layers=model.layers - model.encoder_layers,
-            num_heads=model.heads,
-            relative_attention_num_buckets=model.relative_buckets,
-            relative_attention_max_distance=model.relative_distance,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-        )
+        transformers.MT5Config(**their_values(model))
     ).eval()
     theirs.lm_head = torch.nn.Linear(model.hidden, model.vocabulary, bias=False)
     theirs.config.tie_word_embeddings = False

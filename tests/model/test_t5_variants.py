@@ -9,7 +9,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.launch.world import World
 from tests.batches import random_batch
 from tests.model import plain_variants
-from tests.model.test_t5 import renamed
+from tests.model.test_t5 import renamed, their_values
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import assemble, first_gradients
@@ -89,20 +89,7 @@ def test_a_tied_model_equals_transformers(results: dict[str, Any]) -> None:
     config = RunConfig.model_validate(tiny_values(*MODELS["tied"]))
     model = config.model
     theirs = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=model.vocabulary,
-            d_model=model.hidden,
-            d_kv=model.head_dim,
-            d_ff=model.ffn,
-            num_layers=model.encoder_layers,
-            num_decoder_layers=model.layers - model.encoder_layers,
-            num_heads=model.heads,
-            relative_attention_num_buckets=model.relative_buckets,
-            relative_attention_max_distance=model.relative_distance,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            tie_word_embeddings=True,
-        )
+        transformers.T5Config(**their_values(model), tie_word_embeddings=True)
     ).eval()
     assert theirs.config.scale_decoder_outputs
     state = {name: torch.from_numpy(tensor) for name, tensor in assemble([weights]).items()}

@@ -5,6 +5,7 @@ by a factor, and a missing reduction hides in the loss for many steps.
 """
 
 import functools
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -236,3 +237,23 @@ def test_loss_falls() -> None:
     losses = reference(tuple(BATCH))[0]
     assert torch.tensor(losses).isfinite().all()
     assert losses[-1] < losses[0]
+
+
+Layouts = Mapping[str, tuple[int, list[str]]]
+"""Number of ranks, and overrides, by name."""
+
+
+def check_layout(
+    layouts: Layouts, models: Mapping[str, list[str]], layout: str, model: str, steps: int
+) -> None:
+    """Compare a model in a layout with one process; layouts of equal size share their ranks."""
+    size, overrides = layouts[layout]
+    cases = {
+        (name, of): (*models[of], *own)
+        for name, (ranks, own) in layouts.items()
+        for of in models
+        if ranks == size
+    }
+    results = trained(size, tuple(cases.values()), steps)
+    alone = [o for o in overrides if not o.startswith("recompute=")]
+    check(results[cases[layout, model]], alone, models[model], steps)

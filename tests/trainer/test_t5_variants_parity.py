@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trainer.test_parity import check, trained
+from tests.trainer.test_parity import check_layout
 from tests.trainer.test_t5_parity import MODEL
 
 pytestmark = pytest.mark.slow
@@ -35,15 +35,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def overrides_of(layout: str, model: str) -> tuple[str, ...]:
-    return (*MODELS[model], *LAYOUTS[layout][1])
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_equals_one_process(layout: str, model: str) -> None:
-    size, overrides = LAYOUTS[layout]
-    cases = [(a, b) for a in LAYOUTS for b in MODELS if LAYOUTS[a][0] == size]
-    results = trained(size, tuple(overrides_of(*case) for case in cases), STEPS)
-    alone = [o for o in overrides if not o.startswith("recompute=")]
-    check(results[overrides_of(layout, model)], alone, MODELS[model], STEPS)
+    check_layout(LAYOUTS, MODELS, layout, model, STEPS)

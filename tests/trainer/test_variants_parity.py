@@ -7,7 +7,7 @@ import pytest
 
 from frontier_llm.model import rotary
 from tests.ranks import run_ranks
-from tests.trainer.test_parity import check, reference, train_and_collect, trained
+from tests.trainer.test_parity import check_layout, reference, train_and_collect
 from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
@@ -62,18 +62,10 @@ LAYOUTS = {
 }
 
 
-def overrides_of(layout: str, model: str) -> tuple[str, ...]:
-    return (*MODELS[model], *LAYOUTS[layout][1])
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_equals_one_process(layout: str, model: str) -> None:
-    size, overrides = LAYOUTS[layout]
-    cases = [(a, b) for a in LAYOUTS for b in MODELS if LAYOUTS[a][0] == size]
-    results = trained(size, tuple(overrides_of(*case) for case in cases), STEPS)
-    alone = [o for o in overrides if not o.startswith("recompute=")]
-    check(results[overrides_of(layout, model)], alone, MODELS[model], STEPS)
+    check_layout(LAYOUTS, MODELS, layout, model, STEPS)
 
 
 @pytest.mark.parametrize("key", ["qk_norm=none", "norm_placement=input", "rotary_fraction=1.0"])
