@@ -97,14 +97,23 @@ def test_the_tokenizer_is_exported_checked_and_imported(run: Path, tmp_path: Pat
 def test_a_tokenizer_that_changed_since_the_training_is_not_exported(
     run: Path, tmp_path: Path, capsys
 ):
-    original = run.parent / "tokenizer"
+    """The one in the folder of the prepared corpus is exported; without it, none."""
+    original, corpora, out = run.parent / "tokenizer", run.parent / "corpora", tmp_path / "out"
+    trained_with = digest_tokenizer(original)
     (original / "special_tokens_map.json").write_text("{}")
     try:
-        assert main(["--to", "hf", str(run), str(tmp_path / "out"), "--no-check"]) == 2
+        assert digest_tokenizer(original) != trained_with
+        assert main(["--to", "hf", str(run), str(out), "--no-check"]) == 0
+        assert not (out / "special_tokens_map.json").exists()
+        capsys.readouterr()
+        corpora.rename(run.parent / "moved")
+        assert main(["--to", "hf", str(run), str(tmp_path / "other"), "--no-check"]) == 2
     finally:
         (original / "special_tokens_map.json").unlink()
-    assert "the model was trained with another, of digest" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+        if (run.parent / "moved").exists():
+            (run.parent / "moved").rename(corpora)
+    assert f"the tokenizer of the checkpoint (digest {trained_with[:12]}" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def main(arguments: list[str]) -> int:
