@@ -34,6 +34,14 @@ TINY_T5 = (
     "data=stdlib_spans",
 )
 """Of an encoder-decoder: two layers each, lengths 16 and 8."""
+GEMMA3 = (
+    "model.layers=3", "model.positions=rotary", "model.norm=rmsnorm", "model.bias=false",
+    "model.activation=geglu", "model.kv_heads=2", "model.norm_placement=both",
+    "model.zero_centred_norms=true", "model.scaled_embedding=true", "model.score_width=24",
+    "model.qk_norm=head", "model.window=5", "model.window_every=2", "model.rotary_base=100000",
+    "model.rotary_local_base=100", "model.rotary_scaling=linear", "model.rotary_factor=4",
+)  # fmt: skip
+"""Of a GPT with the variants of Gemma 3, whose second layer has no window."""
 _LINK = "{{name: {}, ranks: {}, latency_us: 1, gb_per_second: 1, efficiency: 1, source: test}}"
 THREE_LEVELS = [
     "cluster.links=["

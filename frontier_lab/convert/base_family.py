@@ -19,7 +19,11 @@ NEEDED: Final = object()
 """Stands for the default value of a key that config.json must contain."""
 PLAIN: Mapping[str, Any] = {
     "scaled_attention": True,
+    "score_width": None,
     "norm_placement": "input",
+    "zero_centred_norms": False,
+    "scaled_embedding": False,
+    "rotary_local_base": None,
     "qk_norm": "none",
     "window": None,
     "window_every": 1,

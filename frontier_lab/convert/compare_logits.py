@@ -90,7 +90,9 @@ def _their_logits(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        model = getattr(transformers, auto_class).from_pretrained(folder, dtype=torch.float32)
+        model = getattr(transformers, auto_class).from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
     except Exception as error:
         raise DataError(f"transformers cannot load {folder}: {error}") from error
     inputs = {"input_ids": tokens}

@@ -24,7 +24,7 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
 
-_TYPES = {"none": "default", "llama3": "llama3", "yarn": "yarn"}
+_TYPES = {"none": "default", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _TURNS = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 """Their names of our `rotary_slow_turns` and `rotary_fast_turns`, by scaling."""
 _DEFAULT_TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
@@ -66,6 +66,8 @@ class RotaryFamily(Family, ABC):
         if scaling == "none":
             plain = {"rotary_factor": 1.0, "rotary_original_length": None}
             return {**ours, **plain, "rotary_attention_factor": None}
+        if scaling == "linear":
+            return {**ours, "rotary_factor": found["factor"]}
         length = found.get(_LENGTH) or theirs["max_position_embeddings"]
         slow, fast = (
             found.get(key) or default
@@ -99,6 +101,8 @@ def _scaling(model: ModelConfig) -> Values:
     scaling = model.rotary_scaling
     if scaling == "none":
         return {}
+    if scaling == "linear":
+        return {"rope_type": "linear", "factor": model.rotary_factor}
     slow, fast = _TURNS[scaling]
     values = {
         "rope_type": _TYPES[scaling],
@@ -245,19 +249,24 @@ class LlamaLike(RotaryFamily, ABC):
         "bias": False, "qkv_bias": False, "rotary_fraction": 1.0, "dropout": 0.0,
     }  # fmt: skip
     required: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False}
-    norms: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
-    """Their names of the norms of attention and of the feed-forward block."""
+    norms: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+    }
+    """Their names of the norms of a layer, by ours."""
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
         """Return the table. Their queries, keys and values are three tensors."""
         ours, theirs = "layers.{n}", "model.layers.{n}"
-        attention, feed_forward = self.norms
         projections = {
             kind: tuple(f"{theirs}.self_attn.{letter}_proj.{kind}" for letter in "qkv")
             for kind in ("weight", "bias")
         }
         layer = [
-            Row(f"{ours}.attention_norm.weight", (f"{theirs}.{attention}.weight",)),
+            *(
+                Row(f"{ours}.{name}.weight", (f"{theirs}.{norm}.weight",))
+                for name, norm in self.norms.items()
+            ),
             *(
                 Row(f"{ours}.attention.qkv.{kind}", names, query_key_value(model))
                 for kind, names in projections.items()
@@ -267,7 +276,6 @@ class LlamaLike(RotaryFamily, ABC):
                 for name, norm in (("query", "q_norm"), ("key", "k_norm"))
             ),
             Row(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",)),
-            Row(f"{ours}.ffn_norm.weight", (f"{theirs}.{feed_forward}.weight",)),
             *(
                 Row(f"{ours}.ffn.{matrix}.weight", (f"{theirs}.mlp.{matrix}_proj.weight",))
                 for matrix in ("gate", "up", "down")
@@ -367,7 +375,10 @@ class Olmo2(LlamaLike):
     wants: ClassVar[Mapping[str, Any]] = {
         **LlamaLike.wants, "qk_norm": "width", "norm_placement": "output",
     }  # fmt: skip
-    norms = ("post_attention_layernorm", "post_feedforward_layernorm")
+    norms: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "post_attention_layernorm",
+        "ffn_norm": "post_feedforward_layernorm",
+    }
     settings = (
         *SIZES,
         Setting("kv_heads", "num_key_value_heads", None),

@@ -13,6 +13,7 @@ import torch
 from frontier_lab.convert.base_family import Family, Values
 from frontier_lab.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, Qwen2, Qwen3
 from frontier_lab.convert.encoder_decoders import MT5, T5
+from frontier_lab.convert.gemma import Gemma2, Gemma3
 from frontier_lab.convert.theirs import TheirWeights
 from frontier_llm.config.denoisers import SENTINELS
 from frontier_llm.config.model import ModelConfig
@@ -26,6 +27,8 @@ FAMILIES: tuple[Family, ...] = (
     Qwen2(),
     Qwen3(),
     Olmo2(),
+    Gemma2(),
+    Gemma3(),
     MT5(),
     T5(),
 )

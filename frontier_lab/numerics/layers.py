@@ -28,7 +28,7 @@ from frontier_llm.sharding import unit_gradients
 ROWS, FEATURES = 256, 1024
 """Rows and columns of a matrix product that are compared with the product of the same rows and
 columns in fp64."""
-NORMS = ("input_layernorm", "pre_cross_attn_layernorm", "pre_mlp_layernorm")
+NORMS = ("attention_norms", "cross_attention_norms", "mlp_norms")
 COLUMNS = 64
 LOGITS_BYTES = 2**30
 """Largest memory of the compared logits in fp32."""
@@ -57,8 +57,8 @@ def model_checks(s: Subject) -> Iterator[Check]:
 
 def _before_attention(s: Subject, stack: str, layer: Any, module: Any) -> Iterator[Check]:
     for name in NORMS:
-        if (norm := getattr(layer, name, None)) is not None:
-            words = name.removesuffix("_layernorm").replace("_", " ")
+        for place, norm in enumerate(getattr(layer, name, ())):
+            words = name.removesuffix("_norms").replace("_", " ") + " output" * place
             yield check(s, f"norm ({stack}, {words})", s.kernels.source, partial(_norm, s, norm))
     attention = layer.self_attention
     yield _product(s, attention, "linear_qkv", stack)
@@ -94,7 +94,7 @@ def _norm(s: Subject, module: Any) -> tuple[str, Pairs]:
     grad = s.random(*x.shape)
     y = module(x)
     found = gradients(y, grad, [x, *module.parameters()])
-    weights = module.weight, module.bias
+    weights = references.norm_factor(model, module.weight), module.bias
     expected = references.norm(
         s.arithmetic, exact(x[:, 0]), weights, model.norm_epsilon, exact(grad[:, 0])
     )

@@ -1,5 +1,6 @@
 """Run the kernels of attention, forward and backward: norms and rotation of heads, and masks."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,8 @@ def queries_and_keys(
     mixed = s.rows_near(small, length, samples, wide).requires_grad_()
     product, attention.linear_qkv = attention.linear_qkv, PassThrough()
     try:
-        results = attention.heads(mixed, module.angles(Reads(), length) if rotates else None)
+        first = partial(module.angles, Reads(), length, model.layer_window(0))
+        results = attention.heads(mixed, first() if rotates else None)
     finally:
         attention.linear_qkv = product
     grads = [torch.zeros_like(x) for x in results]
@@ -79,7 +81,8 @@ def _of_heads(
     if weight is not None:
         width = len(weight)
         flat, flat_grad = (t.view(lambda v: v.reshape(-1, width)) for t in (x, grad))
-        normed = references.norm(a, flat, (weight, None), model.norm_epsilon, flat_grad)
+        factor = references.norm_factor(model, weight)
+        normed = references.norm(a, flat, (factor, None), model.norm_epsilon, flat_grad)
         output, of_input, of_weight = normed.values()
         results = [t.view(lambda v: v.view(shape)) for t in (output, of_input)] + [of_weight]
     if turned is not None:

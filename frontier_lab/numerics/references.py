@@ -183,6 +183,11 @@ Results = dict[str, Number]
 exact = Number.exact
 
 
+def norm_factor(model: ModelConfig, weight: Tensor) -> Tensor:
+    """Return the factor of a norm: 1 + weight in fp32 if norms are zero-centred."""
+    return 1 + weight.float() if model.zero_centred_norms else weight
+
+
 def norm(
     a: Arithmetic,
     x: Number,
@@ -228,15 +233,17 @@ def over_rows(x: Number, a: Arithmetic) -> Number:
 
 
 def angles(model: ModelConfig, tokens: int) -> Number:
-    """Return the rotary angles of each position: [tokens, rotated width / 2].
+    """Return the rotary angles of each position in the first layer: [tokens, rotated width / 2].
 
     A pair i turns by base^(-2 i / r) per token. Stretched wavelengths: Llama 3.1's released code,
     and YaRN (arXiv:2309.00071) in the form of its authors' code.
     """
-    r, base = model.rotated_width, model.rotary_base
+    r, window = model.rotated_width, model.layer_window(0)
+    is_local = window is not None and model.rotary_local_base is not None
+    base: Any = model.rotary_local_base if is_local else model.rotary_base
     exponents = exact(torch.arange(0, r, 2, dtype=torch.float64) / r).round(times=2)
     frequencies = exponents.apply(lambda e: torch.exp(-math.log(base) * e)).round(times=2)
-    kept = _kept_share(frequencies.value, model)
+    kept = None if is_local else _kept_share(frequencies.value, model)
     if kept is not None:
         # a share is computed in about 16 operations, near 1 and relative to `rotary_factor`
         frequencies = frequencies.times(kept + (1 - kept) / model.rotary_factor).round(times=256)
@@ -247,6 +254,8 @@ def _kept_share(frequencies: Tensor, model: ModelConfig) -> Tensor | None:
     """Return the share of each frequency that is not stretched; None = no scaling."""
     r, length = model.rotated_width, model.rotary_original_length
     slow, fast = model.rotary_slow_turns, model.rotary_fast_turns
+    if model.rotary_scaling == "linear":
+        return torch.zeros_like(frequencies)
     if model.rotary_scaling == "none" or length is None:
         return None
     if model.rotary_scaling == "llama3":
@@ -296,6 +305,8 @@ def score_scale(model: ModelConfig) -> float:
     """Return the factor of the scores; with muP it is sqrt(base width of a head) / width."""
     if model.mup_base_head_dim is not None:
         return math.sqrt(model.mup_base_head_dim) / model.head_dim
+    if model.score_width is not None:
+        return float(model.score_width**-0.5)
     return 1 / math.sqrt(model.head_dim) if model.scaled_attention else 1.0
 
 

@@ -1,5 +1,7 @@
 """Check that the settings of a model suit its kind, a GPT or an encoder-decoder (T5)."""
 
+from typing import Any
+
 from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -157,27 +159,45 @@ def _check_biases(model: ModelConfig) -> None:
 
 
 def _check_norms(model: ModelConfig) -> None:
-    if model.norm_placement == "output" and model.residual == "parallel":
+    if model.norm_placement != "input" and model.residual == "parallel":
         raise ConfigError(
             "model.norm_placement",
-            "output, with model.residual=parallel",
+            f"{model.norm_placement}, with model.residual=parallel",
             "input in layers with parallel branches",
             "set model.norm_placement=input, or model.residual=sequential",
         )
-    for key, plain in (("norm_placement", "input"), ("qk_norm", "none")):
-        if model.mup_base_hidden is not None and getattr(model, key) != plain:
+    if model.zero_centred_norms and model.qk_norm == "width":
+        raise ConfigError(
+            "model.qk_norm",
+            "width, with model.zero_centred_norms=true",
+            "head or none: norms over all heads have no zero-centred form",
+            "set model.qk_norm=head, or model.zero_centred_norms=false",
+        )
+    plain_values: dict[str, Any] = {
+        "norm_placement": "input", "qk_norm": "none", "scaled_embedding": False, "score_width": None
+    }  # fmt: skip
+    for key, plain in plain_values.items():
+        if model.mup_base_hidden is not None and (found := getattr(model, key)) != plain:
+            wanted = "null" if plain is None else str(plain).lower()
             raise ConfigError(
                 f"model.{key}",
-                f"{getattr(model, key)}, with muP",
-                f"{plain}: muP's factors are for models without further norms",
-                f"set model.{key}={plain}, or model.mup_base_hidden=null and "
+                f"{str(found).lower()}, with muP",
+                f"{wanted}: muP's factors are for models without further norms and factors",
+                f"set model.{key}={wanted}, or model.mup_base_hidden=null and "
                 "model.mup_base_head_dim=null",
             )
 
 
 def _check_rotary_scaling(model: ModelConfig) -> None:
     scaling = model.rotary_scaling
-    if scaling == "none" or model.positions != "rotary":
+    if scaling == "yarn" and model.rotary_local_base is not None:
+        raise ConfigError(
+            "model.rotary_local_base",
+            f"{model.rotary_local_base}, with model.rotary_scaling=yarn",
+            "null: yarn's factor of queries and keys would change layers with a window, too",
+            "set model.rotary_local_base=null, or model.rotary_scaling=linear",
+        )
+    if scaling in ("none", "linear") or model.positions != "rotary":
         return
     if model.rotary_original_length is None:
         raise ConfigError(

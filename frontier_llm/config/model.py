@@ -46,9 +46,12 @@ class ModelConfig(Section):
     """Base of the rotary wavelengths."""
     rotary_fraction: float = Field(gt=0, le=1)
     """Share of the dimensions of each head that is rotated."""
-    rotary_scaling: Literal["none", "llama3", "yarn"] = "none"
+    rotary_local_base: int | None = Field(default=None, ge=1)
+    """Base of the rotary wavelengths of layers with a window, which are not stretched, as in
+    Gemma 3; null = these layers are like the others."""
+    rotary_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     """How rotary wavelengths are stretched for samples that are longer than those of an earlier
-    training. `llama3`: as in Llama 3.1; `yarn`: YaRN."""
+    training. `linear`: all by the same factor; `llama3`: as in Llama 3.1; `yarn`: YaRN."""
     rotary_factor: float = Field(default=1.0, ge=1)
     """Factor by which the longest wavelengths are stretched."""
     rotary_original_length: int | None = Field(default=None, ge=1)
@@ -67,10 +70,13 @@ class ModelConfig(Section):
     """Distance in tokens above which all distances share one bucket."""
     norm: Literal["layernorm", "rmsnorm"]
     """Normalisation of each residual branch (see norm_placement), and before the head."""
-    norm_placement: Literal["input", "output"] = "input"
+    norm_placement: Literal["input", "output", "both"] = "input"
     """What the norm of a residual branch normalises. `input`: the input of attention and of the
     feed-forward block; `output`: their output before it is added to the residual stream, as in
-    OLMo 2."""
+    OLMo 2; `both`: a norm for each of the two, as in Gemma 2."""
+    zero_centred_norms: bool = False
+    """Whether RMSNorm multiplies by 1 + weight, where weights start at 0, as in Gemma. Weight decay
+    of norms (optimizer.decayed) then moves the factors towards 1, not 0."""
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys before they are rotated. `head`: over each head, with the same
     weights for all heads, as in Qwen 3; `width`: over all heads together, as in OLMo 2."""
@@ -90,12 +96,17 @@ class ModelConfig(Section):
     tied: bool
     """Whether the head and the embedding share one matrix. A T5 then divides the input of the head
     by sqrt(hidden)."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the square root of `hidden`, as in Gemma."""
     dropout: float = Field(ge=0, lt=1)
     """Dropout on the embedding and on the residual branches."""
     attention_dropout: float = Field(ge=0, lt=1)
     """Dropout on the attention probabilities."""
     scaled_attention: bool
     """Whether attention scores are divided by the square root of head_dim."""
+    score_width: float | None = Field(default=None, gt=0)
+    """Number by whose square root attention scores are divided; null = head_dim. Some sizes of
+    Gemma use hidden / heads instead."""
     window: int | None = Field(default=None, ge=1)
     """Sliding window in tokens: a token attends to itself, to the window - 1 tokens before it, and
     in an encoder to as many after it. null = to all tokens."""
@@ -161,6 +172,8 @@ class ModelConfig(Section):
         """
         if self.mup_base_head_dim is not None:
             return math.sqrt(self.mup_base_head_dim) / self.head_dim
+        if self.score_width is not None:
+            return 1 / math.sqrt(self.score_width)
         return None if self.scaled_attention else 1.0
 
     @property

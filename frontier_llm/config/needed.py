@@ -78,6 +78,10 @@ def _stretches(config: RunConfig) -> bool:
     return config.model.positions == "rotary" and config.model.rotary_scaling != "none"
 
 
+def _stretches_by_turns(config: RunConfig) -> bool:
+    return _stretches(config) and config.model.rotary_scaling != "linear"
+
+
 def _saves_locally(config: RunConfig) -> bool:
     return config.checkpoint.tiers.local.path is not None
 
@@ -115,9 +119,18 @@ NEEDS: tuple[Need, ...] = (
          lambda c: c.data.prefetch > 0),
     Need("model", "rotary_base rotary_fraction rotary_scaling", "model.positions=rotary",
          "other positions are not rotated", lambda c: c.model.positions == "rotary"),
-    Need("model", "rotary_factor rotary_original_length rotary_slow_turns rotary_fast_turns",
-         "model.positions=rotary model.rotary_scaling=llama3", "no wavelengths are stretched",
-         _stretches),
+    Need("model", "rotary_factor", "model.positions=rotary model.rotary_scaling=llama3",
+         "no wavelengths are stretched", _stretches),
+    Need("model", "rotary_original_length rotary_slow_turns rotary_fast_turns",
+         "model.positions=rotary model.rotary_scaling=llama3",
+         "no wavelengths are stretched by their turns", _stretches_by_turns),
+    Need("model", "rotary_local_base", "model.positions=rotary model.window=TOKENS",
+         "only rotated layers with a window use it",
+         lambda c: c.model.positions == "rotary" and c.model.window is not None),
+    Need("model", "zero_centred_norms", "model.norm=rmsnorm", "LayerNorm has no such form",
+         lambda c: c.model.norm == "rmsnorm"),
+    Need("model", "score_width", "model.scaled_attention=true", "scores are not divided",
+         lambda c: c.model.scaled_attention),
     Need("model", "rotary_attention_factor", "model.positions=rotary model.rotary_scaling=yarn",
          "other scalings have no such factor",
          lambda c: _stretches(c) and c.model.rotary_scaling == "yarn"),

@@ -70,16 +70,16 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
             bias_cut = 0 if cut_dim == 0 else None
             yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, "norms")
 
-    yield from _norm(model, f"{unit}.attention_norm", unit)
+    yield from _branch_norms(model, f"{unit}.attention", unit)
     yield from matrix("attention.qkv", (query + key_value, hidden), 0, bias=model.qkv_bias)
     yield from _query_key_norms(model, f"{unit}.attention", unit)
     yield from matrix("attention.output", (hidden, query), 1)
     if model.reads_encoder(layer):
-        yield from _norm(model, f"{unit}.cross_attention_norm", unit)
+        yield from _branch_norms(model, f"{unit}.cross_attention", unit)
         yield from matrix("cross_attention.query", (query, hidden), 0, bias=model.qkv_bias)
         yield from matrix("cross_attention.key_value", (key_value, hidden), 0, bias=model.qkv_bias)
         yield from matrix("cross_attention.output", (hidden, query), 1)
-    yield from _norm(model, f"{unit}.ffn_norm", unit)
+    yield from _branch_norms(model, f"{unit}.ffn", unit)
     if model.gated:
         yield from matrix("ffn.gate", (model.ffn, hidden), 0)
     yield from matrix("ffn.up", (model.ffn, hidden), 0)
@@ -150,6 +150,12 @@ def _query_key_norms(model: ModelConfig, attention: str, unit: str) -> Iterator[
             (heads * model.head_dim, 0) if model.qk_norm == "width" else (model.head_dim, None)
         )
         yield ParameterShape(f"{attention}.{name}.weight", (width,), unit, cut, "norms")
+
+
+def _branch_norms(model: ModelConfig, branch: str, unit: str) -> Iterator[ParameterShape]:
+    yield from _norm(model, f"{branch}_norm", unit)
+    if model.norm_placement == "both":
+        yield from _norm(model, f"{branch}_output_norm", unit)
 
 
 def _norm(model: ModelConfig, name: str, unit: str) -> Iterator[ParameterShape]:

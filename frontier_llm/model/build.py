@@ -13,8 +13,8 @@ A weight depends only on the seed and on the global name of its tensor. Each ten
 blocks of rows, and each block has its own seed. A rank draws only the blocks that overlap with its
 part of the tensor, so it never holds a full matrix.
 
-Norms start at 1, biases at 0. Matrices are normally distributed with the standard deviation
-`model.init_std` times a factor:
+Norms start at 1 (at 0 if they are zero-centred), biases at 0. Matrices are normally distributed
+with the standard deviation `model.init_std` times a factor:
 
 - GPT: 1 / sqrt(2 * layers) for the two matrices that end a residual branch, and 1 for all others
   (GPT-2; Radford et al., 2019, section 2.3). With muP the factor of the matrices of layers is also
@@ -51,16 +51,19 @@ _BRANCH_ENDS = (".attention.output.weight", ".ffn.down.weight")
 """Suffixes of the names of the matrices that end a residual branch of a GPT."""
 # megatron's names of modules and parameters -> global names
 _LAYER_MODULES = {
-    "input_layernorm": "attention_norm",
+    "attention_norms.0": "attention_norm",
+    "attention_norms.1": "attention_output_norm",
     "self_attention.linear_qkv": "attention.qkv",
     "self_attention.linear_proj": "attention.output",
     "self_attention.norms.query": "attention.query_norm",
     "self_attention.norms.key": "attention.key_norm",
-    "pre_cross_attn_layernorm": "cross_attention_norm",
+    "cross_attention_norms.0": "cross_attention_norm",
+    "cross_attention_norms.1": "cross_attention_output_norm",
     "cross_attention.linear_q": "cross_attention.query",
     "cross_attention.linear_kv": "cross_attention.key_value",
     "cross_attention.linear_proj": "cross_attention.output",
-    "pre_mlp_layernorm": "ffn_norm",
+    "mlp_norms.0": "ffn_norm",
+    "mlp_norms.1": "ffn_output_norm",
     "mlp.linear_fc1": "ffn.up",
     "mlp.linear_fc2": "ffn.down",
 }
@@ -135,7 +138,7 @@ def _fill(local: torch.Tensor, placement: Placement, model: ModelConfig, seed: i
         return
     view = placement.local_view(local)
     if "norm." in placement.name:
-        view.fill_(1.0)
+        view.fill_(0.0 if model.zero_centred_norms else 1.0)
         return
     factor = {"gpt": _gpt_factor, "t5": _t5_factor}[model.kind]
     deviation = model.init_std * factor(placement.name, model)

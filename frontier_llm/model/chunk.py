@@ -176,4 +176,7 @@ class Chunk(MegatronModule):
         in_order = [part for of_rank in parts for part in of_rank]
         tokens = torch.cat(in_order, dim=1) if len(sides) > 1 else sides[0]
         states: Tensor = self.embedding(tokens, positions)
-        return states
+        if not self._model.scaled_embedding:
+            return states
+        # in 16 bits the factor is rounded first, as in the models trained in this way
+        return states * torch.tensor(self._model.hidden**0.5, dtype=states.dtype).item()

@@ -21,6 +21,7 @@ from frontier_llm.model.rotary import (
     WidthNorms,
     attention_factor,
     compiled_rotate,
+    rms_norm,
     rotate,
 )
 
@@ -38,6 +39,7 @@ class Norm(nn.Module):
     def __init__(self, config: TransformerConfig, kernels: Kernels) -> None:
         super().__init__()
         self.kernels, self.eps = kernels, config.layernorm_epsilon
+        self._centred = config.layernorm_zero_centered_gamma
         options = {"dtype": config.params_dtype, "device": torch.get_default_device()}
         self.weight = nn.Parameter(torch.ones(config.hidden_size, **options))
         self.bias: nn.Parameter | None = None
@@ -49,7 +51,7 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., hidden]; the result has the dtype of the input."""
         if self.bias is None:
-            return self.kernels.rms_norm(x, self.weight, self.eps)
+            return rms_norm(self.kernels, x, self.weight, self.eps, centred=self._centred)
         return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -149,8 +151,9 @@ class Layer(nn.Module):
 
     A branch f is attention, in a decoder with an encoder also cross-attention, and the feed-forward
     block. In the usual layer each adds f(norm(x)) to the stream x. If norms are placed at outputs,
-    it adds norm(f(x)) (OLMo 2, arXiv:2501.00656, equations 1 and 2). If the branches are parallel,
-    all of them read the input of the layer (GPT-J and GPT-NeoX, arXiv:2204.06745, section 2.1).
+    it adds norm(f(x)) (OLMo 2, arXiv:2501.00656, equations 1 and 2), and at both norm'(f(norm(x)))
+    (Gemma 2, arXiv:2408.00118, section 2). If the branches are parallel, all of them read the input
+    of the layer (GPT-J and GPT-NeoX, arXiv:2204.06745, section 2.1).
     """
 
     def __init__(
@@ -165,14 +168,17 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self._norm_first = {"input": True, "output": False}[model.norm_placement]
+        places = {"input": (True, False), "output": (False, True), "both": (True, True)}
+        self._norms_input, self._norms_output = places[model.norm_placement]
         self._in_parallel = {"sequential": False, "parallel": True}[model.residual]
         attention = partial(Attention, config, model, kernels, group, recompute=recompute)
-        self.input_layernorm, self.self_attention = Norm(config, kernels), attention()
+        count = self._norms_input + self._norms_output
+        norms = [[Norm(config, kernels) for _ in range(count)] for _ in range(2 + reads_encoder)]
+        self.attention_norms, self.self_attention = nn.ModuleList(norms[0]), attention()
         if reads_encoder:
-            self.pre_cross_attn_layernorm = Norm(config, kernels)
+            self.cross_attention_norms = nn.ModuleList(norms[1])
             self.cross_attention = attention(is_cross=True)
-        self.pre_mlp_layernorm = Norm(config, kernels)
+        self.mlp_norms = nn.ModuleList(norms[-1])
         linears = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
         self.mlp = MLP(config, linears, tp_group=group)
         self._reads_encoder = reads_encoder
@@ -192,23 +198,26 @@ class Layer(nn.Module):
         the tokens are those of this tensor-parallel rank.
         """
         attend = partial(self.self_attention, reads=reads, bias=bias, angles=angles)
-        total = self._add(self.input_layernorm, attend, hidden, hidden)
+        total = self._add(self.attention_norms, attend, hidden, hidden)
         if self._reads_encoder:
             cross = partial(self.cross_attention, reads=context_reads, context=context)
             source = hidden if self._in_parallel else total
-            total = self._add(self.pre_cross_attn_layernorm, cross, source, total)
+            total = self._add(self.cross_attention_norms, cross, source, total)
         source = hidden if self._in_parallel else total
-        return self._add(self.pre_mlp_layernorm, self.mlp, source, total)
+        return self._add(self.mlp_norms, self.mlp, source, total)
 
     def _add(
-        self, norm: Norm, branch: Callable[[Tensor], Output], source: Tensor, total: Tensor
+        self,
+        norms: nn.ModuleList,
+        branch: Callable[[Tensor], Output],
+        source: Tensor,
+        total: Tensor,
     ) -> Tensor:
         """Add the output of a branch, with dropout, to the residual stream."""
-        if self._norm_first:
-            output = branch(norm(source))
-        else:
-            result, bias = branch(source)
-            output = norm(result if bias is None else result + bias), None
+        output = branch(norms[0](source) if self._norms_input else source)
+        if self._norms_output:
+            result, bias = output
+            output = norms[-1](result if bias is None else result + bias), None
         add = get_bias_dropout_add(self.training, self.config.bias_dropout_fusion)
         added: Tensor = add(output, total, self.config.hidden_dropout)
         return added

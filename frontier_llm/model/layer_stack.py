@@ -57,7 +57,8 @@ class LayerStack(nn.Module):
                 causal=self._causal,
                 dtype=config.params_dtype,
             )
-        self._frequencies = frequencies(model) if model.positions == "rotary" else None
+        rotated = set(self._windows) if model.positions == "rotary" else ()
+        self._frequencies = {window: frequencies(model, window) for window in rotated}
         self.layers = nn.ModuleList(
             Layer(
                 config,
@@ -88,9 +89,9 @@ class LayerStack(nn.Module):
         tokens = parts * hidden.shape[0]
         bias = None if self.positions is None else self.positions()
         by_window = self.reads_by_window(reads, tokens, hidden.device, bias)
-        turns = self.angles(reads, tokens)
+        turns = {window: self.angles(reads, tokens, window) for window in self._frequencies}
         for layer, window in zip(self.layers, self._windows, strict=True):
-            own = {"reads": by_window[window], "bias": bias, "angles": turns}
+            own = {"reads": by_window[window], "bias": bias, "angles": turns.get(window)}
             run = partial(self._run, partial(layer, **own, context_reads=context_reads))
             if self._recompute_layers and self.training:
                 hidden = _recompute_in_backward(run, hidden, context)
@@ -98,18 +99,17 @@ class LayerStack(nn.Module):
                 hidden = run(hidden, context)
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
 
-    def angles(self, reads: Reads, tokens: int) -> Tensor | None:
-        """Return the angles of the tokens, [s, b or 1, 1, r] fp32; None without rotary positions.
+    def angles(self, reads: Reads, tokens: int, window: int | None) -> Tensor:
+        """Return the angles of the tokens in layers with a window: [s, b or 1, 1, r] fp32.
 
         Positions are counted from the start of a sample, also if it has several documents: scores
         depend on the difference of two positions alone.
         """
-        if self._frequencies is None:
-            return None
+        turns = self._frequencies[window]
         if isinstance(reads.kernel, ContextPart):
-            of_sample = angles(self._frequencies, reads.kernel.length)
+            of_sample = angles(turns, reads.kernel.length)
             return of_sample[reads.kernel.tokens.T.to(of_sample.device)].squeeze(2)
-        return angles(self._frequencies, tokens)
+        return angles(turns, tokens)
 
     def reads_by_window(
         self, reads: Reads, tokens: int, device: torch.device, bias: Tensor | None

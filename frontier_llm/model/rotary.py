@@ -5,6 +5,9 @@ heads together (OLMo 2, arXiv:2501.00656), so that attention scores stay bounded
 
     y = weight * x / sqrt(mean(x^2) + epsilon)
 
+Zero-centred norms have the factor 1 + weight instead, added and multiplied in fp32, so that small
+weights are not rounded in 16 bits.
+
 In shapes, s is the number of tokens, b of samples, h of query heads and g of key heads of this
 tensor-parallel rank, and d the width of a head.
 
@@ -21,6 +24,7 @@ keep their frequency, and pairs that make few turns are slowed down by a factor,
 samples contain no angles that the model has not seen. Between the two, the frequencies are
 interpolated:
 
+- `linear` slows all pairs down by the factor (Chen et al., arXiv:2306.15595, section 2.3).
 - `llama3` interpolates linearly in the number of turns (Llama 3.1, in the code of the released
   model; Llama 3, arXiv:2407.21783, gives the base only).
 - `yarn` interpolates linearly in the number of the pair, between the pairs with these numbers of
@@ -31,7 +35,7 @@ interpolated:
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -52,6 +56,16 @@ class RmsWeight(nn.Module):
         self.weight = nn.Parameter(torch.ones(width, dtype=config.params_dtype, device=device))
 
 
+def rms_norm(
+    kernels: Kernels, x: Tensor, weight: Tensor, epsilon: float, *, centred: bool
+) -> Tensor:
+    """Normalise the last dim of a tensor; the result has its dtype."""
+    if not centred:
+        return kernels.rms_norm(x, weight, epsilon)
+    (normalised,) = _WidthNorms.apply(epsilon, None, x, 1 + weight.float())
+    return normalised
+
+
 class HeadNorms(nn.Module):
     """Norms over the d elements of each head, with weights that all heads share.
 
@@ -61,6 +75,7 @@ class HeadNorms(nn.Module):
 
     def __init__(self, config: TransformerConfig, width: int, kernels: Kernels) -> None:
         super().__init__()
+        self._centred = config.layernorm_zero_centered_gamma
         self.kernels, self.epsilon = kernels, config.layernorm_epsilon
         self.query, self.key = RmsWeight(width, config), RmsWeight(width, config)
         for parameter in self.parameters():
@@ -70,10 +85,10 @@ class HeadNorms(nn.Module):
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise queries [s, b, h, d] and keys [s, b, g, d]."""
         # both are parts of one tensor; TransformerEngine's norm wants inputs of their own
-        norm = self.kernels.rms_norm
+        norm = partial(rms_norm, self.kernels, epsilon=self.epsilon, centred=self._centred)
         return (
-            norm(query.contiguous(), self.query.weight, self.epsilon),
-            norm(key.contiguous(), self.key.weight, self.epsilon),
+            norm(query.contiguous(), weight=self.query.weight),
+            norm(key.contiguous(), weight=self.key.weight),
         )
 
 
@@ -101,65 +116,66 @@ class WidthNorms(nn.Module):
                 norm(x, weight, self.epsilon) for x, weight in zip(flat, weights, strict=True)
             )
         else:
-            outputs = _WidthNorms.apply(*flat, *weights, self.epsilon, self.group)
+            outputs = _WidthNorms.apply(self.epsilon, self.group, *flat, *weights)
         normalised_query, normalised_key = outputs
         return normalised_query.view(query.shape), normalised_key.view(key.shape)
 
 
 class _WidthNorms(torch.autograd.Function):
-    """Two norms whose sums over a token are summed over ranks, both in one all-reduce."""
+    """Norms whose sums over a token are summed over the ranks of a group, in one all-reduce.
+
+    Without a group each rank has the whole width. Only inputs in their own dtype are stored.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        query_weight: Tensor,
-        key_weight: Tensor,
-        epsilon: float,
-        group: dist.ProcessGroup,
-    ) -> tuple[Tensor, Tensor]:
-        """Normalise [s, b, h * d] and [s, b, g * d]; the results have the dtypes of the inputs."""
-        inputs, weights = (query, key), (query_weight, key_weight)
+        ctx: Any, epsilon: float, group: dist.ProcessGroup | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Normalise the first half of the tensors, [..., width], by the weights that follow them.
+
+        The results have the dtypes of the inputs.
+        """
+        inputs, weights = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
         means = torch.stack([x.float().square().sum(-1) / _width(x, group) for x in inputs])
-        dist.all_reduce(means, group=group)
+        if group is not None:
+            dist.all_reduce(means, group=group)
         inverses = means.add_(epsilon).rsqrt_()
-        ctx.save_for_backward(*inputs, *weights, inverses)
+        ctx.save_for_backward(*tensors, inverses)
         ctx.group = group
-        first, second = (
+        return tuple(
             (weight.float() * (x.float() * inverse[..., None])).to(x.dtype)
             for x, weight, inverse in zip(inputs, weights, inverses, strict=True)
         )
-        return first, second
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of queries, keys and both weights.
+        """Return the gradients of the inputs and of the weights.
 
         With r = 1 / root mean square and g = weight * gradient of the output, the gradient of x is
         r * (g - x * r^2 * mean(g * x)), where the mean is over all ranks.
         """
         *tensors, inverses = ctx.saved_tensors
-        inputs, weights = tensors[:2], tensors[2:]
+        inputs, weights = tensors[: len(grads)], tensors[len(grads) :]
         means = torch.stack(
             [
                 (grad.float() * weight.float() * x.float()).sum(-1) / _width(x, ctx.group)
                 for grad, weight, x in zip(grads, weights, inputs, strict=True)
             ]
         )
-        dist.all_reduce(means, group=ctx.group)
+        if ctx.group is not None:
+            dist.all_reduce(means, group=ctx.group)
         grad_inputs, grad_weights = [], []
         parts = zip(grads, inputs, weights, means, inverses[..., None], strict=True)
         for grad, x, weight, mean, inverse in parts:
             scaled, grad_fp32 = x.float() * inverse, grad.float()
-            grad_weights.append((grad_fp32 * scaled).sum((0, 1)).to(weight.dtype))
+            grad_weights.append((grad_fp32 * scaled).flatten(0, -2).sum(0).to(weight.dtype))
             inner = weight.float() * grad_fp32 - scaled * (inverse * mean[..., None])
             grad_inputs.append((inner * inverse).to(x.dtype))
-        return *grad_inputs, *grad_weights, None, None
+        return None, None, *grad_inputs, *grad_weights
 
 
-def _width(x: Tensor, group: dist.ProcessGroup) -> int:
-    return x.shape[-1] * group.size()
+def _width(x: Tensor, group: dist.ProcessGroup | None) -> int:
+    return x.shape[-1] * (1 if group is None else group.size())
 
 
 def stretched(frequencies: Tensor, model: ModelConfig) -> Tensor:
@@ -168,11 +184,10 @@ def stretched(frequencies: Tensor, model: ModelConfig) -> Tensor:
     They are [r / 2] fp32, in radians per token of each pair of the r rotated dimensions, in falling
     order.
     """
-    length = model.rotary_original_length
-    if model.rotary_scaling == "none" or length is None:
+    if model.rotary_scaling == "none":
         return frequencies
-    kept = {"llama3": _llama3_share, "yarn": _yarn_share}[model.rotary_scaling]
-    share = kept(frequencies, model, length)
+    shares = {"linear": _no_share, "llama3": _llama3_share, "yarn": _yarn_share}
+    share = shares[model.rotary_scaling](frequencies, model, model.rotary_original_length or 1)
     return frequencies * share + frequencies / model.rotary_factor * (1 - share)
 
 
@@ -183,6 +198,10 @@ def attention_factor(model: ModelConfig) -> float:
     if model.rotary_attention_factor is not None:
         return model.rotary_attention_factor
     return 0.1 * math.log(model.rotary_factor) + 1.0
+
+
+def _no_share(frequencies: Tensor, model: ModelConfig, length: int) -> Tensor:
+    return torch.zeros_like(frequencies)
 
 
 def _llama3_share(frequencies: Tensor, model: ModelConfig, length: int) -> Tensor:
@@ -209,10 +228,15 @@ def _yarn_share(frequencies: Tensor, model: ModelConfig, length: int) -> Tensor:
     return 1 - ramp.clamp(0, 1)
 
 
-def frequencies(model: ModelConfig) -> Tensor:
-    """Return [r / 2] fp32, the radians per token of each pair of the r rotated dimensions."""
+def frequencies(model: ModelConfig, window: int | None) -> Tensor:
+    """Return [r / 2] fp32, the radians per token of each pair of the r rotated dimensions.
+
+    They are those of a layer with this window, or without one.
+    """
     width = model.rotated_width
     exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    if window is not None and model.rotary_local_base is not None:
+        return 1.0 / model.rotary_local_base**exponents
     return stretched(1.0 / model.rotary_base**exponents, model)
 
 

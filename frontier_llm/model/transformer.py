@@ -43,6 +43,7 @@ def transformer_config(
         add_qkv_bias=model.qkv_bias,
         normalization=_NORMS[model.norm],
         layernorm_epsilon=model.norm_epsilon,
+        layernorm_zero_centered_gamma=model.zero_centred_norms,
         hidden_dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         softmax_scale=model.softmax_scale,

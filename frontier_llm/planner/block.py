@@ -114,7 +114,8 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
     matrices = 3 if model.gated else 2
     inner = samples * tokens * model.ffn / tensor
     masks = 0.5 if model.dropout else 0.0  # a dropout mask has one byte per two-byte element
-    branches = len(attentions) + 1  # each with a norm before and a residual addition after it
+    branches = len(attentions) + 1  # each with a norm before or after it and a residual addition
+    further = branches * (model.norm_placement == "both")  # norms of the outputs of branches
     up, down = _feed_forward(model, samples * tokens, tensor)
     products = [product for part in parts for product in part.products] + [up, down]
     return Block(
@@ -123,14 +124,21 @@ def layer_block(layout: ResolvedLayout, attentions: Sequence[Attention]) -> Bloc
         scores=tuple(part.scores for part in parts),
         # A norm reads and writes one tensor. A residual addition reads two tensors and writes one.
         # The activation function reads one tensor (two if gated) and writes one.
-        moved_elements=branches * 5 * hidden + matrices * inner + sum(part.moved for part in parts),
+        moved_elements=(branches * 5 + further * 2) * hidden
+        + matrices * inner
+        + sum(part.moved for part in parts),
         function_elements=sum(part.rotated for part in parts)
         + (matrices * inner if model.gated or model.bias else 0.0),
-        kernels=4 * len(parts) + 4 * branches + 2 * matrices + 2 * (model.qk_norm != "none"),
-        # Each norm keeps its input and output (the input of the next linear layer). A gated
+        kernels=4 * len(parts)
+        + 4 * branches
+        + further
+        + 2 * matrices
+        + 2 * (model.qk_norm != "none"),
+        # Each norm keeps its input and output (the input of the next linear layer), and one of the
+        # output of a branch, whose result is only added, its input. A gated
         # activation keeps five tensors: both halves of its input, a copy of one half, the other
         # half after the activation function, and the product.
-        kept_elements=branches * (2 + masks) * hidden
+        kept_elements=(branches * (2 + masks) + further) * hidden
         + sum(part.kept for part in parts)
         + (5 if model.gated else 2) * inner,
         norm_elements=branches * hidden,

@@ -14,15 +14,16 @@ def source_of(module: str) -> Path:
 
 READERS = {
     "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon",
-    "model/chunk.py": "model.logit_softcap",
-    "model/rotary.py": "model.rotary_base model.rotary_scaling model.rotary_factor"
+    "model/chunk.py": "model.logit_softcap model.scaled_embedding",
+    "model/rotary.py": "model.rotary_base model.rotary_local_base model.rotary_scaling"
+    " model.rotary_factor"
     " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
     " model.rotary_attention_factor",
     "model/layer_stack.py": "model.relative_distance",
     "model/layer.py": "model.norm_placement model.residual model.attention_softcap"
     " model.attention_dropout model.qkv_bias",
-    "model/build.py": "model.init_std",
-    "config/model.py": "model.scaled_attention",
+    "model/build.py": "model.init_std model.zero_centred_norms",
+    "config/model.py": "model.scaled_attention model.score_width",
     "geometry/model_chunks.py": "model.encoder_layers",
     "geometry/resolved.py": "parallel.schedule parallel.layers_per_stage collectives.pairwise"
     " launch.ranks_per_node",

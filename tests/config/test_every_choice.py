@@ -25,7 +25,7 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 pytestmark = pytest.mark.slow
 
 BASES = {
-    "model": {"gpt", "llama", "llama3", "mt5", "qwen3"},
+    "model": {"gemma2", "gemma3", "gpt", "llama", "llama3", "mt5", "qwen3"},
     "checkpoint": {"base"},
     "cluster": set(OF_THIS_MACHINE),
 }
@@ -38,7 +38,9 @@ CHOICES = {
 }
 EXPERIMENTS = groups()["experiment"]
 RULES = {
-    "model": {"data.objective", "model.heads", "parallel.pipeline x parallel.chunks"},
+    "model": {
+        "data.objective", "model.heads", "model.kv_heads", "parallel.pipeline x parallel.chunks",
+    },
     "sharding": {"sharding.params", "sharding.optimizer"},
     "collectives": {"collectives.error_feedback"},
     "precision": {"precision"},
@@ -47,7 +49,7 @@ RULES = {
     "cluster": {"precision"},
     "checkpoint": set(),
     "engine": set(),
-}
+}  # fmt: skip
 """The keys that a refused choice of a group may name."""
 file_values = functools.cache(group_files.file_values)
 """Each file is read once; the tests do not change its values."""

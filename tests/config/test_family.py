@@ -91,6 +91,41 @@ REFUSED = {
         {"model.norm_placement": "output", "model.residual": "parallel"},
         "model.norm_placement",
     ),
+    "both norms of parallel branches": (
+        GPT,
+        4,
+        {"model.norm_placement": "both", "model.residual": "parallel"},
+        "model.norm_placement",
+    ),
+    "zero-centred norms of all heads": (
+        GPT,
+        4,
+        {"model.norm": "rmsnorm", "model.zero_centred_norms": True, "model.qk_norm": "width"},
+        "model.qk_norm",
+    ),
+    "muP with scaled embeddings": (
+        GPT,
+        4,
+        {
+            "model.mup_base_hidden": 64,
+            "model.mup_base_head_dim": 8,
+            "model.scaled_embedding": True,
+        },
+        "model.scaled_embedding",
+    ),
+    "yarn with another base in windows": (
+        GPT,
+        4,
+        {
+            "model.positions": "rotary",
+            "model.window": 8,
+            "model.rotary_local_base": 100,
+            "model.rotary_scaling": "yarn",
+            "model.rotary_factor": 8.0,
+            "model.rotary_original_length": 8192,
+        },
+        "model.rotary_local_base",
+    ),
     "muP with norms of queries": (
         GPT,
         4,

@@ -75,6 +75,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 4.0, "low_freq_fac
           "high_freq_factor": 2.0, "original_max_position_embeddings": 12}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
         "original_max_position_embeddings": 64, "beta_fast": 16}  # fmt: skip
+GEMMA_SIZES = {**LLAMA, "num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24,
+               "sliding_window": 5, "tie_word_embeddings": True}  # fmt: skip
 THEIRS |= {
     "gpt_neox yarn": (THEIRS["gpt_neox"][0], {
         **THEIRS["gpt_neox"][1], "hidden_size": 64, "rope_parameters": YARN, "rotary_pct": 0.5,
@@ -87,6 +89,14 @@ THEIRS |= {
     "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16}),
     "olmo2": ("Olmo2ForCausalLM", {**LLAMA, "rope_parameters": {"rope_theta": 5e5,
                                                                 "rope_type": "default"}}),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA_SIZES),
+    "gemma3_text": ("Gemma3ForCausalLM", {
+        **GEMMA_SIZES, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }),
 }  # fmt: skip
 
 
@@ -152,6 +162,7 @@ def make_ours(folder: Path, *overrides: str) -> Path:
     return folder
 
 
+GEMMA = ("model.ffn=48", "model.kv_heads=2", "model.head_dim=16")
 VARIANTS = {
     "gpt2": ("model.vocabulary=129",),
     "gpt_neox": ("model.positions=rotary", "model.rotary_fraction=0.5", "model.tied=false"),
@@ -175,6 +186,8 @@ VARIANTS = {
         "model.rotary_slow_turns=2",
     ),
     "olmo2": ("model=llama_7b", "model.qk_norm=width", "model.norm_placement=output"),
+    "gemma2": ("model=gemma2_2b", *GEMMA, "model.score_width=24", "model.window=9"),
+    "gemma3_text": ("model=gemma3_4b", *GEMMA, "model.window=9", "model.score_width=24"),
     "mt5": ("model=mt5_tiny", "model.encoder_layers=1", "model.ffn=48", "model.head_dim=8"),
 }
 
@@ -215,7 +228,7 @@ def test_every_setting_comes_back(family: Any):
     "form",
     [
         {"rope_parameters": {"rope_type": "dynamic"}},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"type": "longrope", "factor": 2.0}},
         {"rope_scaling": 1},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
         {"rope_parameters": {"rope_type": "yarn", "truncate": False}},

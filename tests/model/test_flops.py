@@ -14,13 +14,14 @@ from frontier_llm.launch.world import World
 from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import TINY_T5, tiny_values
+from tests.values import GEMMA3, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
 MODELS = {
     "gelu": [],
     "swiglu_gqa": ["model.activation=swiglu", "model.kv_heads=2", "model.tied=false"],
+    "gemma3": [*GEMMA3, "model.window=64"],
     "wide_heads": ["model.head_dim=16", "model.ffn=96", "model.qk_norm=head"],
 }
 T5 = [*TINY_T5, "model.layers=5"]

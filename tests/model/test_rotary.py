@@ -6,7 +6,8 @@ import pytest
 import torch
 from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
 
-from frontier_llm.model.rotary import rotate
+from frontier_llm.device.kernels import TORCH
+from frontier_llm.model.rotary import rms_norm, rotate
 
 TOKENS, SAMPLES, HEADS, GROUPS, WIDTH = 6, 2, 4, 2, 8
 MEGATRON = SimpleNamespace(
@@ -40,3 +41,22 @@ def test_values_and_gradients_are_those_of_megatron(rotated: int, dtype: torch.d
     for ours, expected in zip(*results, strict=True):
         assert ours.equal(expected)
         assert ours.dtype == dtype
+
+
+def test_zero_centred_norms_round_neither_their_factors_nor_products() -> None:
+    """In bf16, 1 + weight of small weights would be 1."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 3, WIDTH).bfloat16(), 3e-3 * torch.rand(WIDTH).bfloat16()
+    leaves = [t.clone().requires_grad_() for t in (x, weight)]
+    ours = rms_norm(TORCH, *leaves, 1e-6, centred=True)
+    plain = [t.double().requires_grad_() for t in (x, weight)]
+    scaled = plain[0] * (plain[0].square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    expected = scaled * (1 + plain[1])
+    assert torch.equal(ours, expected.bfloat16())
+    assert not torch.equal(ours, scaled.bfloat16())
+    for out in (ours, expected):
+        out.backward(torch.ones_like(out))
+    for found, wanted in zip(leaves, plain, strict=True):
+        assert found.grad is not None
+        assert wanted.grad is not None
+        torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-2, atol=1e-2)

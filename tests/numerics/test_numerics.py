@@ -36,6 +36,9 @@ MODELS = {
         "collectives.rounding=stochastic", "model.attention_softcap=20", "model.logit_softcap=15",
         "optimizer.z_loss=1e-3",
     ),
+    "gemma3": (
+        "model=gemma3_4b", *GROUPED, "optimizer=adamw", "model.window=20", "model.score_width=24",
+    ),
     "mt5": ("model=mt5_tiny", *SMALL, "optimizer=adafactor"),
     "rotary_mt5": (
         "model=mt5_tiny", *GROUPED, "optimizer=adamw", "model.positions=rotary", "model.window=20",

@@ -114,6 +114,7 @@ def measure_kept(world, values, precision):
         [],
         ["model.activation=swiglu", "model.positions=rotary"],
         ["data.micro_batch=2", "model.ffn=96"],
+        ["model.norm=rmsnorm", "model.norm_placement=both", "model.zero_centred_norms=true"],
         ["parallel.tensor=2", "model.qk_norm=width"],
         ["parallel.tensor=2", "model.qk_norm=width", "model.positions=rotary"],
     ],

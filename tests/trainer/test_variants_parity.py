@@ -8,7 +8,7 @@ import pytest
 from frontier_llm.model import rotary
 from tests.ranks import run_ranks
 from tests.trainer.test_parity import check_layout, reference, train_and_collect
-from tests.values import tiny_values
+from tests.values import GEMMA3, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,13 @@ MODELS = {
         # Adam divides gradients by their size, which enlarges the rounding errors of small ones
         "optimizer.epsilon=1e-3",
     ],
+    "gemma3": [
+        *GEMMA3,
+        "data.global_batch=4",
+        "model.attention_softcap=3",
+        "optimizer.epsilon=1e-3",
+        "optimizer.decayed=[norms,matrices]",
+    ],
     "biases_and_bounds": [
         *SHARED,
         "model.qkv_bias=true",
@@ -66,6 +73,17 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_equals_one_process(layout: str, model: str) -> None:
     check_layout(LAYOUTS, MODELS, layout, model, STEPS)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["norm_placement=input", "zero_centred_norms=false", "scaled_embedding=false",
+     "score_width=null", "rotary_local_base=null", "rotary_factor=1", "window=4"],
+)  # fmt: skip
+def test_each_variant_of_gemma_has_an_effect(key: str) -> None:
+    model = MODELS["gemma3"]
+    without = reference((*model, f"model.{key}"), STEPS)[0]
+    assert not np.allclose(reference(tuple(model), STEPS)[0], without, rtol=1e-5)
 
 
 @pytest.mark.parametrize("key", ["qk_norm=none", "norm_placement=input", "rotary_fraction=1.0"])
