@@ -13,6 +13,7 @@ on, then timed steps with a barrier before each. Layouts take turns, `--rounds` 
     planned, measured     median duration of a step on the slower rank, over all rounds
     planned, measured     peak memory of tensors on the fuller rank; without the interpreter and the
                           slack of the allocator, which are no tensors
+    planned, measured     peak resident memory of the process of the fuller rank
     error                 planned divided by measured, minus 1
 
 The last line has the means of the absolute errors. Other programs must not run: before each turn
@@ -33,6 +34,7 @@ from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
 import torch.distributed as dist
 
 from benchmarks.harness import (
@@ -54,6 +56,7 @@ from benchmarks.testbed.calibrated import calibrated_conf
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.held_bytes import HeldBytes
 from benchmarks.testbed.shape import Shape
+from frontier_lab.calibration.device import used_bytes
 from frontier_lab.calibration.foreign_load import (
     busy_seconds,
     is_disturbed,
@@ -106,7 +109,7 @@ NUMBERS = (
 QUICK = {"layers": 4, "hidden": 64, "heads": 2, "vocabulary": 256, "sequence": 32, "steps": 1,
          "rounds": 1, "patience": 0}  # fmt: skip
 COLUMNS = ("layout", "planned, ms", "measured, ms", "error", "planned, MiB", "measured, MiB",
-           "error", "steps")  # fmt: skip
+           "error", "process, MiB", "measured, MiB", "error", "steps")  # fmt: skip
 
 
 def config_of(layout: str, shape: Shape, batch: int, *overrides: str) -> RunConfig:
@@ -137,6 +140,8 @@ class RankFigures:
 
     peak_bytes: int
     """Peak memory of all tensors, from the first weight to the end of the second step."""
+    process_bytes: int
+    """Peak resident memory of the process."""
     steps: tuple[TimedStep, ...]
     phases: dict[str, float]
     """Seconds of each phase of a step, from the steps that the trainer itself measures."""
@@ -165,7 +170,10 @@ def run_layout(rank: int, config: RunConfig, steps: int) -> RankFigures:
         seconds = time.perf_counter() - start
         timed.append(TimedStep(seconds, time.process_time() - own, busy_seconds() - busy))
     # the first of these steps is the last one that the trainer's timer measures
-    return RankFigures(held.peak, tuple(timed[1:]), step.timer.laps[-1], tuple(losses))
+    process_bytes = int(used_bytes())
+    return RankFigures(
+        held.peak, process_bytes, tuple(timed[1:]), step.timer.laps[-1], tuple(losses)
+    )
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,12 @@ class Row:
     """Measured peak memory of tensors on the fuller rank."""
     memory_error: float
     """Planned divided by measured bytes, minus 1."""
+    planned_process_bytes: int
+    """Planned peak memory of the fullest stage, with the interpreter and the allocator's slack."""
+    process_bytes: int
+    """Measured peak resident memory of the process of the fuller rank."""
+    process_error: float
+    """Planned divided by measured bytes of the process, minus 1."""
     counted_steps: int
     is_disturbed: bool
     """Whether other programs computed during every step, so that all steps count."""
@@ -206,6 +220,9 @@ class Row:
             f"{self.planned_bytes / 2**20:.1f}",
             f"{self.peak_bytes / 2**20:.1f}",
             f"{self.memory_error:+.1%}",
+            f"{self.planned_process_bytes / 2**20:.0f}",
+            f"{self.process_bytes / 2**20:.0f}",
+            f"{self.process_error:+.1%}",
             "disturbed" if self.is_disturbed else str(self.counted_steps),
         ]
 
@@ -223,7 +240,10 @@ def make_row(layout: str, config: RunConfig, turns: Sequence[Sequence[RankFigure
     measured = median(counted or every)
     by_category = _tensors(planned)
     planned_bytes = sum(by_category.values())
-    peak_bytes = max(rank.peak_bytes for ranks in turns for rank in ranks)
+    peak_bytes, process_bytes = (
+        max(getattr(rank, name) for ranks in turns for rank in ranks)
+        for name in ("peak_bytes", "process_bytes")
+    )
     return Row(
         layout=layout,
         planned_seconds=planned.time.seconds,
@@ -232,6 +252,9 @@ def make_row(layout: str, config: RunConfig, turns: Sequence[Sequence[RankFigure
         planned_bytes=planned_bytes,
         peak_bytes=peak_bytes,
         memory_error=planned_bytes / peak_bytes - 1,
+        planned_process_bytes=planned.peak.total,
+        process_bytes=process_bytes,
+        process_error=planned.peak.total / process_bytes - 1,
         counted_steps=len(counted or every),
         is_disturbed=not counted,
         parts=planned.time.parts,
@@ -256,6 +279,8 @@ def _calibrated(options: Namespace) -> dict[str, RunConfig]:
     The calibration is repeated a few times if other programs have computed meanwhile.
     """
     shape, patience = Shape.of(options), options.patience
+    with HeldBytes():  # loads its libraries here: their memory is calibrated, too
+        torch.empty(1)
     for attempt in range(ATTEMPTS):
         wait_until_quiet(patience)
         busy, own, start = busy_seconds(), own_seconds(), time.monotonic()
@@ -289,11 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     turns = {name: partial(turn, config) for name, config in configs.items()}
     measured = compare(turns, options.rounds)
     rows = [make_row(name, configs[name], one.rounds) for name, one in measured.items()]
-    time_error, memory_error = (
-        f"{fmean(abs(getattr(row, name)) for row in rows):.1%}"
-        for name in ("time_error", "memory_error")
-    )
-    means = ["mean of absolute errors", "", "", time_error, "", "", memory_error, ""]
+    means = ["mean of absolute errors"]
+    for name in ("time_error", "memory_error", "process_error"):
+        means += ["", "", f"{fmean(abs(getattr(row, name)) for row in rows):.1%}"]
+    means.append("")
     title = f"{RANKS} ranks on {os.cpu_count()} cores"
     print_table(title, COLUMNS, [*(row.cells() for row in rows), means])
     cluster = next(iter(configs.values())).cluster.model_dump(mode="json")

@@ -1,5 +1,6 @@
 """Measure matrix products, memory bandwidth, attention and other kernels on this rank's device."""
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,18 @@ def measure_device(precisions: tuple[str, ...]) -> DeviceFigures:
         kernels=tuple(_measure_kernels(precision) for precision in precisions),
         kernel_seconds=_kernel_seconds(),
     )
+
+
+def used_bytes() -> float:
+    """Return the memory in use: of all programs on the GPU, or the peak of this process on a CPU.
+
+    The allocator of a GPU first gives back what it holds unused.
+    """
+    if device().type == "cpu":
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return float(total - free)
 
 
 def _memory_bytes_per_second() -> float:

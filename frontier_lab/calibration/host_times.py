@@ -5,17 +5,20 @@ the program needs to start them, in Python, in torch and in autograd. On a CPU t
 the kernels and computes, and its caches are full of operands when the program goes on. So the
 models have layers of a usual size, and the planned times of their kernels are subtracted. The rest
 also contains small kernels that the planner does not count, such as copies.
+
+The memory in use after the steps of the smallest model shows what a rank needs beside its tensors.
 """
 
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from frontier_lab.calibration.device import device
+from frontier_lab.calibration.device import device, used_bytes
 from frontier_llm.config.engine import HostTimes
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch
@@ -50,18 +53,33 @@ Seconds = dict[str, dict[SmallCase, float]]
 """Seconds of a step, by number format and case."""
 
 
-def measure_steps(configs: Configs) -> Seconds:
-    """Return the median seconds of a step of each case. Collective over all ranks."""
+@dataclass(frozen=True)
+class SmallSteps:
+    """What was measured with the small models."""
+
+    seconds: Seconds
+    used_bytes: float
+    """Memory in use after the steps of the first case in the first format."""
+
+
+def measure_steps(configs: Configs) -> SmallSteps:
+    """Measure the median seconds of a step of each case. Collective over all ranks.
+
+    Nothing else may have been measured before, because freed memory stays in use.
+    """
     if device().type == "cpu":
         megatron_cpu.install()
     any_config = next(iter(next(iter(configs.values())).values()))
     ranks = dist.get_world_size()
     layout = ResolvedLayout.resolve(any_config, ranks, ranks)
     groups = make_groups(layout.grid, head_stage=0)
-    return {
+    _step_seconds(any_config, groups)
+    used = used_bytes()
+    seconds = {
         precision: {case: _step_seconds(config, groups) for case, config in cases.items()}
         for precision, cases in configs.items()
     }
+    return SmallSteps(seconds, used)
 
 
 def host_times(

@@ -26,9 +26,10 @@ from frontier_lab.calibration.device import (
     measure_products,
 )
 from frontier_lab.calibration.host_times import (
+    CASES,
     Configs,
-    Seconds,
     SmallCase,
+    SmallSteps,
     host_times,
     measure_steps,
 )
@@ -40,7 +41,9 @@ from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.errors import LaunchError
 from frontier_llm.launch.cores import share
 from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.step_time import step_time
+from frontier_llm.units import GIB
 
 TIMEOUT = timedelta(seconds=120)
 """Time after which a collective fails."""
@@ -55,7 +58,7 @@ class Figures:
     device: DeviceFigures
     links: LinkFigures | None
     """None if there was only one rank."""
-    small_steps: Seconds
+    small_steps: SmallSteps
 
 
 def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
@@ -74,7 +77,9 @@ def measure(ranks: int, precisions: Sequence[str], small: Configs) -> Figures:
     with tempfile.TemporaryDirectory(prefix="calibrate_") as name:
         folder = Path(name)
         arguments = (ranks, folder, tuple(precisions), small)
-        multiprocessing.spawn(_run_rank, args=arguments, nprocs=ranks)
+        # the ranks of a run on CPUs are forked, and share the memory of what was imported before
+        method = "spawn" if torch.cuda.is_available() else "fork"
+        multiprocessing.start_processes(_run_rank, arguments, ranks, start_method=method)
         found = [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(ranks)]
     return combine(found)
 
@@ -130,12 +135,13 @@ def _run_rank(
         world_size=ranks,
         timeout=TIMEOUT,
     )
+    small_steps = measure_steps(small)
     figures = Figures(
         ranks,
         tuple(measure_products(precision) for precision in precisions),
         measure_device(precisions),
         measure_links() if ranks > 1 else None,
-        measure_steps(small),
+        small_steps,
     )
     (folder / f"{rank}").write_bytes(pickle.dumps(figures))
     dist.barrier()
@@ -152,7 +158,7 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
     calibration = {
         **cluster["device"]["calibration"],
         "kernel_us": round(device.kernel_seconds * 1e6, 2),
-        "source": f"{source}; memory and channels from the file it is based on",
+        "source": f"{source}; channels and slack from the file it is based on",
     }
     for of_format in figures.products:
         curve = {"tflops": round(of_format.tflops, 5), "half_size": round(of_format.half_size, 1)}
@@ -174,12 +180,26 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
         calibration["hidden_share"] = round(figures.links.hidden_share, 3)
         local_link |= _link(figures.links, source)
     changed = {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
+    calibration["reserved_gib"] = 0.0  # until the rest is planned
+    calibration["reserved_gib"] = round(_reserved_bytes(changed, figures, small) / GIB, 3)
     hosts = {
         precision: _host(changed, figures, precision, cases).model_dump(mode="json")
         for precision, cases in small.items()
     }
     calibration["host"] = {**calibration["host"], **hosts}
     return changed
+
+
+def _reserved_bytes(values: dict[str, Any], figures: Figures, small: Configs) -> float:
+    """Return the bytes that a rank uses beside what is planned, given a file that reserves none."""
+    config = next(iter(small.values()))[CASES[0]]
+    planned = fullest(_candidate(values, figures, config)).total
+    return max(0.0, figures.small_steps.used_bytes - planned)
+
+
+def _candidate(values: dict[str, Any], figures: Figures, config: RunConfig) -> Candidate:
+    cluster = ClusterConfig.model_validate(values)
+    return Candidate.of(config, figures.ranks, figures.ranks).with_cluster(cluster)
 
 
 def _kernels(figures: KernelFigures) -> dict[str, float]:
@@ -223,11 +243,9 @@ def _host(
     planned = dict.fromkeys(cases, 0.0)
     if values["device"]["kind"] == "cpu":
         calibration = {**values["device"]["calibration"], "host": {}}
-        device = {**values["device"], "calibration": calibration}
-        cluster = ClusterConfig.model_validate({**values, "device": device})
+        without = {**values, "device": {**values["device"], "calibration": calibration}}
         for case, config in cases.items():
-            candidate = Candidate.of(config, figures.ranks, figures.ranks).with_cluster(cluster)
-            planned[case] = step_time(candidate).seconds
-    times = host_times(figures.small_steps[precision], planned, EngineConfig().host)
+            planned[case] = step_time(_candidate(without, figures, config)).seconds
+    times = host_times(figures.small_steps.seconds[precision], planned, EngineConfig().host)
     names = ("layer_us", "micro_batch_us", "step_us")
     return times.model_copy(update={name: round(getattr(times, name), 1) for name in names})

@@ -3,10 +3,10 @@
 Starts `--ranks` processes that measure at the same time: matrix products of many shapes, attention
 and element-wise kernels in each number format, the memory bandwidth, the time to start a kernel,
 messages and collectives between the ranks, and steps of small models, which show the work of the
-CPU. Fits the constants of config/calibration.py to the measurements and prints them. `--write NAME`
-copies the file of `cluster` to cluster/NAME.yaml in --conf-dir or conf/, and replaces the values
-that were measured. Nothing is written if other programs computed meanwhile, unless `--any-load` is
-given.
+CPU and the memory that a rank needs beside its tensors. Fits the constants of config/calibration.py
+to the measurements and prints them. `--write NAME` copies the file of `cluster` to
+cluster/NAME.yaml in --conf-dir or conf/, and replaces the values that were measured. Nothing is
+written if other programs computed meanwhile, unless `--any-load` is given.
 """
 
 import argparse
@@ -157,6 +157,8 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
         table.add_row(f"weight gradient, {name}", ratio)
         speed = of_format.elementwise_bytes_per_second / 1e9
         table.add_row(f"element-wise kernels, {name}", f"{speed:.1f} GB/s")
+    reserved = values["device"]["calibration"]["reserved_gib"]
+    table.add_row("memory of a rank beside its tensors", f"{reserved:.2f} GiB")
     table.add_row("time to start a kernel", f"{device.kernel_seconds * 1e6:.1f} us")
     if figures.links is not None:
         for name, link in {"message": figures.links.messages, **figures.links.collectives}.items():

@@ -78,7 +78,7 @@ def test_disturbed_steps_do_not_count():
     quiet, disturbed = TimedStep(1.0, 1.0, 2.0), TimedStep(3.0, 1.5, 6.0)
 
     def row(*steps):
-        figures = RankFigures(1, steps, {}, ())
+        figures = RankFigures(1, 2, steps, {}, ())
         return make_row("zero1", config, [[figures, figures]])
 
     assert (row(quiet, disturbed).seconds, row(quiet, disturbed).counted_steps) == (1.0, 1)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from frontier_lab.calibration.device import DeviceFigures, KernelFigures, ProductFigures, Sample
-from frontier_lab.calibration.host_times import CASES, host_times
+from frontier_lab.calibration.host_times import CASES, SmallSteps, host_times
 from frontier_lab.calibration.links import LinkFigures, Speed, fit_speed
 from frontier_lab.calibration.ranks import Figures, combine, measured
 from frontier_lab.commands.calibrate import cluster_file, main, small_config
@@ -14,6 +14,8 @@ from frontier_llm.cli.experiments import composed
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.engine import HostTimes
 from frontier_llm.errors import ConfigError
+from frontier_llm.planner.candidate import Candidate
+from frontier_llm.planner.memory import fullest
 
 PRODUCTS = (
     ProductFigures("fp32", 0.05, 20.0, (Sample(64, 64, 64, 1e-4),)),
@@ -21,6 +23,7 @@ PRODUCTS = (
 )
 DEVICE = DeviceFigures("a test", 5e9, (KernelFigures("bf16", 0.1, 0.05, 1.5, 2e9),), 3e-6)
 LINKS = LinkFigures(2, Speed(50e-6, 1.5e9), {"all_reduce": Speed(70e-6, 1e9)}, 0.25)
+USED_BYTES = 2e9
 SECONDS = dict(zip(CASES, (1.0, 2.5, 4.5), strict=True))
 
 
@@ -30,7 +33,7 @@ def small():
 
 
 def figures(links=LINKS, seconds=SECONDS):
-    return Figures(2, PRODUCTS, DEVICE, links, {"fp32": seconds})
+    return Figures(2, PRODUCTS, DEVICE, links, SmallSteps({"fp32": seconds}, USED_BYTES))
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "../x", "cpu_laptop"])
@@ -88,6 +91,15 @@ def test_measured_figures_replace_the_files():
     assert "measured on a test" in link.source
 
 
+def test_a_small_model_is_planned_to_use_what_was_measured():
+    before = composed("cluster=cpu_laptop").cluster
+    cluster = ClusterConfig.model_validate(
+        measured(before.model_dump(mode="json"), figures(), small())
+    )
+    candidate = Candidate.of(small()["fp32"][CASES[0]], 2, 2).with_cluster(cluster)
+    assert fullest(candidate).total == pytest.approx(USED_BYTES, abs=1e6)
+
+
 def test_on_a_cpu_the_host_takes_what_the_kernels_do_not():
     before = composed("cluster=cpu_laptop").cluster
     values = measured(before.model_dump(mode="json"), figures(), small())
@@ -111,7 +123,7 @@ def test_what_was_not_measured_stays():
 
 def test_ranks_count_alike():
     slower = {case: 3 * seconds for case, seconds in SECONDS.items()}
-    steps = combine([figures(), figures(seconds=slower)]).small_steps["fp32"]
+    steps = combine([figures(), figures(seconds=slower)]).small_steps.seconds["fp32"]
     assert steps == pytest.approx({case: 2 * seconds for case, seconds in SECONDS.items()})
 
 
