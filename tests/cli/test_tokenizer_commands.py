@@ -15,8 +15,9 @@ from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.saving import run_directory
 from frontier_llm.trainer.single_process_model import read_config
-from tests.commands import ROOT, output_of
+from tests.commands import output_of
 from tests.data.tokenizer_families import train_family
+from tests.texts import documents
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -38,8 +39,7 @@ VOCABULARY = 301
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory of a tensor-parallel training with a tokenizer of a family."""
     base = tmp_path_factory.mktemp("run")
-    sources = sorted((ROOT / "frontier_llm" / "launch").glob("*.py"))
-    texts = [source.read_text() for source in sources]
+    texts = documents(30)
     (base / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (base / "tokenizer").mkdir()
     train_family(request.param, texts, VOCABULARY, base / "tokenizer")

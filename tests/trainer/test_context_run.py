@@ -13,8 +13,9 @@ from frontier_llm.launch.world import World
 from tests.batches import random_batch
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
+from tests.texts import paragraphs
 from tests.trainer.rig import make_rig
-from tests.trainer.test_resume import ROOT, learned, lines, read
+from tests.trainer.test_resume import learned, lines, read
 from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
@@ -25,9 +26,8 @@ TWENTY = 20
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
-    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    records = (json.dumps({"text": part}) for part in paragraphs(40))
+    (folder / "text.jsonl").write_text("\n".join(records))
     where = (f"data.path={folder}/text.jsonl", f"data.directory={folder}/prepared")
     return (
         *TINY, *where, "optimizer.warmup_steps=2", "data.documents=separate", "launch.ranks=4",
