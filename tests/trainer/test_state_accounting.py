@@ -130,7 +130,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("untied", "fp32", "sums_int4"),
         ("untied", "bf16", "muon"),
         ("untied", "bf16", "adamw_8bit"),
-        ("pipeline2_chunks2_tensor2_data2", "fp32", "muon"),
+        *exhaustive(("pipeline2_chunks2_tensor2_data2", "fp32", "muon")),
         ("t5_pipeline2_tensor2_data2", "bf16", "adafactor"),
     ],
 )
