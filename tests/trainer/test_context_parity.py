@@ -89,11 +89,11 @@ def test_context_ranks_are_one_process(case: tuple[str, str]) -> None:
 def test_quantised_collectives_of_cut_samples_stay_as_near() -> None:
     """On two nodes: not further from plain fp32 than the same ranks without a cut, and equal."""
     model = (*MODELS["by_tokens"], *ADAMW, "data.global_batch=8")
-    losses, norms = reference(model, 4)[:2]
+    losses, norms = reference(model, 3)[:2]
     errors = []
     for context in (1, 2):
         values = tiny_values(*model, *ZEROPP, *factors((2, 4, 4)), f"parallel.context={context}")
-        ranks = run_ranks(train, 4, values, "fp32", 4, ranks_per_node=2)
+        ranks = run_ranks(train, 4, values, "fp32", 3, ranks_per_node=2)
         errors.append(max(abs(a / b - 1) for a, b in zip(ranks[0]["losses"], losses, strict=True)))
         assert ranks[0]["norms"][0] == pytest.approx(norms[0], rel=2e-2)
         for other in ranks[1:]:

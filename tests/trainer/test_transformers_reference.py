@@ -273,7 +273,9 @@ def case_of(
 CASES = [(kind, layout) for layout in LAYOUTS for kind in MODELS]
 
 
-@pytest.mark.parametrize("case", covering(CASES, [("qwen3", "3D"), ("mt5", "3D")]), ids=str)
+@pytest.mark.parametrize(
+    "case", covering(CASES, [("llama", "one rank"), ("qwen3", "3D"), ("mt5", "3D")]), ids=str
+)
 def test_twenty_steps_equal_those_of_transformers(
     case: tuple[str, str], case_of: Callable[[str, str], Case]
 ) -> None:
