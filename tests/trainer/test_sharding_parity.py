@@ -32,9 +32,9 @@ def factors(chain: Chain) -> list[str]:
     return [f"sharding.{name}={value}" for name, value in zip(names, chain, strict=True)]
 
 
-COVERED = [(1, 1, 2), (1, 2, 2), (1, 4, 4), (2, 2, 2)]
-"""Chains of four replicas whose hops others have: the sums and reductions of (1, 1, 1), (1, 2, 4),
-(2, 2, 4) and (4, 4, 4)."""
+COVERED = [(1, 1, 2), (1, 4, 4), (2, 2, 2)]
+"""Chains of four replicas whose hops others have: (1, 2, 2) sums over some replicas, (1, 1, 4) and
+(1, 2, 4) reduce to the states, (2, 2, 4) and (4, 4, 4) gather parameters."""
 
 
 @functools.cache
