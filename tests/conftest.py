@@ -36,18 +36,22 @@ settings.load_profile("repeated")  # before pytest loads the profile of --hypoth
 FOLDER = Path(__file__).parent
 LONGEST = (
     "trainer/test_resume", "saving/test_drain", "saving/test_bounded_end",
+    "recovery/test_replaced_ranks", "recovery/test_replaced_tasks", "planning/test_plan",
+    "trainer/test_context_parity", "trainer/test_context_run", "convert/test_convert",
+    "foreign/test_foreign_tables", "trainer/test_transformers_reference",
     "trainer/test_schedules", "examples/test_own_text", "trainer/test_quantised",
     "data/test_malformed_corpora", "checkpoint/test_faults", "cli/test_unused_keys",
     "health/test_watchdog", "cli/test_first_command",
     "trainer/test_state_accounting", "trainer/test_deferred_weights",
     "parallel/test_launch_order", "trainer/test_sharding_cases", "parallel/test_queues",
     "membership/test_launcher", "streams/test_sharded_steps", "engine/test_behaviours",
-    "examples/test_examples", "trainer/test_run", "trainer/test_parity", "planning/test_plan",
+    "examples/test_examples", "trainer/test_run", "trainer/test_parity",
     "streams/test_lanes", "checkpoint/test_layouts", "model/test_compiled",
     "membership/test_nccl_replacement", "saving/test_killed_drain", "trainer/test_sharding_parity",
     "launch/test_rendezvous", "cli/test_train_command", "sweeps/test_sweep",
     "trainer/test_support", "trainer/test_traffic", "trainer/test_t5_parity", "model/test_flex",
     "benchmarks/test_bench_sharding", "benchmarks/test_planner_layouts", "model/test_flops",
+    "config/test_every_choice", "config/test_experiments", "cli/test_launch_checks",
 )  # fmt: skip
 """Files that take the most time, the longest first."""
 

@@ -21,13 +21,19 @@ from typing import Any, ClassVar
 
 import torch
 
+# what a run imports later on is imported once, before the forks
 import frontier_llm.cli.train
-import frontier_llm.trainer.assemble  # noqa: F401  (imported once, before the fork)
+import frontier_llm.membership.launcher
+import frontier_llm.recovery.generations
+import frontier_llm.telemetry.report_page
+import frontier_llm.trainer.assemble
+import frontier_llm.trainer.callbacks.records
+import frontier_llm.trainer.callbacks.run_report
+import frontier_llm.trainer.loop  # noqa: F401
+from frontier_llm.cli.compose import compose
 from frontier_llm.cli.main import main
 from frontier_llm.telemetry import figures, html_page
 from tests.patience import Limit, wait_until
-
-html_page._macros()  # compiled once
 
 TINY = (
     "model.layers=2", "model.hidden=32", "model.heads=2", "model.vocabulary=300",
@@ -36,6 +42,11 @@ TINY = (
     "trainer.sample_tokens=0", "precision=fp32", "telemetry.wandb=off", "launch.ranks=2",
     "telemetry.console_every_steps=1", "launch.threads=1",
 )  # fmt: skip
+
+
+# kept for all forks: the files of hydra, its grammar, and a compiled page
+compose(TINY)
+html_page._macros()
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo  # once, and not on each rank that recomputes layers
 import torch.distributed as dist
 
 from frontier_llm.launch.world import World

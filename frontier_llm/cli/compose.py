@@ -80,14 +80,15 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     overrides = [_quoted_path(placed(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
     try:
+        known = groups()
         for override in parsed:
-            _check_choice(override)
-        _check_experiment(parsed)
+            _check_choice(override, known)
+        _check_experiment(parsed, known)
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = hydra_compose("train", overrides=overrides, return_hydra_config=True)
         chosen = composed.hydra.runtime.choices
         composed = OmegaConf.masked_copy(composed, [k for k in map(str, composed) if k != "hydra"])
-        check_choices(composed, chosen, groups())
+        check_choices(composed, chosen, known)
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise unreadable(error) from None
@@ -204,9 +205,9 @@ def _parse(text: str) -> Override:
     return override
 
 
-def _check_choice(override: Override) -> None:
+def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> None:
     group = override.key_or_group
-    choices = groups().get(group)
+    choices = known.get(group)
     if choices is None or override.is_delete():
         return
     got = override.value()
@@ -227,7 +228,7 @@ def _check_choice(override: Override) -> None:
     )
 
 
-def _check_experiment(overrides: Sequence[Override]) -> None:
+def _check_experiment(overrides: Sequence[Override], known: Collection[str]) -> None:
     """Refuse a choice whose values the chosen experiment would replace silently.
 
     With `experiment=E sharding=S`, hydra prefers the values of E to those of S. If both set the
@@ -235,7 +236,7 @@ def _check_experiment(overrides: Sequence[Override]) -> None:
     set no key that a file of another group sets. A user's own experiments may. A file of
     `conf/sweep` may choose the experiment.
     """
-    chosen = {o.key_or_group: o.value() for o in overrides if o.key_or_group in groups()}
+    chosen = {o.key_or_group: o.value() for o in overrides if o.key_or_group in known}
     of_sweep = file_choices("sweep", str(chosen.pop("sweep"))) if chosen.get("sweep") else {}
     experiment = chosen.pop("experiment", None) or of_sweep.get("experiment")
     if experiment is None:

@@ -122,7 +122,8 @@ def _check_equal_start(records: Sequence[ParameterRecord]) -> None:
 
 def _transport(formats: Formats, traffic: Traffic, parameter: nn.Parameter, rank: int) -> Transport:
     of_all_steps, device = formats.at_each_step(), parameter.device
-    kernels = choose_kernels("auto", device)
+    # as in training: kernels are compiled and verified only if a format is quantised
+    kernels = choose_kernels("auto" if of_all_steps.is_quantised else "torch", device)
     return Transport(
         lambda step: of_all_steps, traffic, kernels, parameter.dtype, device, seed=rank << 16
     )

@@ -209,6 +209,12 @@ class StateFormats:
         )
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether any collective sends integers."""
+        gathered = (self.params, self.params_backward, self.refresh)
+        return any(sent.is_quantised for sent in (*gathered, *self.grads, *self.sums))
+
+    @property
     def encodes_sums(self) -> bool:
         """Whether sums over replicas are sent in parts, in fewer bits than fp32."""
         return any(not sums.is_lossless(FP32.bits // 8) for sums in self.sums)

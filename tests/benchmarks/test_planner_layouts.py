@@ -59,7 +59,7 @@ def test_the_model_of_the_smoke_test_fits_every_layout():
     "layout",
     covering(
         ["replicated", "zero1", "zero2", "zero1, bf16", "tensor", "1f1b", "interleaved"],
-        ["zero1", "zero2", "interleaved"],
+        ["replicated", "zero1", "zero2", "1f1b", "interleaved"],
     ),
 )
 def test_the_peak_of_tensors_is_as_planned(layout):

@@ -59,7 +59,8 @@ MODELS = {"tied": ((), SOME), "untied": (UNTIED, EVERY), "t5": (TINY_T5, SOME)}
 """Overrides and layouts by model; every pair of its layouts is tested."""
 COVERED = (
     ("tied", "pipeline2_folded_zero3"), ("tied", "tensor2_pipeline2_chunks2_amsp"),
-    ("t5", "pipeline2_folded_zero3"), ("untied", "tensor2_pipeline2"),
+    ("t5", "pipeline2_folded_zero3"), ("t5", "tensor2_pipeline2_chunks2_amsp"),
+    ("untied", "tensor2_pipeline2"),
 )  # fmt: skip
 """Layouts that load in exhaustive tests only: with another model, or in part, they always do."""
 SHARED_FILES = ("tensor2_pipeline2_chunks2_amsp", "mics")

@@ -23,6 +23,7 @@ from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 from tests.forked_train import TINY, train
+from tests.texts import prose
 
 WINDOW = 32
 TEXT = "def main(arguments):\n    return sum(int(word) for word in arguments)\n" * 6
@@ -31,8 +32,7 @@ TEXT = "def main(arguments):\n    return sum(int(word) for word in arguments)\n"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
-    sources = sorted((Path(__file__).parents[2] / "frontier_llm").rglob("*.py"))[:20]
-    (folder / "text.txt").write_text("\n\n".join(source.read_text() for source in sources))
+    (folder / "text.txt").write_text(prose(20))
     ended = train(
         *TINY, f"run.dir={folder}/run", f"data.path={folder}/text.txt", "trainer.steps=3",
         f"data.directory={folder}/prepared", f"data.sequence_length={WINDOW}",

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress, tracked
+from tests.texts import prose
 
 ROOT = Path(__file__).parents[2]
 FIRST = """
@@ -27,7 +28,7 @@ train.main(sys.argv[1:])
 
 
 def _first_line(folder, *overrides):
-    words = [sys.executable, "-c", FIRST, "data=text", f"data.path={ROOT}/frontier_llm/units.py"]
+    words = [sys.executable, "-c", FIRST, "data=text", f"data.path={folder}/text.txt"]
     words += [f"data.directory={folder}/prepared", f"run.dir={folder}/run", "launch.ranks=2"]
     ended = subprocess.run(
         [*words, "parallel.pipeline=1", "data.vocabulary=300", *overrides],
@@ -39,7 +40,8 @@ def _first_line(folder, *overrides):
 
 @pytest.mark.slow
 def test_the_first_line_says_what_is_to_do_before_torch_is_imported(tmp_path):
-    path = f"data.path={ROOT}/frontier_llm/units.py"
+    (tmp_path / "text.txt").write_text(prose(10))
+    path = f"data.path={tmp_path}/text.txt"
     line, imported = _first_line(tmp_path)
     assert re.match(r"\d\d:\d\d:\d\d  start      2 ranks in ", line)
     assert f"in {tmp_path}/run; corpus text in {tmp_path}/prepared: " in line

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.saving import run_directory
 from frontier_llm.trainer.single_process_model import read_config
-from tests.commands import ROOT, output_of
 from tests.data.tokenizer_families import train_family
+from tests.forked_train import train
+from tests.texts import documents
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -38,23 +38,22 @@ VOCABULARY = 301
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory of a tensor-parallel training with a tokenizer of a family."""
     base = tmp_path_factory.mktemp("run")
-    sources = sorted((ROOT / "frontier_llm" / "launch").glob("*.py"))
-    texts = [source.read_text() for source in sources]
+    texts = documents(30)
     (base / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (base / "tokenizer").mkdir()
     train_family(request.param, texts, VOCABULARY, base / "tokenizer")
     size = open_tokenizer(base / "tokenizer").vocabulary
     assert size % 2
-    command = [
-        sys.executable, "train.py", "model=gpt_tiny", f"model.vocabulary={size}", "model.layers=2",
+    ended = train(
+        "model=gpt_tiny", f"model.vocabulary={size}", "model.layers=2",
         "model.hidden=32", "model.heads=2", "data=text", f"data.path={base}/text.jsonl",
         f"data.directory={base}/corpora", f"data.tokenizer={base}/tokenizer",
         "data.validation_percent=30", "data.sequence_length=32", "data.global_batch=4",
         "data.micro_batch=1", "launch.ranks=2", "parallel.pipeline=1", "parallel.tensor=2",
         "trainer.evaluate_every_steps=null", "trainer.sample_tokens=0", "precision=fp32",
         "telemetry.wandb=off", "trainer.steps=2", f"run.dir={base}/run",
-    ]  # fmt: skip
-    output_of(command)
+    )  # fmt: skip
+    assert ended.code == 0, ended.text
     return base / "run"
 
 

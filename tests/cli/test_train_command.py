@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.patience import patient
+from tests.texts import documents
 
 pytestmark = pytest.mark.slow
 
@@ -161,8 +162,8 @@ TINY = (
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    for index in range(60):
-        (folder / f"{index}.py").write_text((ROOT / "frontier_llm/units.py").read_text() * 2)
+    for index, document in enumerate(documents(60)):
+        (folder / f"{index}.py").write_text(document)
     prepared = tmp_path_factory.mktemp("prepared")
     return (
         "data=text",

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch._dynamo  # (before each rank imports it, as the next one)
 import torch.distributed as dist
-from megatron.core import parallel_state  # noqa: F401
+from megatron.core import parallel_state  # noqa: F401  (before each rank imports it)
 from torch import nn
 from torch.func import functional_call
 

@@ -87,6 +87,12 @@ def reference(model: str) -> Trained:
     return in_one_process(CASES[model, "", 1])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imported() -> None:
+    """Import once what a model needs, and not on each rank."""
+    make("llama", "")
+
+
 @functools.cache
 def outcomes(is_usual: bool) -> dict[Any, tuple[Trained | str, ...]]:
     cases: dict[Any, tuple[Any, ...]] = {

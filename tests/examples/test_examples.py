@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, output_of
+from tests.texts import prose
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +24,8 @@ TINY = (
 @pytest.fixture
 def text(tmp_path):
     """A text file of a size that a tokenizer with 300 entries can learn from."""
-    sources = sorted((ROOT / "frontier_llm" / "launch").glob("*.py"))
     file = tmp_path / "text.txt"
-    file.write_text("\n\n".join(source.read_text() for source in sources))
+    file.write_text(prose(30))
     return file
 
 

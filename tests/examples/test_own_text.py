@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import prose
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +52,8 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the files that the page names."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("transformers")
-    sources = sorted((ROOT / "frontier_llm" / "launch").glob("*.py"))
-    (tmp_path / "book.txt").write_text("\n\n".join(source.read_text() for source in sources))
-    (tmp_path / "other.txt").write_text(PAGE.read_text())
+    (tmp_path / "book.txt").write_text(prose(30))
+    (tmp_path / "other.txt").write_text(prose(5, 30))
     byte_level = tokenizers.ByteLevelBPETokenizer()
     byte_level.train([str(tmp_path / "book.txt")], vocab_size=350, special_tokens=["</s>"])
     (tmp_path / "my_tokenizer").mkdir()

@@ -11,7 +11,7 @@ import torch
 from frontier_llm.data.batch import Batch
 from frontier_llm.launch.world import World
 from frontier_llm.trainer.learning_rate import LearningRate
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import BATCH, LAYOUTS, MODELS, compare, reference, train_and_collect
@@ -238,7 +238,7 @@ def test_the_base_model_is_the_same_to_the_bit(model: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "model"),
     [
-        ("tensor2_sequence", "tied_gelu"),
+        *exhaustive(("tensor2_sequence", "tied_gelu")),
         ("tensor2_pipeline2_data2", "tied_gelu"),
         ("pipeline2_chunks2", "untied_gqa_swiglu"),
         ("data2", "untied_gqa_swiglu"),

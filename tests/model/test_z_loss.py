@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from frontier_llm.launch.world import World
 from frontier_llm.model import loss
 from frontier_llm.model.loss import token_losses
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.model.test_loss import inputs
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
@@ -78,9 +78,8 @@ def test_losses_and_gradients_are_those_of_torch(
 @pytest.mark.parametrize(
     ("layout", "model"),
     [
-        ("tensor2_sequence", "tied_gelu"),
+        *exhaustive(("tensor2_sequence", "tied_gelu"), ("pipeline2_chunks2", "tied_gelu")),
         ("tensor2", "untied_gqa_swiglu"),
-        ("pipeline2_chunks2", "tied_gelu"),
         ("tensor2_pipeline2_data2", "tied_gelu"),
     ],
 )

@@ -35,6 +35,7 @@ from tests.forked_train import TINY, run
 from tests.parallel.device_model import Device, simulate
 from tests.parallel.launch_record import Event, events, operations, processes, recording
 from tests.ranks import run_ranks
+from tests.texts import prose
 from tests.trainer.evaluation import EvaluationLoader, evaluation
 from tests.trainer.rig import make_rig
 from tests.values import THREE_LEVELS, TINY_T5, tiny_values
@@ -110,7 +111,8 @@ COVERED = (
     "zeropp", "four bits",
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
-    "interleaved", "tensor and sequence", "zero3",
+    "interleaved", "tensor and sequence", "zero3", "two stages interleaved",
+    "t5 over four stages", "context",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 
@@ -297,8 +299,7 @@ def test_ranks_use_a_lane_with_few_communicators(count: str, uses: bool) -> None
 def test_a_whole_run_uses_only_what_was_created_when_it_connected(
     name: str, tmp_path: Path
 ) -> None:
-    sources = sorted((Path(__file__).parents[2] / "frontier_llm").rglob("*.py"))[:40]
-    (tmp_path / "text.txt").write_text("\n\n".join(source.read_text() for source in sources))
+    (tmp_path / "text.txt").write_text(prose(40))
     folder = tmp_path / "record"
     folder.mkdir()
     where = (f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",

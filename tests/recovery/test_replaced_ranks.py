@@ -17,11 +17,11 @@ from frontier_llm.trainer.callbacks.run_checks import Stragglers
 from frontier_llm.trainer.step import TrainStep
 from tests.forked_train import TINY, Ended, Training, train
 from tests.patience import patient
+from tests.texts import prose
 from tests.trainer.test_resume import learned, lines, same_states
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 STEPS = 12
 REPLACES = ("recovery.enabled=true", "run.resume=never")
 SLOWLY = "callbacks=[tests.recovery.test_replaced_ranks:Slow]"
@@ -66,8 +66,7 @@ class Refuses(Callback):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (folder / "text.txt").write_text(prose(40))
     where = (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
     return (*TINY, *where, f"trainer.steps={STEPS}", f"optimizer.decay_steps={STEPS}",
             "optimizer.warmup_steps=2", "trainer.evaluate_every_steps=5")  # fmt: skip

@@ -19,9 +19,9 @@ from tests.forked_train import TINY, Forked, train
 from tests.patience import MARGIN, patient
 from tests.ports import reserved_port
 from tests.recovery.test_replaced_ranks import SLOWLY, process_of, samples, wait_for_step
+from tests.texts import prose
 from tests.trainer.test_resume import learned, lines, same_states
 
-ROOT = Path(__file__).parents[2]
 STEPS = 12
 
 
@@ -51,8 +51,7 @@ def start_task(task: int, tasks: int, port: int, *overrides: str) -> Forked:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (folder / "text.txt").write_text(prose(40))
     return (
         *TINY, f"data.path={folder}/text.txt", f"data.directory={folder}/prepared",
         f"trainer.steps={STEPS}", f"optimizer.decay_steps={STEPS}", "optimizer.warmup_steps=2",

@@ -21,9 +21,9 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.changes import changes, check_corpus, refuse
 from tests.forked_train import TINY, train
+from tests.texts import prose
 from tests.values import tiny_values
 
-ROOT = Path(__file__).parents[2]
 LENGTH = "data.sequence_length"
 MODEL_KEYS = {
     "layers": 6, "hidden": 128, "heads": 8, "kv_heads": 2, "head_dim": 16, "ffn": 96,
@@ -183,9 +183,8 @@ def test_an_allowed_change_of_the_preparation_explains_another_corpus() -> None:
 
 @pytest.mark.slow
 def test_what_a_refusal_advises_works(tmp_path: Path) -> None:
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
-    for name, part in (("text", sources[:20]), ("other", sources[20:40])):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(source.read_text() for source in part))
+    for name, first in (("text", 0), ("other", 20)):
+        (tmp_path / f"{name}.txt").write_text(prose(20, first))
     run = (
         *TINY, f"data.directory={tmp_path}/prepared", "optimizer.decay_steps=4",
         f"run.dir={tmp_path}/run", "model.positions=learned",
@@ -220,16 +219,14 @@ def test_a_changed_text_changes_no_token_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A tokenizer that was trained on the text is kept in the folder of its prepared corpus."""
-    sources = sorted((ROOT / "docs").glob("*.md"))
-    text, more = ("\n\n".join(s.read_text() for s in part) for part in (sources[:20], sources[20:]))
     path, run = tmp_path / "text.txt", tmp_path / "run"
-    path.write_text(text)
+    path.write_text(prose(20))
     ended = train(
         *TINY, f"data.directory={tmp_path}/prepared", f"data.path={path}", f"run.dir={run}",
         "trainer.steps=1", "optimizer.decay_steps=4",
     )  # fmt: skip
     assert ended.code == 0, ended.text
-    (tmp_path / "other.txt").write_text(more)
+    (tmp_path / "other.txt").write_text(prose(20, 20))
 
     def said(command: Callable[[list[str]], int], *words: str) -> str:
         code = run_command(lambda: command([str(run), *words]))
@@ -240,7 +237,7 @@ def test_a_changed_text_changes_no_token_of_a_run(
     asked = ((generate.main, "a", "--tokens=8"), (evaluate.main, "--text", f"{tmp_path}/other.txt"))
     before = [said(*words) for words in asked]
     assert all(answer.startswith("0 ") for answer in before)
-    path.write_text(text + more)
+    path.write_text(prose(40))
     assert [said(*words) for words in asked] == before
     refusal = said(evaluate.main)
     assert refusal.startswith("2 ")

@@ -24,10 +24,10 @@ from tests.conftest import mount
 from tests.covering import covering
 from tests.forked_train import TINY, train
 from tests.patience import patient, wait_until
+from tests.texts import prose
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 NODES = ("node_00000", "node_00001")
 SCHEDULE = ("optimizer.decay_steps=8", "optimizer.warmup_steps=2")
 
@@ -36,8 +36,7 @@ SCHEDULE = ("optimizer.decay_steps=8", "optimizer.warmup_steps=2")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Two nodes of two ranks, which save to their own disks after each step."""
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (folder / "text.txt").write_text(prose(40))
     return (
         *TINY, *SCHEDULE, f"data.path={folder}/text.txt", f"data.directory={folder}/prepared",
         "launch.ranks=4", "launch.ranks_per_node=2", "sharding=zero1", "checkpoint.every_steps=4",

@@ -6,29 +6,30 @@ from pathlib import Path
 import pytest
 
 from tests.forked_train import TINY, train
+from tests.texts import prose
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+FIRST = {"one": 0, "other": 20}
+"""The first document of each text."""
 
 
 def of_text(folder: Path, name: str) -> tuple[str, ...]:
-    """The overrides of a tiny run of one step on the sources of a package of this project."""
-    text = folder / f"{name}.txt"
-    sources = sorted((ROOT / "frontier_llm" / name).rglob("*.py"))
-    text.write_text("\n\n".join(source.read_text() for source in sources))
-    own = (f"data.path={text}", f"data.directory={folder}/prepared", "trainer.steps=1",
+    """The overrides of a tiny run of one step on a text of this name."""
+    path = folder / f"{name}.txt"
+    path.write_text(prose(20, FIRST[name]))
+    own = (f"data.path={path}", f"data.directory={folder}/prepared", "trainer.steps=1",
            "optimizer.decay_steps=2")  # fmt: skip
     return (*TINY, *own, f"run.dir={folder}/run-{name}", "launch.ranks=1", "parallel.pipeline=1")
 
 
 def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
-    assert train(*of_text(tmp_path, "data")).code == 0
-    other = (*of_text(tmp_path, "planner"), f"run.init_from={tmp_path}/run-data")
+    assert train(*of_text(tmp_path, "one")).code == 0
+    other = (*of_text(tmp_path, "other"), f"run.init_from={tmp_path}/run-one")
     ended = train(*other)
     assert ended.code == 2, ended.text
     said = ended.text[ended.text.index("configuration error at data.tokenizer") :].splitlines()
     assert [line[:10].strip() for line in said[1:4]] == ["got:", "wants:", "do:"]
-    assert not (tmp_path / "run-planner").exists()
+    assert not (tmp_path / "run-other").exists()
     advised = re.search(r"set (data\.tokenizer=\S+) .*(run\.allow_changes=\S+)", said[3])
     assert advised is not None, said
     for number, advice in enumerate(advised.groups()):
@@ -41,7 +42,7 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_go_with_the_same_text(tmp_path: Path) -> None:
-    same = of_text(tmp_path, "data")
+    same = of_text(tmp_path, "one")
     assert train(*same).code == 0
-    ended = train(*same, f"run.init_from={tmp_path}/run-data", f"run.dir={tmp_path}/next")
+    ended = train(*same, f"run.init_from={tmp_path}/run-one", f"run.dir={tmp_path}/next")
     assert ended.code == 0, ended.text

@@ -28,6 +28,7 @@ from frontier_llm.telemetry.jsonl import JsonlSink
 from tests.forked_train import train
 from tests.patience import patient
 from tests.telemetry.runs import step_metrics
+from tests.texts import prose
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +43,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    text = (ROOT / "frontier_llm/errors.py").read_text() + (
-        ROOT / "frontier_llm/cli/train.py"
-    ).read_text()
-    (folder / "text.txt").write_text("\n\n".join([text] * 8))
+    (folder / "text.txt").write_text(prose(40))
     return [f"data.path={folder}/text.txt", f"data.directory={folder}/prepared"]
 
 

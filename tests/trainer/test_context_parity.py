@@ -47,11 +47,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "v_half": (4, (*PIPELINE, "parallel.schedule=v_half", "parallel.chunks=2", "recompute=full")),
 }
 ALWAYS = [
-    ("two", "rotary_window_capped"), ("two_full", "learned"), ("two_selective", "normed"),
-    ("four", "rotary_window_capped"), ("zero3", "by_tokens"), ("zero1", "window"),
-    ("mixed_states", "tied_gelu"), ("tensor", "normed"), ("sequence", "untied_gqa_swiglu"),
-    ("1f1b", "learned"), ("interleaved", "tied_gelu"), ("zb_h1", "by_tokens"),
-    ("zb_v", "untied_gqa_swiglu"), ("v_half", "rotary_window_capped"),
+    ("two", "window"), ("two_full", "learned"), ("two_selective", "normed"),
+    ("four", "rotary_window_capped"), ("zero3", "by_tokens"), ("mixed_states", "tied_gelu"),
+    ("tensor", "normed"), ("sequence", "untied_gqa_swiglu"), ("zb_h1", "by_tokens"),
+    ("zb_v", "untied_gqa_swiglu"),
 ]  # fmt: skip
 NAMES = list(MODELS)
 COVERED = [
@@ -60,6 +59,12 @@ COVERED = [
     for shift in (2, 4)
 ]
 """Each layout with two other models."""
+COVERED += [
+    ("zero1", "window"), ("zero1", "learned"), ("1f1b", "learned"), ("1f1b", "normed"),
+    ("interleaved", "tied_gelu"), ("interleaved", "window"),
+    ("v_half", "rotary_window_capped"), ("v_half", "by_tokens"),
+]  # fmt: skip
+"""Layouts whose cut, states, schedules and recomputation the others have."""
 CASES = [*ALWAYS, *COVERED]
 
 
@@ -84,11 +89,11 @@ def test_context_ranks_are_one_process(case: tuple[str, str]) -> None:
 def test_quantised_collectives_of_cut_samples_stay_as_near() -> None:
     """On two nodes: not further from plain fp32 than the same ranks without a cut, and equal."""
     model = (*MODELS["by_tokens"], *ADAMW, "data.global_batch=8")
-    losses, norms = reference(model, 4)[:2]
+    losses, norms = reference(model, 3)[:2]
     errors = []
     for context in (1, 2):
         values = tiny_values(*model, *ZEROPP, *factors((2, 4, 4)), f"parallel.context={context}")
-        ranks = run_ranks(train, 4, values, "fp32", 4, ranks_per_node=2)
+        ranks = run_ranks(train, 4, values, "fp32", 3, ranks_per_node=2)
         errors.append(max(abs(a / b - 1) for a, b in zip(ranks[0]["losses"], losses, strict=True)))
         assert ranks[0]["norms"][0] == pytest.approx(norms[0], rel=2e-2)
         for other in ranks[1:]:

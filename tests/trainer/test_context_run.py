@@ -11,40 +11,41 @@ from frontier_llm.data.batch import Batch
 from frontier_llm.geometry.context_cut import sent_tokens
 from frontier_llm.launch.world import World
 from tests.batches import random_batch
+from tests.covering import exhaustive
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
+from tests.texts import paragraphs
 from tests.trainer.rig import make_rig
-from tests.trainer.test_resume import ROOT, learned, lines, read
+from tests.trainer.test_resume import learned, lines, read
 from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
-TWENTY = 20
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
-    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    records = (json.dumps({"text": part}) for part in paragraphs(40))
+    (folder / "text.jsonl").write_text("\n".join(records))
     where = (f"data.path={folder}/text.jsonl", f"data.directory={folder}/prepared")
     return (
         *TINY, *where, "optimizer.warmup_steps=2", "data.documents=separate", "launch.ranks=4",
         "parallel.pipeline=1", "model.positions=rotary", "data.loss_mean=tokens",
-        f"optimizer.decay_steps={TWENTY}",
+        f"optimizer.decay_steps={STEPS}",
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def runs(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs of 20 steps with 1, 2 and 4 context ranks, validation and text."""
+    """Runs with 1, 2 and 4 context ranks, validation and text."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for context in (1, 2, 4):
         found[context] = folder / str(context)
         ended = train(
-            *tiny, f"run.dir={found[context]}", f"trainer.steps={TWENTY}",
-            f"parallel.context={context}", "trainer.evaluate_every_steps=10",
+            *tiny, f"run.dir={found[context]}", f"trainer.steps={STEPS}",
+            f"parallel.context={context}", "trainer.evaluate_every_steps=4",
             "trainer.sample_tokens=8", "sharding=zero1",
         )  # fmt: skip
         assert ended.code == 0, ended.text
@@ -75,10 +76,10 @@ def test_another_context_goes_on_as_the_same_run(
 ) -> None:
     """Saved with two context ranks, read with one, with four, and with two of half the ranks."""
     run = tmp_path / "run"
-    for steps, context, ranks in ((4, 2, 4), (8, 1, 4), (12, 4, 4), (TWENTY, 2, 2)):
+    for steps, context, ranks in ((2, 2, 4), (4, 1, 4), (6, 4, 4), (STEPS, 2, 2)):
         ended = train(
             *tiny, f"run.dir={run}", f"trainer.steps={steps}", f"parallel.context={context}",
-            "sharding=zero1", "trainer.evaluate_every_steps=10", f"launch.ranks={ranks}",
+            "sharding=zero1", "trainer.evaluate_every_steps=4", f"launch.ranks={ranks}",
             "launch.elastic=true",
         )  # fmt: skip
         assert ended.code == 0, ended.text
@@ -138,7 +139,11 @@ def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("recompute", "documents"),
-    [("none", "joined"), ("none", "separate"), ("selective", "joined"), ("full", "separate")],
+    [
+        ("none", "joined"),
+        *exhaustive(("none", "separate"), ("selective", "joined")),
+        ("full", "separate"),
+    ],
 )
 def test_a_step_sends_keys_twice_and_gradients_once(recompute: str, documents: str) -> None:
     """Whatever is computed again: a fourth exchange would be counted."""

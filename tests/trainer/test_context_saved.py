@@ -11,7 +11,8 @@ from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.cli.main import main
 from tests.covering import covering
 from tests.forked_train import TINY, run, train
-from tests.trainer.test_resume import ROOT, learned, lines, read
+from tests.texts import paragraphs
+from tests.trainer.test_resume import learned, lines, read
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,8 @@ SHARDINGS = {
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Whole documents fill the samples, and an update depends on the size of the gradient."""
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:15]
-    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
-    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    records = (json.dumps({"text": part}) for part in paragraphs(15))
+    (folder / "text.jsonl").write_text("\n".join(records))
     return (
         *TINY, f"data.path={folder}/text.jsonl", f"data.directory={folder}/prepared",
         "data.packing=best_fit", "data.documents=separate", "data.loss_mean=tokens",

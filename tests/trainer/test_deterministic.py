@@ -10,11 +10,11 @@ from frontier_llm.device.kernels import use_deterministic_operations
 from frontier_llm.launch.world import World
 from tests.forked_train import TINY, train
 from tests.ranks import in_turn, run_ranks
+from tests.texts import prose
 from tests.trainer.callbacks import my_callbacks
 from tests.trainer.rig import make_rig
 from tests.values import TINY_T5, tiny_values
 
-ROOT = Path(__file__).parents[2]
 IN_FORCE = {"enabled": True, "warns only": False, "fills memory": False, "products": ":4096:8"}
 SMALL = ("model.layers=2", "data.global_batch=4")
 DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
@@ -23,7 +23,7 @@ DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
 @pytest.mark.slow
 def test_a_run_has_the_settings_on_every_rank_and_the_same_losses(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(path.read_text() for path in sorted(ROOT.glob("tests/*.py"))))
+    text.write_text(prose(40))
     figures = {}
     for deterministic in ("false", "true"):
         run_dir = tmp_path / deterministic

@@ -44,7 +44,9 @@ def _gap(first: torch.Tensor, second: torch.Tensor) -> float:
     return float((first.float() - second.float()).abs().max())
 
 
-@pytest.mark.parametrize("cut", covering([(1, 1, 4), (2, 4, 4), (1, 2, 4)], [(1, 2, 4)]), ids=str)
+@pytest.mark.parametrize(
+    "cut", covering([(1, 1, 4), (2, 4, 4), (1, 2, 4)], [(1, 1, 4), (1, 2, 4)]), ids=str
+)
 def test_copies_are_equal_and_follow_the_masters(cut: tuple[int, int, int]) -> None:
     """The distance stays within half a step of int4 of the last update; a full refresh ends it."""
     values = tiny_values(*factors(cut), *FOUR_BITS)

@@ -9,6 +9,7 @@ import torch
 
 from frontier_llm.launch.world import World
 from frontier_llm.sharding import unit_gradients
+from tests.covering import exhaustive
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import first_gradients
@@ -70,8 +71,11 @@ def looked_up(names: set[str]) -> set[str]:
     return {name for name in names if any(table in name for table in tables)}
 
 
+COVERED = ("sequence_recompute", "zero2", "zero3")
+"""Layouts whose parts are those of others, or of the same with another format."""
 CASES = [
-    *((name, "fp32") for name in LAYOUTS if name != "sequence_recompute"),
+    *((name, "fp32") for name in LAYOUTS if name not in COVERED),
+    *exhaustive(*((name, "fp32") for name in COVERED if name != "sequence_recompute")),
     ("untied", "bf16"),
     *(
         pytest.param(name, "bf16", marks=pytest.mark.exhaustive)

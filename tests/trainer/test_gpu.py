@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.test_run import ROOT, SMALL, corpus, folder
+from tests.commands import ROOT
+from tests.trainer.test_run import SMALL, corpus, folder
 
 __all__ = ["corpus", "folder"]  # fixtures
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.forked_train import TINY, Training, train
+from tests.texts import prose
 from tests.trainer.test_resume import SCHEDULE, STEPS, learned, same_states, wait_for
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 LAYOUT = (
     "launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=1", "sharding=zero1",
     "checkpoint.every_steps=1",
@@ -30,8 +30,7 @@ OTHER_LAYOUT = (
     ],
 )
 def test_killed_resumed_and_resharded(optimizer: str, tmp_path: Path) -> None:
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (tmp_path / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (tmp_path / "text.txt").write_text(prose(40))
     keys = (
         *TINY, f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/prepared",
         f"optimizer={optimizer}", *SCHEDULE, "optimizer.schedule=cosine",

@@ -11,11 +11,11 @@ from frontier_llm.trainer.learning_rate import LearningRate
 from frontier_llm.trainer.single_process_model import read_config
 from tests.covering import covering
 from tests.forked_train import TINY, train
+from tests.texts import prose
 from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 STEPS = 8
 ENDS = "optimizer.decay_steps=8"
 SCHEDULES = {
@@ -31,8 +31,7 @@ SCHEDULES = {
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The overrides of a tiny run on a small corpus of its own."""
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:20]
-    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (folder / "text.txt").write_text(prose(20))
     where = (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
     return (*TINY, *where, "optimizer.warmup_steps=2")
 

@@ -27,10 +27,10 @@ from frontier_llm.saving.ledger_file import LedgerFile, blend_of
 from frontier_llm.trainer.single_process_model import read_config
 from tests.covering import covering
 from tests.forked_train import TINY, Training, train
+from tests.texts import paragraphs, prose
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 STEPS = 8
 SCHEDULE = ("optimizer.decay_steps=8", "optimizer.warmup_steps=2")
 
@@ -39,8 +39,7 @@ SCHEDULE = ("optimizer.decay_steps=8", "optimizer.warmup_steps=2")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The overrides of a tiny run on a small corpus of its own."""
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (folder / "text.txt").write_text(prose(40))
     where = (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
     return (*TINY, *SCHEDULE, *where)
 
@@ -85,10 +84,8 @@ def same_states(one: Path, other: Path) -> bool:
 
 def test_a_blend_gets_corpora_that_were_not_ready_at_the_start(tmp_path: Path) -> None:
     """In another order of names; the order of samples in each corpus does not change."""
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
     for number, name in enumerate("abc"):
-        part = sources[20 * number : 20 * number + 20]
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(source.read_text() for source in part))
+        (tmp_path / f"{name}.txt").write_text(prose(20, 20 * number))
     tokenizer = tmp_path / "tokenizer.model"
     train_tokenizer([(tmp_path / "a.txt").read_text()], 300, tokenizer)
 
@@ -287,7 +284,7 @@ def test_the_summary_counts_all_starts_and_a_run_without_steps_leaves_it(
 def test_another_corpus_must_be_allowed(
     tiny: tuple[str, ...], copied: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "other.txt").write_text((ROOT / "frontier_llm/cli/train.py").read_text() * 20)
+    (tmp_path / "other.txt").write_text(prose(40, 40))
     other = (*tiny, f"run.dir={copied}", "trainer.steps=5", f"data.path={tmp_path}/other.txt")
     ended = train(*other)
     assert ended.code == 2
@@ -303,9 +300,8 @@ def test_another_corpus_must_be_allowed(
 
 
 def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -> None:
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
-    for name, part in (("a", sources[:20]), ("b", sources[20:40])):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(source.read_text() for source in part))
+    for name, first in (("a", 0), ("b", 20)):
+        (tmp_path / f"{name}.txt").write_text(prose(20, first))
 
     def overrides(steps: int, shares: tuple[int, int]) -> tuple[str, ...]:
         corpora = ", ".join(
@@ -347,9 +343,8 @@ def test_packed_separate_documents_go_on_in_another_layout(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
     """With other threads too; the samples are those of one loader."""
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))
-    texts = [part for s in sources for part in s.read_text().split("\n\n") if part.strip()]
-    (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    records = (json.dumps({"text": part}) for part in paragraphs(40))
+    (tmp_path / "text.jsonl").write_text("\n".join(records))
     run = tmp_path / "run"
     overrides = (
         *tiny, f"run.dir={run}", f"data.path={tmp_path}/text.jsonl",

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from frontier_llm.cli.main import main
 from frontier_llm.data.prepared_corpus import TokenStream
 from tests import forked_train
+from tests.texts import prose
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "data=text",
     "data.vocabulary=300",
@@ -37,10 +37,9 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small corpus: some of the repository's own sources."""
+    """A small corpus: sentences of made-up words."""
     folder = tmp_path_factory.mktemp("runs")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:60]
-    (folder / "text.txt").write_text("\n\n".join(s.read_text() for s in sources))
+    (folder / "text.txt").write_text(prose(60))
     return folder
 
 

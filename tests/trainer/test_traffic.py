@@ -124,7 +124,10 @@ def count(world: World, values: dict[str, Any]) -> tuple[dict[str, float], dict[
     return {names[g]: b for g, b in seen.bytes_by_group.items()}, counted
 
 
-COVERED = ("tensor", "sequence", "chunks_tensor", "pipeline", "t5_tensor")
+COVERED = (
+    "tensor", "sequence", "sequence_recompute", "chunks_tensor", "pipeline", "waiting_sequence",
+    "t5_tensor", "t5_sequence_recompute",
+)  # fmt: skip
 """Layouts whose settings other layouts have too."""
 
 

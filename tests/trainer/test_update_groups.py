@@ -10,7 +10,7 @@ import torch
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.launch.world import World
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.forked_train import TINY, train
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
@@ -88,7 +88,7 @@ def test_updates_are_those_of_torch_with_parameter_groups(model: str, decayed: l
 @pytest.mark.parametrize(
     ("layout", "model"),
     [
-        ("tensor2_sequence", "untied_gqa_swiglu"),
+        *exhaustive(("tensor2_sequence", "untied_gqa_swiglu")),
         ("tensor2_pipeline2_data2", "tied_gelu"),
         ("pipeline2_chunks2", "untied_gqa_swiglu"),
         ("data2", "untied_gqa_swiglu"),

@@ -11,14 +11,16 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.trainer.callbacks.run_report import ON_THE_CONSOLE, _warnings
 from tests.forked_train import TINY, train
+from tests.texts import prose
 
 LABEL = re.compile(r"(?m)^\d\d:\d\d:\d\d  ([a-z]+) +\S")
 
 
 def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+    run_dir, text = tmp_path / "run", tmp_path / "text.txt"
+    text.write_text(prose(40))
     ended = train(
-        *TINY, f"run.dir={run_dir}", "data.path=frontier_llm/trainer", "trainer.steps=3",
+        *TINY, f"run.dir={run_dir}", f"data.path={text}", "trainer.steps=3",
         f"data.directory={tmp_path}/corpora", "model.vocabulary=700",
         "optimizer.learning_rate=3e-3",
     )  # fmt: skip

@@ -9,6 +9,7 @@ from frontier_llm.telemetry import report_sections, step_timeline
 from frontier_llm.telemetry.step_timeline import TIMELINE_FILE, PassTimeline, StepTimeline
 from frontier_llm.trainer.callbacks import measurements
 from tests import forked_train
+from tests.texts import prose
 
 pytestmark = pytest.mark.slow
 
@@ -16,9 +17,11 @@ MICRO_BATCHES = 4
 
 
 def train(run_dir: Path, *overrides: str) -> str:
+    text = run_dir.parent / "text.txt"
+    text.write_text(prose(40))
     ended = forked_train.train(
         *forked_train.TINY, f"run.dir={run_dir}", "parallel.pipeline=2", "parallel.schedule=zb_h1",
-        "data.path=frontier_llm/trainer", f"data.directory={run_dir}/../corpora",
+        f"data.path={text}", f"data.directory={run_dir}/../corpora",
         "run.allow_changes=[trainer.steps]", *overrides,
     )  # fmt: skip
     assert ended.code == 0, ended.text

@@ -8,19 +8,18 @@ import pytest
 from frontier_llm.errors import ConfigError
 from frontier_llm.trainer.callbacks.callback_list import import_callbacks
 from tests.forked_train import TINY, Ended, train
+from tests.texts import prose
 from tests.trainer.callbacks import my_callbacks
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
 MINE = my_callbacks.MODULE
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("corpus")
-    sources = sorted((ROOT / "frontier_llm").rglob("*.py"))[:40]
-    (folder / "text.txt").write_text("\n\n".join(source.read_text() for source in sources))
+    (folder / "text.txt").write_text(prose(40))
     return (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
 
 
