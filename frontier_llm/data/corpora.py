@@ -26,8 +26,8 @@ from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
+from frontier_llm.launch import cores
 
 CorpusSamples = Samples | PackedSamples
 
@@ -188,7 +188,7 @@ def _sum_splits(splits: Sequence[Split]) -> Split:
 
 def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None) -> Path:
     """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
-    processes = workers or available_cores()
+    processes = workers or cores.available()
     sources = [find_source(corpus, config) for corpus in config.sources]
     path = shared_tokenizer(config, sources)
     if path.exists():
