@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, parse_folder
+from frontier_llm.checkpoint.folders import FOLDER, committed, step_folders
 from frontier_llm.saving.ledger_file import LEDGER
 from frontier_llm.telemetry.jsonl import METRICS_FILE
 
@@ -84,16 +84,16 @@ def take_snapshot(run_dir: Path, since: float = 0.0) -> RunSnapshot:
     `since` is when the processes of the run were started, in seconds since 1970. Partial
     checkpoints that are older were left by a killed process, and nothing writes to them.
     """
-    committed, partial = committed_steps(run_dir / FOLDER), [-1]
-    for path in run_dir.glob(f"{FOLDER}/*.partial"):
-        step, _ = parse_folder(path.name) or (-1, "")
-        if _last_write(path) >= since:
-            partial.append(step)
-    newest = max(committed, default=None)
+    partial = [
+        step
+        for step, suffix, path in step_folders(run_dir / FOLDER)
+        if suffix == ".partial" and _last_write(path) >= since
+    ]
+    newest = max(committed_steps(run_dir / FOLDER), default=None)
     entries = list(_lines(run_dir / LEDGER))
     return RunSnapshot(
         committed=newest,
-        is_saving=max(partial) > (-1 if newest is None else newest),
+        is_saving=max(partial, default=-1) > (-1 if newest is None else newest),
         steps_started=sum("event" not in entry for entry in entries),
         resumes=tuple(entry["step"] for entry in entries if entry.get("event") == "resume"),
     )
@@ -101,9 +101,7 @@ def take_snapshot(run_dir: Path, since: float = 0.0) -> RunSnapshot:
 
 def committed_steps(folder: Path) -> set[int]:
     """Return the steps of the committed checkpoints in a folder, which may be absent."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    parsed = (parse_folder(name) for name in names)
-    return {found[0] for found in parsed if found is not None and found[1] in COMMITTED}
+    return {step for step, _ in committed(folder)}
 
 
 def _last_write(folder: Path) -> float:

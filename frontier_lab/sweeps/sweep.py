@@ -49,11 +49,12 @@ from frontier_lab.sweeps.trial_runner import (
     run_trial,
 )
 from frontier_llm.cli.compose import Composed, configured, groups
-from frontier_llm.cli.group_files import file_choices, file_values, key_of, leaves, overlaid, placed
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, overlaid, placed
 from frontier_llm.cli.launch import Job
 from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
+from frontier_llm.config.decode import leaves
 from frontier_llm.errors import ConfigError, FrontierError
 
 JOBS_AT_ONCE = 4

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontier_llm.checkpoint.folders import COMMITTED, FOLDER, MANIFEST, parse_folder
+from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, committed
 from frontier_llm.checkpoint.manifest import Manifest, stored_bytes
 from frontier_llm.checkpoint.peer_files import Peer
 from frontier_llm.errors import CheckpointError
@@ -62,19 +62,6 @@ class Checkpoint:
         return cls(folder, manifest)
 
 
-def committed(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of all committed checkpoints, the newest first.
-
-    The checkpoints are not opened and may be damaged. The folder may be absent.
-    """
-    return [(step, path) for step, suffix, path in _folders(folder) if suffix in COMMITTED]
-
-
-def never_committed(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints that are being written or were never completed."""
-    return [path for _, suffix, path in _folders(folder) if suffix == ".partial"]
-
-
 def newest(folder: Path) -> Checkpoint | None:
     """Return the newest undamaged checkpoint; None if none was ever committed.
 
@@ -114,17 +101,6 @@ def find(path: Path) -> Checkpoint:
             f"  frontier-llm convert --from hf {path} OUT"
         )
     return found or Checkpoint.open(path)
-
-
-def _folders(folder: Path) -> list[tuple[int, str, Path]]:
-    if not folder.is_dir():
-        return []
-    found = [
-        (*parsed, path)
-        for path in folder.iterdir()
-        if (parsed := parse_folder(path.name)) is not None and path.is_dir()
-    ]
-    return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
 
 def check_headers(checkpoint: Checkpoint) -> None:

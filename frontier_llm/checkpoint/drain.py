@@ -7,7 +7,7 @@ digest.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
@@ -59,7 +59,7 @@ class DrainSource:
         self._cached: FileRange | None = None
         self._content = self._read_buffer[:0]
 
-    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def chunks(self) -> Generator[tuple[torch.Tensor, int], None, None]:
         """Yield the chunks of the file.
 
         A CheckpointError is raised if the node's checkpoint is absent or damaged, has rounded
@@ -88,9 +88,6 @@ class DrainSource:
                         break  # the rest belongs to the next chunk
                     position += 1
                 yield self._buffer, size
-
-    def close(self) -> None:
-        """Do nothing: the buffers belong to the caller."""
 
     def _copy(self, reader: RangeReader, segment: Segment, begin: int, size: int) -> None:
         done = max(0, begin - segment.target)

@@ -54,6 +54,24 @@ def parse_folder(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2] or "") if match else None
 
 
+def step_folders(folder: Path) -> list[tuple[int, str, Path]]:
+    """Return (step, suffix, path) of all checkpoints, the newest first. The folder may be absent.
+
+    The checkpoints are not opened and may be damaged; `parse_folder` lists the suffixes.
+    """
+    found = [
+        (*parsed, path)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (parsed := parse_folder(path.name)) is not None and path.is_dir()
+    ]
+    return sorted(found, key=lambda entry: (-entry[0], entry[1]))
+
+
+def committed(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of all committed checkpoints, the newest first."""
+    return [(step, path) for step, suffix, path in step_folders(folder) if suffix in COMMITTED]
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the file names in a folder are on disk, for example after a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 
 from frontier_llm.checkpoint.chunk_pool import host_buffer
-from frontier_llm.checkpoint.discovery import Checkpoint, committed
-from frontier_llm.checkpoint.folders import COPY, NODE, parse_folder
+from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.folders import COPY, NODE, step_folders
 from frontier_llm.checkpoint.manifest import FilePart, Manifest, StoredRange, Tensor
 from frontier_llm.checkpoint.range_reader import RangeReader, chunk_ranges
 from frontier_llm.checkpoint.rank_file import RankFile
@@ -42,9 +42,8 @@ def find_parts(root: Path) -> list[NodePart]:
         prefix, _, number = parent.name.rpartition("_")
         if f"{prefix}_" not in (NODE, COPY) or not number.isdigit():
             continue
-        for step, path in committed(parent):
-            parsed = parse_folder(path.name)
-            if parsed is None or parsed[1]:
+        for step, suffix, path in step_folders(parent):
+            if suffix:
                 continue
             try:
                 manifest = Checkpoint.open(path).manifest

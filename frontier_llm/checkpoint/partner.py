@@ -7,7 +7,7 @@ the digests in the manifest of the node before.
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class PartnerFiles:
         pacer: Pacer,
     ) -> None:
         self._name, self._folder, self._timeout = plan.name, folder, ranks.timeout
-        self._sockets, self.pacer = OpenSockets(), pacer
+        self._sockets, self._pacer = OpenSockets(), pacer
         sender = (world.rank - world.ranks_per_node) % world.size
         try:
             self._server = PeerServer(self._find, own_address(world.master_address))
@@ -89,9 +89,27 @@ class PartnerFiles:
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"rank {sender} describes its file wrongly: {error}") from None
 
-    def receive(self, step: int, buffer: torch.Tensor) -> "ReceivedChunks":
-        """Return the file of the node before; the buffer is [chunk_bytes] uint8, page-aligned."""
-        return ReceivedChunks(self, step, buffer)
+    def receive(
+        self, step: int, buffer: torch.Tensor
+    ) -> Generator[tuple[torch.Tensor, int], None, None]:
+        """Yield the chunks of the file of the node before, each as (`buffer`, size in bytes).
+
+        The buffer is [chunk_bytes] uint8, page-aligned. A CheckpointError is raised if a chunk is
+        late or does not match its digest.
+        """
+        plan, folder, content = self.plan, step_folder(step), buffer.numpy().data
+        with self.connected() as connection:
+            manifest = _read_manifest(connection, f"{folder}/{MANIFEST}")
+            stored = manifest.files.get(plan.name)
+            if stored is None or stored.size != plan.size:
+                raise CheckpointError(f"{plan.name} of the node before has another size")
+            for index, digest in enumerate(stored.chunks):
+                begin, size = index * plan.chunk_bytes, plan.chunk_size(index)
+                self._pacer.wait(size)
+                count = connection.read(f"{folder}/{plan.name}", begin, content[:size])
+                if count < size or xxhash.xxh3_128_hexdigest(content[:size]) != digest:
+                    raise CheckpointError(f"chunk {index} of {plan.name} is damaged")
+                yield buffer, size
 
     @contextmanager
     def connected(self) -> Iterator[PeerConnection]:
@@ -102,7 +120,7 @@ class PartnerFiles:
 
     def close(self) -> None:
         """End all connections. Threads that wait for other ranks fail."""
-        self.pacer.cancellation.cancel()
+        self._pacer.cancellation.cancel()
         self._sockets.shut_down()
         self._server.close()
 
@@ -114,36 +132,9 @@ class PartnerFiles:
         step, _, file = name.partition("/")
         if file not in (self._name, MANIFEST) or (parse_folder(step) or ("", "?"))[1]:
             raise KeyError(name)
-        self.pacer.start_thread()
-        wait_until_committed(self._folder / step, self._timeout, self.pacer.cancellation)
+        self._pacer.start_thread()
+        wait_until_committed(self._folder / step, self._timeout, self._pacer.cancellation)
         return self._folder / step / file
-
-
-class ReceivedChunks:
-    """The chunks of a file of a rank of the node before."""
-
-    def __init__(self, files: PartnerFiles, step: int, buffer: torch.Tensor) -> None:
-        self._files, self._step, self._buffer = files, step, buffer
-
-    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the chunks; raise a CheckpointError if one is late or does not match its digest."""
-        plan, folder = self._files.plan, step_folder(self._step)
-        content = self._buffer.numpy().data
-        with self._files.connected() as connection:
-            manifest = _read_manifest(connection, f"{folder}/{MANIFEST}")
-            stored = manifest.files.get(plan.name)
-            if stored is None or stored.size != plan.size:
-                raise CheckpointError(f"{plan.name} of the node before has another size")
-            for index, digest in enumerate(stored.chunks):
-                begin, size = index * plan.chunk_bytes, plan.chunk_size(index)
-                self._files.pacer.wait(size)
-                count = connection.read(f"{folder}/{plan.name}", begin, content[:size])
-                if count < size or xxhash.xxh3_128_hexdigest(content[:size]) != digest:
-                    raise CheckpointError(f"chunk {index} of {plan.name} is damaged")
-                yield self._buffer, size
-
-    def close(self) -> None:
-        """Do nothing: the buffer belongs to the caller."""
 
 
 def _read_manifest(connection: PeerConnection, name: str) -> Manifest:

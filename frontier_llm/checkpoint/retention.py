@@ -11,8 +11,8 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from frontier_llm.checkpoint.discovery import Checkpoint, committed
-from frontier_llm.checkpoint.folders import COMMITTED, parse_folder, remove_folder, sync_folder
+from frontier_llm.checkpoint.discovery import Checkpoint
+from frontier_llm.checkpoint.folders import committed, remove_folder, step_folders, sync_folder
 from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.errors import CheckpointError
 
@@ -70,9 +70,8 @@ def void_later(folder: Path, step: int) -> None:
     start would resume from it.
     """
     renamed = False
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        parsed = parse_folder(path.name)
-        if parsed is None or parsed[0] <= step or parsed[1] not in COMMITTED:
+    for later, path in committed(folder):
+        if later <= step:
             continue
         void = path.with_name(f"{path.name}.void")
         try:
@@ -117,13 +116,9 @@ def _is_undamaged(path: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path, committed_step: int, spared: Collection[int]) -> None:
-    for path in folder.iterdir():
-        parsed = parse_folder(path.name)
-        if parsed is None or not path.is_dir() or parsed[0] in spared:
-            continue
-        step, suffix = parsed
+    for step, suffix, path in step_folders(folder):
         unfinished = suffix in (".partial", ".replaced") and step <= committed_step
-        if suffix == ".deleting" or unfinished:
+        if (suffix == ".deleting" or unfinished) and step not in spared:
             remove_folder(path)
 
 

@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 
 class ChunkSource(Protocol):
-    """The content of a rank's file: a snapshot of states, or a stored or received copy."""
+    """The content of a rank's file: a snapshot of states, or a generator that reads a copy."""
 
-    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks of the file in order: (buffer, size of the chunk in bytes).
 
         The buffer is [chunk_bytes] uint8 on the host, page-aligned, valid until the next chunk.
@@ -150,7 +150,7 @@ def write_file(task: Task, source: ChunkSource) -> FilePart | None:
     continues = task.continues
     with RankFile(path, plan.size, plan.offset_bytes, plan.total, continues=continues) as file:
         reach("file.created", rank)
-        for index, (buffer, size) in enumerate(source.chunks()):
+        for index, (buffer, size) in enumerate(source):
             task.cancellation.check()
             if index == plan.chunk_count // 2:
                 reach("file.half", rank)

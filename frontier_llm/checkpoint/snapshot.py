@@ -42,7 +42,7 @@ class Snapshot:
     """The content of a rank's file as of one step.
 
     The capture thread calls `capture`, the trainer's thread calls `fence`, and the writer thread
-    iterates over `chunks`. The plan's states must not change until `fence` returns. The writer
+    iterates over the chunks. The plan's states must not change until `fence` returns. The writer
     copies chunks from the states into its own buffer, [chunk_bytes] uint8, which it uses for one
     snapshot at a time; None: taken from the pool.
     """
@@ -71,7 +71,7 @@ class Snapshot:
     def capture(self) -> None:
         """Copy chunks into the pool until none is left in the states; wait while it is full.
 
-        After an error, `chunks` raises.
+        After an error, the iteration raises.
         """
         with suppress(Exception):  # the writer reports it
             self._set_device()
@@ -82,7 +82,7 @@ class Snapshot:
                         return
                 self._capture(from_front=True)
 
-    def chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the chunks in order; raise a CheckpointError if one could not be copied."""
         self._set_device()
         for index in range(len(self._plan.chunks)):

@@ -32,13 +32,12 @@ from frontier_llm.cli.group_files import (
     file_choices,
     file_values,
     key_of,
-    leaves,
     placed,
     section_of,
 )
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
-from frontier_llm.config.decode import decode, keys, nearest, unknown_key
+from frontier_llm.config.decode import decode, keys, leaves, nearest, unknown_key
 from frontier_llm.config.needed import Need, unused
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.section import Section

@@ -4,7 +4,7 @@ A group is a folder of `conf/`, such as `model`. `frontier_llm.cli.compose` uses
 find contradictions between an experiment and other choices.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -96,13 +96,3 @@ def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         else:
             values[key] = value
     return values
-
-
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted key and value, such as ("model.layers", 4); an empty dictionary is a value."""
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{key}.")
-        else:
-            yield key, value

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontier_llm.checkpoint.folders import parse_folder
+from frontier_llm.checkpoint.folders import step_folders
 from frontier_llm.cli.launch_options import TimeLimit
 from frontier_llm.cli.options import check_writable
 from frontier_llm.cli.planned_experiment import conf_dir_option
@@ -99,8 +99,7 @@ def check_run_dir(candidate: Candidate, *, is_given: bool) -> tuple[int, str, st
     saved: list[int] = []
     if is_given:
         lock_run_dir(config, lock=False)
-        found = (parse_folder(path.name) for path in shared_folder(config).glob("step_*"))
-        saved = [parsed[0] for parsed in found if parsed and not parsed[1]]
+        saved = [step for step, suffix, _ in step_folders(shared_folder(config)) if not suffix]
     checkpoint, steps = config.checkpoint, config.trainer.steps
     lasting = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
     # the oldest one is deleted when the newest one is complete

@@ -85,6 +85,16 @@ def defaults(section: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
     return found
 
 
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value, such as ("model.layers", 4); an empty dictionary is a value."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
 def nearest(key: str) -> str | None:
     """Return the key that a user may mean by a wrong one; None = none is similar."""
     known = [name for name, _, _ in keys()]

@@ -12,14 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from frontier_llm.config.data import DataConfig
 from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
-from frontier_llm.data.document_rows import DocumentSamples, Row
+from frontier_llm.data.document_rows import Row, Tokens
 from frontier_llm.data.packing import PackedSamples, open_packing
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
@@ -29,8 +26,8 @@ from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.source import find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
-from frontier_llm.data.worker_pool import available_cores
 from frontier_llm.errors import DataError
+from frontier_llm.launch import cores
 
 CorpusSamples = Samples | PackedSamples
 
@@ -155,23 +152,12 @@ class BlendedSamples:
     def __len__(self) -> int:
         return sum(map(len, self._samples.values()))
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.int64] | Row:
+    def __getitem__(self, index: int) -> Tokens | Row:
         """Return sample `index` of the run: its tokens, int64, or its documents."""
-        samples, index_in_corpus = self._locate(index)
-        return samples[index_in_corpus]
-
-    def row(self, index: int, *, reads: bool = True) -> Row:
-        """Return sample `index` of a run whose samples have documents."""
-        samples, index_in_corpus = self._locate(index)
-        assert isinstance(samples, DocumentSamples | PackedSamples), (
-            "the borders of documents are not known"
-        )
-        return samples.row(index_in_corpus, reads=reads)
-
-    def _locate(self, index: int) -> tuple[CorpusSamples, int]:
         corpus, index_in_corpus = self.schedule.locate(index)
         # the order of corpora in the configuration may have changed at a resume
-        return self._samples[self.schedule.names[corpus]], index_in_corpus
+        sample: Tokens | Row = self._samples[self.schedule.names[corpus]][index_in_corpus]
+        return sample
 
 
 def set_lengths(
@@ -202,7 +188,7 @@ def _sum_splits(splits: Sequence[Split]) -> Split:
 
 def _shared_tokenizer(config: DataConfig, report: Progress, workers: int | None) -> Path:
     """Return the path of a tokenizer trained on all corpora; train it if it does not exist."""
-    processes = workers or available_cores()
+    processes = workers or cores.available()
     sources = [find_source(corpus, config) for corpus in config.sources]
     path = shared_tokenizer(config, sources)
     if path.exists():
@@ -253,9 +239,3 @@ class ValidationWindows:
     def __getitem__(self, index: int) -> Any:
         corpus, number = self._places[index]
         return self._samples[corpus][number]
-
-    def row(self, index: int, *, reads: bool = True) -> Row:
-        """Return a sample of a run whose samples have documents."""
-        corpus, number = self._places[index]
-        row: Row = self._samples[corpus].row(number, reads=reads)
-        return row

@@ -10,7 +10,6 @@ documents and padding (data.packing). In both cases some labels are masked in th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +41,8 @@ class Row:
 class DocumentSamples(Samples):
     """The samples of a run that cut the sequence of all documents, with the borders in them."""
 
-    def __getitem__(self, index: int) -> Any:
-        return self.row(index)
-
-    def row(self, index: int, *, reads: bool = True) -> Row:
-        """Return sample `index` of the run; without reading tokens these are zeros."""
+    def __getitem__(self, index: int) -> Row:
+        """Return sample `index` of the run."""
         begins, ranges = self.stream.documents_within, self.ranges(index)
         borders, inputs = [np.zeros(1, np.int64)], 0
         for start, count in ranges:  # a border is where a document begins, and where a range ends
@@ -55,31 +51,7 @@ class DocumentSamples(Samples):
         ends = np.concatenate(borders)
         continues = int(ends[-2]) < inputs - 1
         ends = np.append(ends[ends < inputs - 1], inputs - 1)
-        tokens = self.read(index) if reads else np.zeros(inputs, np.int64)
-        return Row(tokens, np.diff(ends), continues)
-
-
-class RowWindows(Protocol):
-    """The samples of a run with the borders of their documents."""
-
-    def __len__(self) -> int:
-        """Return the number of samples per epoch."""
-
-    def row(self, index: int, *, reads: bool = True) -> Row:
-        """Return a sample; without reading tokens these are zeros."""
-
-
-class BorderRows:
-    """The samples of a run without their tokens, for stages that need only the borders."""
-
-    def __init__(self, windows: RowWindows) -> None:
-        self._windows = windows
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitem__(self, index: int) -> Row:
-        return self._windows.row(index, reads=False)
+        return Row(self.read(index), np.diff(ends), continues)
 
 
 def document_batch(rows: Sequence[Row], indices: Sequence[int], *, separate: bool) -> Batch:

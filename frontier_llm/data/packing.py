@@ -186,7 +186,7 @@ class PackedSamples:
 
     An epoch reads every packed sample once, but those that predict nothing. The seed and the digest
     of the corpus (`Manifest.digest`) determine the order. The packing of the split is made if there
-    is none.
+    is none. Without `reads` all tokens are zeros.
     """
 
     def __init__(
@@ -198,10 +198,11 @@ class PackedSamples:
         *,
         shuffle: bool = True,
         separate: bool = False,
+        reads: bool = True,
     ) -> None:
         if not len(stream):
             raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
-        self._stream = stream
+        self._stream, self._reads = stream, reads
         self.packing: Packing = open_packing(stream.prefix, stream.document_lengths(), length)
         self._kept = Kept(len(self.packing), self._without_labels(separate))
         key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
@@ -242,9 +243,6 @@ class PackedSamples:
         """Return the epoch of a sample, counted from 0."""
         return self._order.locate(index)[0]
 
-    def __getitem__(self, index: int) -> Row:
-        return self.row(index)
-
     def window(self, index: int) -> int:
         """Return the number of the packed sample that sample `index` of the run reads."""
         return self._order.locate(index)[1][0][0]
@@ -256,15 +254,15 @@ class PackedSamples:
         starts, lengths = self.packing.starts[at], self.packing.lengths[at]
         return list(zip(starts.tolist(), lengths.tolist(), strict=True))
 
-    def row(self, index: int, *, reads: bool = True) -> Row:
-        """Return sample `index` of the run; without reading tokens these are zeros."""
+    def __getitem__(self, index: int) -> Row:
+        """Return sample `index` of the run."""
         pieces, length = self.ranges(index), self.packing.length
         lengths = np.array([count for _, count in pieces], np.int64)
         first, count = pieces[0]
         # only a document that is longer than a sample fills one and continues
         continues = count == length and not self._begins(first + length)
         tokens = np.full(length + 1, PAD, np.int64)
-        if reads:
+        if self._reads:
             read = [(first, length + 1)] if continues else pieces
             text = np.concatenate([self._stream.read(*piece) for piece in read])
             tokens[: len(text)] = text

@@ -40,8 +40,9 @@ from frontier_llm.data.tokenizer_source import (
     digest_tokenizer,
     open_tokenizer,
 )
-from frontier_llm.data.worker_pool import WorkerDiedError, available_cores
+from frontier_llm.data.worker_pool import WorkerDiedError
 from frontier_llm.errors import DataError
+from frontier_llm.launch import cores
 from frontier_llm.units import MIB
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def prepare(
     if corpus is None:
         (corpus,) = config.sources
     report = on_progress or (lambda stage, fraction: None)
-    return _Preparation(corpus, config, report, workers or available_cores()).run()
+    return _Preparation(corpus, config, report, workers or cores.available()).run()
 
 
 def unprepared(config: DataConfig) -> tuple[Source, ...]:

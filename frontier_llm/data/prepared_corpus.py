@@ -143,7 +143,7 @@ class Samples:
     token ends a document, because they predict nothing.
 
     The order of each epoch follows from the seed and the digest of the corpus (`Manifest.digest`).
-    Without `shuffle` it is that of the stream.
+    Without `shuffle` it is that of the stream. Without `reads` all tokens are zeros.
 
     Raises:
         DataError: the stream is shorter than one window, or no window predicts a token.
@@ -159,9 +159,10 @@ class Samples:
         shuffle: bool = True,
         overlap: int = 1,
         separate: bool = False,
+        reads: bool = True,
     ) -> None:
         self.stream, self.sequence_length = stream, sequence_length
-        self._overlap, self._separate = overlap, separate
+        self._overlap, self._separate, self._reads = overlap, separate, reads
         key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
         self._key = key if shuffle else None
         self._windows = lru_cache(maxsize=None)(self._find_windows)
@@ -224,6 +225,8 @@ class Samples:
 
     def read(self, index: int) -> npt.NDArray[np.int64]:
         """Return the tokens of sample `index` of the run: [L + overlap] int64."""
+        if not self._reads:
+            return np.zeros(self.sequence_length + self._overlap, np.int64)
         read = [self.stream.read(*tokens) for tokens in self.ranges(index)]
         return np.concatenate(read).astype(np.int64)
 

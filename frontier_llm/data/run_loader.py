@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from frontier_llm.config.data import DataConfig
@@ -27,7 +25,7 @@ from frontier_llm.data.corpora import (
 )
 from frontier_llm.data.corpus_build import Progress
 from frontier_llm.data.denoising import Denoising
-from frontier_llm.data.document_rows import BorderRows, DocumentSamples, RowWindows, document_batch
+from frontier_llm.data.document_rows import DocumentSamples, document_batch
 from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
 from frontier_llm.data.packing import PackedSamples
 from frontier_llm.data.permutation import make_key
@@ -48,14 +46,12 @@ def make_loader(
     *,
     train: bool,
     windows: Windows | None = None,
-    reads: bool = True,
     device: torch.device = CPU,
 ) -> BatchLoader:
     """Build the loader of one data rank of a number of them.
 
     In training the samples are shuffled; otherwise validation samples are read in order, each of
-    them once. If this rank does not read the tokens, its batches have the same shapes and consist
-    of zeros.
+    them once. `windows` are those of `make_windows`; None: they are made, and read.
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
@@ -72,8 +68,6 @@ def make_loader(
             "  do: add text, or lower data.global_batch or data.sequence_length"
         )
     make_batch = make_batch_maker(config, corpora)
-    if not reads:
-        windows = _without_tokens(windows, data)
     context = config.parallel.context_ranks
     replica, context_rank = divmod(data_rank, context)
     reading = Reading(device, data.workers, data.prefetch)
@@ -90,30 +84,6 @@ def make_loader(
     )  # fmt: skip
 
 
-class _ZeroWindows:
-    """Windows of zeros, for pipeline stages between the first and the last.
-
-    These stages need no tokens. If all stages read tokens, each sample would be read once per
-    stage, in small random reads from a shared file system.
-    """
-
-    def __init__(self, count: int, tokens: int) -> None:
-        self._count, self._row = count, np.zeros(tokens, np.int64)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        return self._row
-
-
-def _without_tokens(windows: Windows, data: DataConfig) -> Windows:
-    """Return windows for a stage that reads no tokens, and borders of documents only if needed."""
-    if has_rows(data):
-        return BorderRows(cast(RowWindows, windows))
-    return _ZeroWindows(len(windows), data.sequence_length + 1)
-
-
 def has_rows(data: DataConfig) -> bool:
     """Return whether windows are rows of documents (document_rows.py), not arrays of tokens."""
     is_separate = {"joined": False, "separate": True}[data.documents]
@@ -121,10 +91,17 @@ def has_rows(data: DataConfig) -> bool:
 
 
 def make_windows(
-    config: RunConfig, corpora: Corpora, *, train: bool
+    config: RunConfig, corpora: Corpora, *, train: bool, reads: bool = True
 ) -> CorpusSamples | BlendedSamples | ValidationWindows:
-    """Return the windows of a run, in training or in an evaluation during training."""
-    samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
+    """Return the windows of a run, in training or in an evaluation during training.
+
+    Pipeline stages between the first and the last need no tokens, only the borders of documents.
+    If all stages read tokens, each sample would be read once per stage, in small random reads from
+    a shared file system. Without `reads` windows have the same shapes and consist of zeros.
+    """
+    samples = [
+        window_corpus(config, corpus, train=train, reads=reads) for corpus in corpora.corpora
+    ]
     if not train:
         wanted = config.trainer.evaluate_batches * config.data.global_batch
         return ValidationWindows(samples, [corpora.weights[name] for name in corpora.names], wanted)
@@ -134,18 +111,20 @@ def make_windows(
     return BlendedSamples(by_name, initial_schedule(corpora, config.trainer.seed))
 
 
-def window_corpus(config: RunConfig, corpus: Corpus, *, train: bool) -> CorpusSamples:
+def window_corpus(
+    config: RunConfig, corpus: Corpus, *, train: bool, reads: bool = True
+) -> CorpusSamples:
     """Return the samples of a run that reads only this corpus, shuffled in training."""
     # a GPT's window has one more token, the last label
     length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
     separate = config.data.documents == "separate"
     stream = corpus.train if train else corpus.validation
-    seed, digest = config.trainer.seed, corpus.manifest.digest
+    order = config.trainer.seed, corpus.manifest.digest
     if config.data.packing == "best_fit":
-        return PackedSamples(stream, length, seed, digest, shuffle=train, separate=separate)
+        return PackedSamples(stream, length, *order, shuffle=train, separate=separate, reads=reads)
     if separate:
-        return DocumentSamples(stream, length, seed, digest, shuffle=train, separate=True)
-    return Samples(stream, length, seed, digest, shuffle=train, overlap=overlap)
+        return DocumentSamples(stream, length, *order, shuffle=train, separate=True, reads=reads)
+    return Samples(stream, length, *order, shuffle=train, overlap=overlap, reads=reads)
 
 
 def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:

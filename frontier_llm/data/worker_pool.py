@@ -5,7 +5,6 @@ worker exits when its pipe is closed, so no worker survives a parent that was ki
 """
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,13 +19,6 @@ Result = TypeVar("Result")
 
 class WorkerDiedError(DataError):
     """Raised if a worker process was killed. The results of finished jobs remain valid."""
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_jobs(

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
 
-from frontier_llm.checkpoint.discovery import committed
+from frontier_llm.checkpoint.folders import committed
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.partition import places_of_states

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.checkpoint.commit_barrier import Ranks
-from frontier_llm.checkpoint.discovery import committed
+from frontier_llm.checkpoint.folders import committed
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.checkpoint.writer import Options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from frontier_llm.config.decode import defaults
+from frontier_llm.config.decode import defaults, leaves
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
@@ -55,7 +55,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
 
     A key that is absent, because an older version has saved the configuration, has its default.
     """
-    old, new = (defaults() | dict(_flat(values)) for values in (before, now))
+    old, new = (defaults() | dict(leaves(values)) for values in (before, now))
     keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
@@ -212,7 +212,7 @@ def _states(optimizer: Mapping[str, Any]) -> set[str]:
 
 def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of all parameters with other values of some keys; None if illegal."""
-    flat = {**dict(_flat(now)), **others}
+    flat = {**dict(leaves(now)), **others}
     try:
         fields = {name: flat[f"model.{name}"] for name in now["model"]}
         return model_shapes(ModelConfig.model_validate(fields), flat[_LENGTH])
@@ -234,15 +234,6 @@ def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
 
 def _is_within(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value
 
 
 _SHOWN = 12

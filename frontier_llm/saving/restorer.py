@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontier_llm.checkpoint.discovery import Checkpoint, committed, find, never_committed
-from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
+from frontier_llm.checkpoint.discovery import Checkpoint, find
+from frontier_llm.checkpoint.folders import MANIFEST, committed, step_folders
 from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0, opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import delete_later, void_later
@@ -212,8 +212,9 @@ class Restorer:
                 yield step, candidate
 
     def _shared_checkpoints(self) -> list[tuple[int, Path]]:
-        for path in never_committed(self._run_dir.folder):
-            self._warn(f"{path} was never completed and is ignored")
+        for _, suffix, path in step_folders(self._run_dir.folder):
+            if suffix == ".partial":
+                self._warn(f"{path} was never completed and is ignored")
         return committed(self._run_dir.folder)
 
     def _checkpoints_on_node(self, folder: Path) -> list[Checkpoint]:
@@ -233,9 +234,8 @@ class Restorer:
         A checkpoint lacks some of these states if the layout has changed since it was saved, or if
         another node has taken the place of the node that saved it.
         """
-        for path in folder.iterdir() if folder.is_dir() else ():
-            parsed = parse_folder(path.name)  # the step, and a suffix such as `.partial`
-            if parsed is None or parsed[1] or not (path / MANIFEST).exists():
+        for _, suffix, path in step_folders(folder):
+            if suffix or not (path / MANIFEST).exists():
                 continue
             try:
                 checkpoint = Checkpoint.open(path)

@@ -247,7 +247,7 @@ class TierWriters:
         source = DrainSource(plan, node, step, buffers, pacer, self._ranks.timeout)
         rank, everyone = self._world.rank, range(self._world.size)
         task = Task(tier.folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
-        save(task, source, barrier)
+        save(task, source.chunks(), barrier)
         if task.is_first:
             spared = self.archive.spared()
             prune(tier.folder, step, tier.keep, tier.keep_every_steps, spared)

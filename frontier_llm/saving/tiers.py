@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import COMMITTED, COPY, FOLDER, MANIFEST, NODE, parse_folder
+from frontier_llm.checkpoint.folders import COPY, FOLDER, MANIFEST, NODE, committed
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -82,12 +82,7 @@ def newest_folder(config: RunConfig) -> Path | None:
     Raises a ConfigError if another user could have written the checkpoints on the node.
     """
     _refuse_strangers(config)
-    found: list[tuple[int, Path]] = []
-    for tier in tiers_of(config):
-        for path in tier.folder.iterdir() if tier.folder.is_dir() else ():
-            parsed = parse_folder(path.name)
-            if parsed is not None and parsed[1] in COMMITTED:
-                found.append((parsed[0], path))
+    found = [entry for tier in tiers_of(config) for entry in committed(tier.folder)]
     return max(found)[1] if found else None
 
 

@@ -142,13 +142,13 @@ def build_data(
     config: RunConfig, corpus: Corpora, groups: Groups, device: torch.device
 ) -> TrainingData:
     """Make the loaders of this rank, which read only the samples of its replica."""
-    windows = make_windows(config, corpus, train=True)  # the samples by index
     # Every pipeline stage of an encoder-decoder makes masks from the tokens. In a GPT the stages
     # without embedding and head need only the shape of the batch, so they do not read the corpus.
     reads = config.model.kind == "t5" or groups.has_head or groups.coordinates.pipeline == 0
+    windows = make_windows(config, corpus, train=True, reads=reads)  # the samples by index
     place = groups.coordinates.data, groups.grid.data
-    loader = partial(make_loader, config, corpus, *place, reads=reads, device=device)
-    validation_windows = make_windows(config, corpus, train=False)
+    loader = partial(make_loader, config, corpus, *place, device=device)
+    validation_windows = make_windows(config, corpus, train=False, reads=reads)
     assert isinstance(validation_windows, ValidationWindows)
     assert not isinstance(windows, ValidationWindows)
     return TrainingData(

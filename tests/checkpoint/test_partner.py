@@ -44,7 +44,7 @@ def partner_files(folder: Path, store: dist.Store, nodes: int, states: States) -
 def received(files: PartnerFiles) -> bytes:
     """Return the content that a rank gets from the node before."""
     buffer = host_buffer(files.plan.chunk_bytes)
-    chunks = files.receive(1, buffer).chunks()
+    chunks = files.receive(1, buffer)
     return b"".join(bytes(buffer[:size].numpy()) for buffer, size in chunks)
 
 

@@ -57,7 +57,7 @@ class Threads:
 
     def _run(self) -> None:
         try:
-            for buffer, _ in self.snapshot.chunks():
+            for buffer, _ in self.snapshot:
                 time.sleep(random.random() * self._seconds_per_write)
                 values = set(buffer.tolist())
                 assert len(values) == 1
@@ -159,7 +159,7 @@ def test_the_writers_thread_chooses_its_ranks_gpu(monkeypatch: pytest.MonkeyPatc
     snapshot._stream = object()  # type: ignore[assignment]
 
     def write() -> None:
-        assert list(snapshot.chunks()) == []
+        assert list(snapshot) == []
 
     thread = threading.Thread(target=write, name="checkpoint")
     thread.start()

@@ -3,8 +3,9 @@
 import pytest
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.group_files import file_values, leaves
+from frontier_llm.cli.group_files import file_values
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
+from frontier_llm.config.decode import leaves
 from frontier_llm.errors import ConfigError
 
 

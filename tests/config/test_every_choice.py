@@ -15,10 +15,11 @@ import yaml
 from frontier_llm.cli import group_files
 from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, groups
 from frontier_llm.cli.experiments import Header
-from frontier_llm.cli.group_files import leaves, section_of
+from frontier_llm.cli.group_files import section_of
 from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import decode
+from frontier_llm.config.decode import leaves
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
 

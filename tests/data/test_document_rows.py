@@ -134,7 +134,8 @@ def test_samples_do_not_depend_on_the_layout(
     assert found[0] == found[1] == found[2]
     assert digests[0] == digests[1] == digests[2]
     settings = run_config(data)
-    with closing(make_loader(settings, corpora, 0, 1, train=True, reads=False)) as loader:
+    windows = make_windows(settings, corpora, train=True, reads=False)
+    with closing(make_loader(settings, corpora, 0, 1, train=True, windows=windows)) as loader:
         without = [line for batch in loader.micro_batches(8) for line in listed(batch)]
     assert [line[2:] for line in without] == [line[2:] for line in found[0]]
     assert not any(any(line[0]) for line in without)

@@ -41,7 +41,7 @@ def test_flops_are_those_of_the_documents_of_the_samples(documents, length):
         return
     samples = samples_of(documents, length, "separate", "stream")
     samples.set_lengths([LengthSegment(0, length, keeps_all=True)])  # none is left out
-    pairs = np.mean([_pairs(samples.row(index)) for index in range(len(samples))])
+    pairs = np.mean([_pairs(samples[index]) for index in range(len(samples))])
     share = read_share(np.array(documents), length, "stream")
     model = make_model(layers=3)
     width = model.heads * model.head_dim
@@ -96,7 +96,7 @@ def test_the_share_is_measured_in_the_prepared_corpus(prepared):
     config, lines = composed(*overrides), []
     corpora = open_all(config.data, folders)
     windows = window_corpus(config, corpora.corpora[0], train=True)
-    pairs = np.mean([_pairs(windows.row(index)) for index in range(len(windows))])
+    pairs = np.mean([_pairs(windows[index]) for index in range(len(windows))])
     share = with_known_share(config, lines.append).data.read_share
     assert share == with_read_share(config, folders).data.read_share
     assert share == pytest.approx(pairs / 64**2, rel=1e-6)

@@ -77,7 +77,7 @@ def test_separate_documents_have_borders_where_windows_are_joined(
     samples = samples_of(documents, segments[-1].tokens, "separate", "stream")
     samples.set_lengths(segments)
     for index in range(segments[-1].first_sample, segments[-1].first_sample + 40):
-        row, ranges = samples.row(index), samples.ranges(index)
+        row, ranges = samples[index], samples.ranges(index)
         assert row.lengths.sum() == segments[-1].tokens
         (found,) = predicted(samples, [index], "separate")
         inputs = [t for s, n in ranges for t in range(s, s + n)][:-1]

@@ -94,7 +94,7 @@ def store(run: Run, device: VirtualDevice, step: int, read_before_update: int) -
     """Return the chunks of a checkpoint that begins now, while the run goes on to the next step."""
     snapshot = Snapshot(run.plan, run.pool)
     stored: list[bytes] = []
-    chunks = snapshot.chunks()
+    chunks = iter(snapshot)
     for index in range(run.chunks):
         if index == read_before_update:
             snapshot.fence()
