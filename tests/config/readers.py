@@ -45,8 +45,8 @@ READERS = {
     "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique"
     " data.directory data.end_of_document",
     "data/corpus_build.py": "data.broken",
-    "data/run_loader.py": "model.start_token data.documents data.denoisers data.packing data.workers data.prefetch"
-    " trainer.seed trainer.evaluate_batches",
+    "data/run_loader.py": "model.start_token data.documents data.denoisers data.packing"
+    " data.workers data.prefetch trainer.seed trainer.evaluate_batches",
     "device/kernels.py": "trainer.deterministic",
     "trainer/loop.py": "trainer.evaluate_every_steps",
     "trainer/callbacks/run_checks.py": "trainer.bad_steps_allowed trainer.spike_factor"

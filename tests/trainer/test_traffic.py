@@ -102,7 +102,6 @@ LAYOUTS = {
         "model.qk_norm=width", "model.norm_placement=output", "model.kv_heads=2",
     ],
     "t5gemma_sequence": [*T5GEMMA, "parallel.tensor=2", "parallel.sequence=true"],
-    "t5gemma_zero3": [*T5GEMMA, "sharding=zero3"],
     "t5gemma_pipeline": [*T5GEMMA, "parallel.tensor=2", "parallel.pipeline=2"],
     "t5_tied": [
         *TINY_T5, "parallel.tensor=2", "parallel.pipeline=2", "model.tied=true",
