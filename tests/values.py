@@ -42,6 +42,14 @@ GEMMA3 = (
     "model.rotary_local_base=100", "model.rotary_scaling=linear", "model.rotary_factor=4",
 )  # fmt: skip
 """Of a GPT with the variants of Gemma 3, whose second layer has no window."""
+T5GEMMA = (
+    *TINY_T5, "model.positions=rotary", "model.scaled_attention=true", "model.kv_heads=2",
+    "model.norm_placement=both", "model.zero_centred_norms=true", "model.scaled_embedding=true",
+    "model.encoder_embedding=true", "model.tied=true", "model.score_width=24", "model.window=4",
+    "model.encoder_window=5", "model.window_every=2", "model.attention_softcap=3",
+    "model.logit_softcap=2", "model.start_token=2",
+)  # fmt: skip
+"""Of an encoder-decoder with the variants of T5Gemma."""
 _LINK = "{{name: {}, ranks: {}, latency_us: 1, gb_per_second: 1, efficiency: 1, source: test}}"
 THREE_LEVELS = [
     "cluster.links=["

@@ -4,7 +4,7 @@
 from_pretrained of transformers loads. `--from hf` imports: it reads such a folder, writes a run
 directory with a checkpoint of step 0 and a config.yaml, and prints the command that starts a run
 with these weights. The supported families of models are gpt2, gpt_neox (with Pythia), llama,
-mistral, qwen2, qwen3 (without experts), olmo2, gemma2, gemma3_text, t5
+mistral, qwen2, qwen3 (without experts), olmo2, gemma2, gemma3_text, t5gemma, t5
 (1.1) and mt5.
 
 The conversion runs on the CPU, a few tensors at a time. Then both models are run on the same

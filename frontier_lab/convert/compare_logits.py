@@ -98,5 +98,8 @@ def _their_logits(
     inputs = {"input_ids": tokens}
     if decoder_tokens is not None:
         inputs["decoder_input_ids"] = decoder_tokens
+        # otherwise some models take their padding token for padding
+        inputs["attention_mask"] = torch.ones_like(tokens)
+        inputs["decoder_attention_mask"] = torch.ones_like(decoder_tokens)
     logits: Tensor = model.eval()(**inputs, use_cache=False).logits
     return logits.float()

@@ -18,7 +18,7 @@ _OF_KIND = {
     "rotary_local_base",
 }  # fmt: skip
 """Fields of which the models of a family have different values, or the two families have."""
-_WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {
     "architectures", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "dtype",
     "eos_token_id", "hidden_act", "id2label", "initializer_range", "is_encoder_decoder",
     "label2id", "model_type", "output_attentions", "output_hidden_states", "pad_token_id",
@@ -97,7 +97,7 @@ class Gemma2(LlamaLike):
     def refuse_variants(self, theirs: Values) -> None:
         """Refuse a model with a setting that our model cannot compute or does not know."""
         super().refuse_variants(theirs)
-        known = _WITHOUT_EFFECT | _ELSEWHERE | self.required.keys()
+        known = WITHOUT_EFFECT | _ELSEWHERE | self.required.keys()
         known |= {key for setting in self.settings for key in setting.keys}
         unknown = [key for key, value in theirs.items() if key not in known and value is not None]
         if theirs.get("use_bidirectional_attention"):

@@ -39,7 +39,10 @@ def model_checks(s: Subject) -> Iterator[Check]:
     chunk: Any = s.model.chunks[0]
     s.fill(chunk)
     kernels = iter(attention_kernels(s.layout, s.device).items())
-    yield check(s, "embedding", "torch", partial(embedding_rows, s, chunk.embedding))
+    tables = {"embedding of the encoder": chunk.encoder_embedding, "embedding": chunk.embedding}
+    for name, table in tables.items():
+        if table is not None:
+            yield check(s, name, "torch", partial(embedding_rows, s, table))
     for stack in chunk.stacks:
         module = getattr(chunk, stack.name)
         for number, layer in enumerate(module.layers):

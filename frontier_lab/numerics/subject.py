@@ -226,11 +226,9 @@ def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
         "dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    if model.kind == "t5":
-        changes |= {"layers": 2, "encoder_layers": 1}
-    else:
-        both = model.window is not None and model.window_every > 1
-        changes |= {"layers": 1 + both, "window_every": 1 + both}
+    stacks, both = 1 + (model.kind == "t5"), model.window is not None and model.window_every > 1
+    changes |= {"layers": stacks * (1 + both), "encoder_layers": (stacks - 1) * (1 + both)}
+    changes["window_every"] = 1 + both
     if limits:
         groups = min(key_heads, 2)
         changes |= {"kv_heads": groups, "heads": groups * (heads // key_heads)}

@@ -126,6 +126,13 @@ def _check_t5(model: ModelConfig) -> None:
             "null with relative positions, which are added to scores without a bound",
             "set model.attention_softcap=null, or model.positions=rotary",
         )
+    if model.start_token >= model.vocabulary:
+        raise ConfigError(
+            "model.start_token",
+            model.start_token,
+            f"a token below model.vocabulary ({model.vocabulary})",
+            "set model.start_token=0",
+        )
     _check_buckets(model)
 
 

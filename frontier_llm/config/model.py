@@ -95,7 +95,10 @@ class ModelConfig(Section):
     bias=false gives the model only these biases, as in Qwen 2."""
     tied: bool
     """Whether the head and the embedding share one matrix. A T5 then divides the input of the head
-    by sqrt(hidden)."""
+    by sqrt(hidden), unless embeddings are multiplied by it (scaled_embedding)."""
+    encoder_embedding: bool = False
+    """Whether the encoder has an embedding of its own, as in T5Gemma; otherwise encoder and decoder
+    share one. The head is tied to the embedding of the decoder."""
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the square root of `hidden`, as in Gemma."""
     dropout: float = Field(ge=0, lt=1)
@@ -110,12 +113,18 @@ class ModelConfig(Section):
     window: int | None = Field(default=None, ge=1)
     """Sliding window in tokens: a token attends to itself, to the window - 1 tokens before it, and
     in an encoder to as many after it. null = to all tokens."""
+    encoder_window: int | None = Field(default=None, ge=1)
+    """Sliding window of the encoder's layers, if it is another one: T5Gemma's has one token more on
+    each side than that of its decoder; null = as window."""
     window_every: int = Field(default=1, ge=1)
-    """Layers with a window. 1 = every layer; k = all layers except each k-th one, as in Gemma."""
+    """Layers with a window. 1 = every layer; k = all layers except each k-th one of the encoder and
+    of the decoder, as in Gemma."""
     attention_softcap: float | None = Field(default=None, gt=0)
     """Bound c of the attention scores, which become c * tanh(score / c). null = none."""
     logit_softcap: float | None = Field(default=None, gt=0)
     """Bound c of the logits, which become c * tanh(logit / c), as in Gemma 2. null = none."""
+    start_token: int = Field(default=0, ge=0)
+    """Token that the decoder of an encoder-decoder reads first: 0, as in T5, or 2 in T5Gemma."""
     init_std: float = Field(gt=0)
     """Standard deviation of the initial weights of a GPT. The output matrices of attention and of
     feed-forward blocks get init_std / sqrt(2 layers). In a T5 the deviations follow from the
@@ -159,7 +168,7 @@ class ModelConfig(Section):
     @property
     def head_factor(self) -> float:
         """Factor of the input of the head: that of muP, or of a T5 whose embedding is the head."""
-        if self.kind == "t5" and self.tied:
+        if self.kind == "t5" and self.tied and not self.scaled_embedding:
             return 1 / math.sqrt(self.hidden)  # T5, arXiv:1910.10683, in the authors' code
         return self.width_factor
 
@@ -188,8 +197,10 @@ class ModelConfig(Section):
 
     def layer_window(self, layer: int) -> int | None:
         """Return the window of a layer, counted from 0; None = the layer has no window."""
-        has_window = self.window_every == 1 or (layer + 1) % self.window_every
-        return self.window if has_window else None
+        in_encoder = layer < self.encoder_layers
+        number = layer + 1 - (0 if in_encoder else self.encoder_layers)
+        window = self.encoder_window if in_encoder and self.encoder_window else self.window
+        return window if self.window_every == 1 or number % self.window_every else None
 
     def reads_encoder(self, layer: int) -> bool:
         """Whether a layer attends to the output of the encoder, as decoder layers of a T5 do."""

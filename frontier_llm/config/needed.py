@@ -92,7 +92,8 @@ def _is_watched(config: RunConfig) -> bool:
 
 def _is_confined(config: RunConfig) -> bool:
     model = config.model
-    is_limited = model.window is not None or model.attention_softcap is not None
+    windows = {model.window, model.encoder_window}
+    is_limited = windows != {None} or model.attention_softcap is not None
     return model.positions == "relative" or is_limited or config.data.documents == "separate"
 
 
@@ -137,6 +138,8 @@ NEEDS: tuple[Need, ...] = (
     Need("model", "relative_buckets relative_distance", "model=mt5_tiny",
          "only relative positions (of an encoder-decoder) have buckets",
          lambda c: c.model.positions == "relative"),
+    Need("model", "encoder_embedding encoder_window start_token", "model=mt5_tiny",
+         "a GPT has no encoder", lambda c: c.model.kind == "t5"),
     Need("model", "window_every", "model.window=TOKENS", "without a window all layers are the same",
          lambda c: c.model.window is not None),
     Need("", "attention", "model.window=TOKENS", "flex is for windows, relative positions, capped "

@@ -27,8 +27,8 @@ from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.permutation import make_key, random_uint64
 
 Tokens = npt.NDArray[np.int64]
-START = 0
-"""Token id that starts the decoder's input, and that pads all tensors of tokens, as in T5."""
+PADDING = 0
+"""Token id that pads all tensors of tokens, as in T5."""
 
 
 class Denoising:
@@ -91,14 +91,19 @@ class Denoising:
             np.concatenate([targets, ends]),
         )
 
-    def batch(self, rows: Sequence[Tokens], indices: Sequence[int]) -> Seq2SeqBatch:
-        """Divide windows of text, [text_tokens] int64 each, and return them as a micro-batch."""
+    def batch(
+        self, rows: Sequence[Tokens], indices: Sequence[int], start: int = PADDING
+    ) -> Seq2SeqBatch:
+        """Divide windows of text, [text_tokens] int64 each, and return them as a micro-batch.
+
+        The decoder's input starts with the token `start`.
+        """
         pairs = [self.divide(row, index) for row, index in zip(rows, indices, strict=True)]
         inputs, is_input = _stack_padded([inputs for inputs, _ in pairs], self._inputs)
         labels, is_label = _stack_padded([targets for _, targets in pairs], self._targets)
         # the decoder reads the labels shifted right by one, and padding where a label is padding
-        start = labels.new_full((len(rows), 1), START)
-        decoder_tokens = torch.cat([start, labels[:, :-1]], dim=1).masked_fill(~is_label, START)
+        first = labels.new_full((len(rows), 1), start)
+        decoder_tokens = torch.cat([first, labels[:, :-1]], dim=1).masked_fill(~is_label, PADDING)
         encoder_mask = is_input if self._has_padding else None
         return Seq2SeqBatch(inputs, encoder_mask, decoder_tokens, labels, is_label.float())
 
@@ -140,6 +145,6 @@ def _stack_padded(rows: Sequence[Tokens], length: int) -> tuple[torch.Tensor, to
     """Stack rows, padded at the end: [rows, length] int64, and bool, false for padding."""
     lengths = np.array([len(row) for row in rows])
     is_token = np.arange(length) < lengths[:, None]
-    stacked = np.full(is_token.shape, START, dtype=np.int64)
+    stacked = np.full(is_token.shape, PADDING, dtype=np.int64)
     stacked[is_token] = np.concatenate(rows)
     return torch.from_numpy(stacked), torch.from_numpy(is_token)

@@ -157,7 +157,7 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
         return partial(document_batch, separate=data.documents == "separate")
     if {"causal": True, "spans": False}[data.objective]:
         return causal_batch
-    return Denoising(
+    denoising = Denoising(
         data.denoisers,
         window_tokens(data),
         data.sequence_length,
@@ -165,7 +165,8 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
         mode_tokens(config),
         tokenizer.eod,
         make_key("spans", corpora.manifest.digest, config.trainer.seed),
-    ).batch
+    )
+    return partial(denoising.batch, start=config.model.start_token)
 
 
 def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:

@@ -158,7 +158,7 @@ def _local_shape(shape: ParameterShape, model: ModelConfig, tensor: int) -> list
     """Return the shape of a parameter on one tensor rank, with padding of the vocabulary."""
     dims = list(shape.shape)
     if shape.cut_dim is not None:
-        if shape.name in ("embedding.tokens.weight", "head.weight"):
+        if shape.name.endswith(("embedding.tokens.weight", "head.weight")):
             dims[0] = padded_vocabulary(model, tensor)
         dims[shape.cut_dim] //= tensor
     return dims

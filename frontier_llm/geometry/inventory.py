@@ -95,6 +95,9 @@ def chunk_parameters(
     is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
     """
     table = (model.vocabulary, model.hidden)
+    if chunk.has_embedding and model.encoder_embedding:
+        name = "encoder_embedding"
+        yield ParameterShape(f"{name}.tokens.weight", table, name, 0, "embedding")
     if chunk.has_embedding or (chunk.has_head and model.tied):
         yield ParameterShape("embedding.tokens.weight", table, "embedding", 0, "embedding")
     if chunk.has_embedding and model.positions == "learned":

@@ -252,7 +252,8 @@ def count_gathers(
 
 def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[tuple[bool, str]]:
     """Yield the units that one pass starts (true) or stops using, as in engine/hooks.py."""
-    tables = ["embedding", "positions"] if model.positions == "learned" else ["embedding"]
+    tables = [["embedding", "positions"] if model.positions == "learned" else ["embedding"]]
+    tables = [["encoder_embedding"], *tables] if model.encoder_embedding else tables
     output = "embedding" if model.tied else "head"
     units = []  # all units after the embedding, in the order of the forward pass
     for stack in chunk_stacks(model, chunk):
@@ -262,8 +263,9 @@ def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator
     units += [output] if chunk.has_head else []
     if forward:
         if chunk.has_embedding:
-            yield from ((True, unit) for unit in tables)
-            yield from ((False, unit) for unit in tables)
+            for read_at_once in tables:
+                yield from ((True, unit) for unit in read_at_once)
+                yield from ((False, unit) for unit in read_at_once)
         for unit in units:
             yield True, unit
             yield False, unit

@@ -68,6 +68,7 @@ _LAYER_MODULES = {
     "mlp.linear_fc2": "ffn.down",
 }
 _OTHER_PARAMETERS = {
+    "encoder_embedding.word_embeddings.weight": "encoder_embedding.tokens.weight",
     "embedding.word_embeddings.weight": "embedding.tokens.weight",
     "embedding.position_embeddings.weight": "embedding.positions.weight",
     "output_layer.weight": "head.weight",
@@ -104,6 +105,8 @@ def _compile_layers(chunk: Chunk) -> None:
 
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
     """Yield the readers of a model chunk, in the order of the forward pass."""
+    if chunk.encoder_embedding is not None:
+        yield UnitReader(chunk.encoder_embedding, ("encoder_embedding",), in_backward=False)
     if chunk.model_chunk.has_embedding:
         yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
     for stack in chunk.stacks:
@@ -143,7 +146,8 @@ def _fill(local: torch.Tensor, placement: Placement, model: ModelConfig, seed: i
     factor = {"gpt": _gpt_factor, "t5": _t5_factor}[model.kind]
     deviation = model.init_std * factor(placement.name, model)
     _fill_normal(view, placement, deviation, seed)
-    if model.kind == "t5" and placement.name.endswith(".attention.qkv.weight"):
+    is_small = model.kind == "t5" and not model.scaled_attention
+    if is_small and placement.name.endswith(".attention.qkv.weight"):
         _shrink_queries(view, placement, model)
 
 
@@ -155,13 +159,14 @@ def _gpt_factor(name: str, model: ModelConfig) -> float:
 
 def _t5_factor(name: str, model: ModelConfig) -> float:
     """Return the standard deviation of a T5's matrix divided by `init_std`."""
-    if name.startswith("embedding."):
+    if "embedding." in name and not model.scaled_embedding:
         return 1.0
     if name.endswith(".ffn.down.weight"):
         return 1 / math.sqrt(model.ffn)
     if name.endswith("attention.output.weight"):
         return 1 / math.sqrt(model.heads * model.head_dim)
-    query_factor = model.head_dim if name.endswith(".query.weight") else 1
+    is_small = name.endswith(".query.weight") and not model.scaled_attention
+    query_factor = model.head_dim if is_small else 1
     return 1 / math.sqrt(model.hidden * query_factor)
 
 

@@ -3,14 +3,16 @@
 A GPT is a decoder without an encoder. The layers of an encoder and then those of the decoder form
 one list, which is divided into model chunks at any layer. Each chunk sends one tensor to the next
 chunk: the activations of the encoder and those of the decoder, concatenated along the sequence. The
-first chunk looks up the embeddings of both. A chunk of encoder layers passes the decoder's
-embeddings on unchanged, and a chunk of decoder layers passes the encoder's output on unchanged.
+first chunk looks up the embeddings of both, in one table or in two. A chunk of encoder layers
+passes the decoder's embeddings on unchanged, and a chunk of decoder layers passes the encoder's
+output on unchanged.
 
 In shapes, s is the number of tokens of the encoder, t the number of tokens of the decoder, and b
 the number of samples.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -57,11 +59,14 @@ class Chunk(MegatronModule):
         self.model_chunk, self.stacks = model_chunk, chunk_stacks(model, model_chunk)
         self._received: Tensor | None = None
         rows = padded_vocabulary(model, group.size())
+        positions = _EMBEDDED_POSITIONS[model.positions]
+        embed = partial(
+            LanguageModelEmbedding, config, rows, layout.sequence_length, positions, tp_group=group
+        )
+        has_two = model_chunk.has_embedding and model.encoder_embedding
+        self.encoder_embedding = embed() if has_two else None
         if model_chunk.has_embedding:
-            positions = _EMBEDDED_POSITIONS[model.positions]
-            self.embedding = LanguageModelEmbedding(
-                config, rows, layout.sequence_length, positions, tp_group=group
-            )
+            self.embedding = embed()
         stacks = {
             stack.name: LayerStack(stack, layout, config, group, kernels) for stack in self.stacks
         }
@@ -120,7 +125,7 @@ class Chunk(MegatronModule):
         if self.encoder is not None:
             assert context is not None
             reads = context_reads
-            if self._model.window is not None:  # the padding reads itself: each query needs a key
+            if self.encoder.has_windows:  # the padding reads itself: each query needs a key
                 reads = replace(reads, queries=reads.keys)
             context = self.encoder(context, reads)
         if self.decoder is not None:
@@ -170,12 +175,17 @@ class Chunk(MegatronModule):
         """Look up the embeddings of all tokens.
 
         With sequence parallelism megatron's embedding gives each tensor-parallel rank one range of
-        the tokens. The tokens are ordered so that each range has a part of the tokens of each side.
+        the tokens. If both sides share a table, the tokens are ordered so that each range has a
+        part of the tokens of each side.
         """
-        parts = zip(*(side.chunk(self._parts, dim=1) for side in sides), strict=True)
-        in_order = [part for of_rank in parts for part in of_rank]
-        tokens = torch.cat(in_order, dim=1) if len(sides) > 1 else sides[0]
-        states: Tensor = self.embedding(tokens, positions)
+        if self.encoder_embedding is not None:
+            of_encoder = self.encoder_embedding(sides[0], None)
+            states = torch.cat([of_encoder, self.embedding(sides[1], positions)])
+        else:
+            parts = zip(*(side.chunk(self._parts, dim=1) for side in sides), strict=True)
+            in_order = [part for of_rank in parts for part in of_rank]
+            tokens = torch.cat(in_order, dim=1) if len(sides) > 1 else sides[0]
+            states = self.embedding(tokens, positions)
         if not self._model.scaled_embedding:
             return states
         # in 16 bits the factor is rounded first, as in the models trained in this way

@@ -99,6 +99,11 @@ class LayerStack(nn.Module):
                 hidden = run(hidden, context)
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers have a window."""
+        return any(self._windows)
+
     def angles(self, reads: Reads, tokens: int, window: int | None) -> Tensor:
         """Return the angles of the tokens in layers with a window: [s, b or 1, 1, r] fp32.
 

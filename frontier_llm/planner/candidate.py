@@ -21,7 +21,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 
 T = TypeVar("T")
-TABLES = ("embedding", "positions")
+TABLES = ("encoder_embedding", "embedding", "positions")
 """Units that are tables with a row per token or position."""
 Shape = tuple[object, ...]
 """The content of a stage: the number of its layers in each stack (encoder or decoder), and whether

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora
-from frontier_llm.data.denoising import START
 from frontier_llm.data.tokenizer import Tokenizer, decode_marked, encode_marked
 from frontier_llm.data.tokenizer_source import mode_tokens, tokens_before_text
 from frontier_llm.errors import TrainingError
@@ -51,11 +50,12 @@ class Sampler:
         # what the encoder reads around a prompt, and the decoder before it writes
         modes, denoisers = mode_tokens(config), config.data.denoisers
         mode = {d.span is None: [modes[d.mode]] for d in denoisers[::-1] if d.mode is not None}
-        self._marked: _Ends = mode.get(False, []), [tokenizer.eod], [START]
-        self._unmarked: _Ends = mode.get(True, []), [tokenizer.eod], [START]
+        start = config.model.start_token
+        self._marked: _Ends = mode.get(False, []), [tokenizer.eod], [start]
+        self._unmarked: _Ends = mode.get(True, []), [tokenizer.eod], [start]
         if self._has_encoder and all(d.span is not None for d in denoisers):
             gap = self._sentinels[0]
-            self._unmarked = mode.get(False, []), [gap, tokenizer.eod], [START, gap]
+            self._unmarked = mode.get(False, []), [gap, tokenizer.eod], [start, gap]
         self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
 

@@ -14,7 +14,7 @@ def source_of(module: str) -> Path:
 
 READERS = {
     "model/transformer.py": "model.heads model.kv_heads model.norm_epsilon",
-    "model/chunk.py": "model.logit_softcap model.scaled_embedding",
+    "model/chunk.py": "model.logit_softcap model.scaled_embedding model.encoder_embedding",
     "model/rotary.py": "model.rotary_base model.rotary_local_base model.rotary_scaling"
     " model.rotary_factor"
     " model.rotary_original_length model.rotary_slow_turns model.rotary_fast_turns"
@@ -23,7 +23,7 @@ READERS = {
     "model/layer.py": "model.norm_placement model.residual model.attention_softcap"
     " model.attention_dropout model.qkv_bias",
     "model/build.py": "model.init_std model.zero_centred_norms",
-    "config/model.py": "model.scaled_attention model.score_width",
+    "config/model.py": "model.scaled_attention model.score_width model.encoder_window",
     "geometry/model_chunks.py": "model.encoder_layers",
     "geometry/resolved.py": "parallel.schedule parallel.layers_per_stage collectives.pairwise"
     " launch.ranks_per_node",
@@ -45,8 +45,8 @@ READERS = {
     "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique"
     " data.directory data.end_of_document",
     "data/corpus_build.py": "data.broken",
-    "data/run_loader.py": "data.documents data.denoisers data.packing data.workers data.prefetch"
-    " trainer.seed trainer.evaluate_batches",
+    "data/run_loader.py": "model.start_token data.documents data.denoisers data.packing"
+    " data.workers data.prefetch trainer.seed trainer.evaluate_batches",
     "device/kernels.py": "trainer.deterministic",
     "trainer/loop.py": "trainer.evaluate_every_steps",
     "trainer/callbacks/run_checks.py": "trainer.bad_steps_allowed trainer.spike_factor"

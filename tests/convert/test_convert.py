@@ -90,6 +90,10 @@ THEIRS |= {
     "olmo2": ("Olmo2ForCausalLM", {**LLAMA, "rope_parameters": {"rope_theta": 5e5,
                                                                 "rope_type": "default"}}),
     "gemma2": ("Gemma2ForCausalLM", GEMMA_SIZES),
+    "t5gemma": ("T5GemmaForConditionalGeneration", {
+        "encoder": GEMMA_SIZES, "decoder": {**GEMMA_SIZES, "num_hidden_layers": 3},
+        "vocab_size": ODD_VOCABULARY,
+    }),
     "gemma3_text": ("Gemma3ForCausalLM", {
         **GEMMA_SIZES, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
         "rope_parameters": {
@@ -188,6 +192,14 @@ VARIANTS = {
     "olmo2": ("model=llama_7b", "model.qk_norm=width", "model.norm_placement=output"),
     "gemma2": ("model=gemma2_2b", *GEMMA, "model.score_width=24", "model.window=9"),
     "gemma3_text": ("model=gemma3_4b", *GEMMA, "model.window=9", "model.score_width=24"),
+    "t5gemma": (
+        "model=t5gemma_s_s",
+        "data=stdlib_spans",
+        *GEMMA,
+        "model.encoder_window=5",
+        "model.window=4",
+        "model.score_width=24",
+    ),
     "mt5": ("model=mt5_tiny", "model.encoder_layers=1", "model.ffn=48", "model.head_dim=8"),
 }
 

@@ -80,6 +80,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path):
     controls: list[dict[str, Any]] = [
         {"window": 6}, {"window_every": 4}, {"scaled_embedding": False},
         {"zero_centred_norms": False}, {"score_width": None}, {"rotary_base": 10},
+        {"norm_placement": "input"}, {"norm_placement": "output"},
     ]  # fmt: skip
     own: dict[str, list[dict[str, Any]]] = {
         "gemma2": [{"attention_softcap": None}, {"logit_softcap": None}],
@@ -88,6 +89,31 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path):
     for change in controls + own[kind]:
         other = our_logits(tmp_path / "ours", tokens, **change)
         assert (other - expected).abs().max() > 0.1, change
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_the_factor_of_embeddings_is_rounded_to_bf16(kind: str, tmp_path: Path):
+    theirs = their_model(kind, torch.bfloat16)
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert("--from", "hf", str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    tokens = torch.arange(151)[None]
+    read = []
+    theirs.model.layers[0].register_forward_pre_hook(
+        lambda _, args, options: read.append([*args, *options.values()][0]), with_kwargs=True
+    )
+    folder, device = tmp_path / "ours", torch.device("cpu")
+    with (
+        single_process_model(read_config(folder), folder, device) as (built, _),
+        torch.no_grad(),
+    ):
+        theirs(input_ids=tokens, use_cache=False)
+        chunk = built.chunks[0].bfloat16()
+        ours = chunk._embed([tokens], None).transpose(0, 1)
+        table = chunk.embedding.word_embeddings.weight[:151]
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours, read[0])
+    unrounded = (table.float() * 32**0.5).bfloat16()
+    assert not torch.equal(unrounded, read[0][0])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -12,7 +12,7 @@ from frontier_llm.config import decode
 from frontier_llm.config.denoisers import T5, Denoiser, divided, sample_parts, sentinels_of
 from frontier_llm.config.model import DECODER_MULTIPLE
 from frontier_llm.config.reading import check_data
-from frontier_llm.data.denoising import START, Denoising
+from frontier_llm.data.denoising import PADDING, Denoising
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, mode_tokens
@@ -157,7 +157,7 @@ def test_a_batch_is_laid_out_for_teacher_forcing(spare: int):
     assert batch.labels.shape == batch.decoder_tokens.shape == batch.loss_mask.shape
     assert batch.labels.shape[1] % DECODER_MULTIPLE == 0
     assert batch.labels.shape[1] - lengths.targets < DECODER_MULTIPLE
-    assert torch.equal(batch.decoder_tokens[:, 0], torch.full((3,), START))
+    assert torch.equal(batch.decoder_tokens[:, 0], torch.full((3,), PADDING))
     inside = slice(0, lengths.targets)
     assert torch.equal(batch.decoder_tokens[:, inside][:, 1:], batch.labels[:, inside][:, :-1])
     assert batch.loss_mask[:, inside].all()
@@ -296,8 +296,8 @@ def test_samples_of_any_mixture_fit_and_use_reserved_tokens(
         mask = slice(None) if batch.encoder_mask is None else batch.encoder_mask[row]
         read = batch.encoder_tokens[row][mask].tolist()
         predicted = batch.labels[row][batch.loss_mask[row] > 0].tolist()
-        shifted = [START, *predicted[:-1]]
-        padding = [START] * (batch.labels.shape[1] - len(predicted))
+        shifted = [PADDING, *predicted[:-1]]
+        padding = [PADDING] * (batch.labels.shape[1] - len(predicted))
         assert batch.decoder_tokens[row].tolist() == shifted + padding
         if denoiser.mode is not None:
             assert read.pop(0) == MODES[denoiser.mode]

@@ -14,7 +14,7 @@ from frontier_llm.launch.world import World
 from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import GEMMA3, TINY_T5, tiny_values
+from tests.values import GEMMA3, T5GEMMA, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,9 @@ ROTARY_T5 = [*T5, "model.positions=rotary", "model.kv_heads=2", "model.qk_norm=h
 
 
 @pytest.mark.parametrize(
-    "model", [*MODELS.values(), T5, ROTARY_T5], ids=[*MODELS, "t5", "rotary_t5"]
+    "model",
+    [*MODELS.values(), T5, ROTARY_T5, [*T5GEMMA, "model.window=64", "model.encoder_window=64"]],
+    ids=[*MODELS, "t5", "rotary_t5", "t5gemma"],
 )
 def test_forward_is_counted_exactly(model: list[str]) -> None:
     values = tiny_values(*model)

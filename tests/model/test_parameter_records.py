@@ -9,7 +9,7 @@ from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
 from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import GEMMA3, TINY_T5, tiny_values
+from tests.values import GEMMA3, T5GEMMA, TINY_T5, tiny_values
 
 VARIANTS = {
     "gpt2": [],
@@ -25,6 +25,7 @@ VARIANTS = {
     "narrow_heads": ["model.head_dim=6", "model.qk_norm=head"],
     "gemma3": [*GEMMA3, "model.layers=4"],
     "t5": list(TINY_T5),
+    "t5gemma": list(T5GEMMA),
 }  # fmt: skip
 
 

@@ -208,7 +208,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str]] = {
     "transposed gradient": (_patch(ACCUMULATE, _transposed), "gpt", "fp32", "linear product"),
     "wrong epsilon": (
         _patch("frontier_llm.device.kernels.torch_layer_norm", _eager_epsilon(1.2)),
-        "gpt", "bf16", "norm (decoder, input)",
+        "gpt", "bf16", "norm (decoder, attention)",
     ),
     "wrong epsilon of heads": (
         _patch("frontier_llm.model.rotary.HeadNorms.__init__",
@@ -226,7 +226,7 @@ FAULTS: dict[str, tuple[Fault, str, str, str]] = {
         _patch("frontier_llm.device.accumulate.accumulate_product", _in_bf16),
         "gpt", "bf16", "sum of products",
     ),
-    "bf16 sum of a norm": (_patch(RMS, _sum_in_bf16), "mt5", "fp32", "norm (encoder, input)"),
+    "bf16 sum of a norm": (_patch(RMS, _sum_in_bf16), "mt5", "fp32", "norm (encoder, attention)"),
     "wrong rounding of quantisers": (
         _patch("frontier_llm.collectives.torch_blockwise._round", _floor),
         "llama", "fp32", "quantiser (int4, nearest)",

@@ -4,6 +4,7 @@ import pytest
 
 from tests.trainer.test_parity import check_layout
 from tests.trainer.test_t5_parity import MODEL
+from tests.values import T5GEMMA
 
 pytestmark = pytest.mark.slow
 
@@ -18,6 +19,7 @@ MODELS = {
         *MODEL, "model.norm_placement=output", "model.qk_norm=width", "model.tied=true",
         "model.window=6", "optimizer.epsilon=1e-3",
     ],
+    "t5gemma": [*MODEL, *T5GEMMA, "optimizer.epsilon=1e-3"],
     "parallel": [*MODEL, "model.residual=parallel", "model.bias=true", "model.tied=true"],
 }  # fmt: skip
 LAYOUTS = {

@@ -15,7 +15,7 @@ from frontier_llm.launch.world import World
 from tests.covering import covering
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import TINY_T5, tiny_values
+from tests.values import GEMMA3, T5GEMMA, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +72,10 @@ LAYOUTS = {
         "parallel.tensor=2", "model.qk_norm=width", "parallel.sequence=true", "recompute=full",
     ],
     "norms_of_heads": ["parallel.tensor=2", "model.qk_norm=head"],
+    "gemma_sequence_recompute": [
+        *GEMMA3, "parallel.tensor=2", "parallel.sequence=true", "recompute=full",
+    ],
+    "gemma_pipeline": [*GEMMA3, "parallel.tensor=2", "parallel.pipeline=2"],
     "pipeline": ["parallel.pipeline=2"],
     "chunks_tensor": ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2"],
     "chunks_sequence": [
@@ -97,6 +101,8 @@ LAYOUTS = {
         *TINY_T5, "parallel.tensor=2", "parallel.sequence=true", "recompute=full",
         "model.qk_norm=width", "model.norm_placement=output", "model.kv_heads=2",
     ],
+    "t5gemma_sequence": [*T5GEMMA, "parallel.tensor=2", "parallel.sequence=true"],
+    "t5gemma_pipeline": [*T5GEMMA, "parallel.tensor=2", "parallel.pipeline=2"],
     "t5_tied": [
         *TINY_T5, "parallel.tensor=2", "parallel.pipeline=2", "model.tied=true",
         "model.positions=rotary",

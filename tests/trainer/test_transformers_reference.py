@@ -25,7 +25,7 @@ from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.run_loader import make_loader
 from frontier_llm.trainer.single_process_model import read_config
-from tests.convert.test_convert import LLAMA, LLAMA3, THEIRS, random_model
+from tests.convert.test_convert import GEMMA_SIZES, LLAMA, LLAMA3, THEIRS, random_model
 from tests.covering import covering
 from tests.forked_train import train
 from tests.texts import prose
@@ -50,14 +50,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {**DECODER, "head_dim": 24, "tie_word_embeddings": True},
         ("data=text", "data.documents=separate", "data.loss_mean=tokens"),
     ),
+    "t5gemma": (
+        "T5GemmaForConditionalGeneration",
+        {
+            "encoder": {**GEMMA_SIZES, **MODEL, "num_hidden_layers": 2},
+            "decoder": {**GEMMA_SIZES, **MODEL, "num_hidden_layers": 4},
+            "vocab_size": 503,
+        },
+        ("data=text_spans", "data.sequence_length=40"),
+    ),
     "mt5": (
         "MT5ForConditionalGeneration",
         {**THEIRS["mt5"][1], "vocab_size": 503, "num_decoder_layers": 2},
         ("data=text_spans", "data.sequence_length=40"),
     ),
 }
-"""By name: class, settings of its configuration, and overrides of our run. The targets of mT5 are
-padded from 10 tokens to 16."""
+"""By name: class, settings of its configuration, and overrides of our run. The targets of both
+encoder-decoders are padded from 10 tokens to 16. In 3D the first stage of T5Gemma has a layer of
+its decoder."""
 LAYOUTS = {
     "one rank": ("launch.ranks=1", "parallel.pipeline=1"),
     "3D": (
@@ -114,7 +124,7 @@ def their_arguments(kind: str, tokens: Tokens, end: int, loop: Loop) -> dict[str
         end: token that ends a document.
         loop: whether documents are separate.
     """
-    if kind == "mt5":  # it makes the inputs of the decoder itself (_shift_right)
+    if kind in ("mt5", "t5gemma"):  # it makes the inputs of the decoder itself (_shift_right)
         inputs, targets = tokens
         labels = targets.masked_fill(targets == 0, -100)
         return {"input_ids": inputs, "attention_mask": (inputs != 0).long(), "labels": labels}

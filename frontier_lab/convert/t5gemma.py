@@ -1,0 +1,157 @@
+"""Define the family T5Gemma, whose encoder and decoder have the dimensions of one Gemma 2.
+
+The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from frontier_lab.convert.base_family import Setting, Values, query_key_value
+from frontier_lab.convert.gemma import WITHOUT_EFFECT, Gemma2
+from frontier_lab.convert.table import Row, split_heads, unfold
+from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import DataError
+
+_OF_T5GEMMA = {"encoder_window", "start_token"}
+_SIDES = "encoder", "decoder"
+_OF_SIDES = {
+    "cross_attention_hidden_size", "dropout_rate", "is_decoder", "bos_token_id",
+    "attention_dropout", "classifier_dropout_rate",
+}  # fmt: skip
+"""Keys of a side whose values follow from the other keys, or are read for the whole model."""
+_OF_MODEL = {"dropout_rate", "attention_dropout", "classifier_dropout_rate", "vocab_size"}
+
+
+class T5Gemma(Gemma2):
+    """T5Gemma (arXiv:2504.06225). The window of its encoder includes tokens on both sides."""
+
+    name = "t5gemma"
+    architecture = "T5GemmaForConditionalGeneration"
+    copies: ClassVar[Mapping[str, str]] = {
+        "lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"
+    }
+    wants: ClassVar[Mapping[str, Any]] = {
+        **{key: value for key, value in Gemma2.wants.items() if key not in _OF_T5GEMMA},
+        "kind": "t5",
+        "encoder_embedding": True,
+    }
+    settings: ClassVar[Sequence[Setting]] = (
+        *Gemma2.settings,
+        Setting("start_token", "bos_token_id", 2),
+        Setting("dropout", "dropout_rate", 0.0),
+    )
+
+    def rows(self, model: ModelConfig) -> Sequence[Row]:
+        """Return the table.
+
+        Our layers are numbered through encoder and decoder; theirs start at 0 in each of them.
+        """
+        border = model.encoder_layers
+        encoder = self._layer(model, "model.encoder.layers.{n}")
+        decoder = self._layer(model, "model.decoder.layers.{n}") + self._cross_attention(model)
+        return [
+            Row("encoder_embedding.tokens.weight", ("model.encoder.embed_tokens.weight",)),
+            *unfold(encoder, range(border)),
+            Row("encoder_norm.weight", ("model.encoder.norm.weight",)),
+            Row("embedding.tokens.weight", ("model.decoder.embed_tokens.weight",)),
+            *unfold(decoder, range(border, model.layers), first=border),
+            Row("final_norm.weight", ("model.decoder.norm.weight",)),
+            Row("head.weight", ("lm_head.out_proj.weight",)),
+        ]
+
+    def to_theirs(self, config: RunConfig) -> Values:
+        """Translate our configuration to an object for each side."""
+        model, sides = config.model, dict[str, Any]()
+        of_side = {"encoder": model.encoder_layers, "decoder": model.layers - model.encoder_layers}
+        for name, layers in of_side.items():
+            side = model.model_copy(update={"layers": layers, "encoder_layers": 0})
+            sides[name] = {
+                **super().to_theirs(config.model_copy(update={"model": side})),
+                "is_decoder": name == "decoder",
+                "cross_attention_hidden_size": model.hidden,
+            }
+        whole = ("tie_word_embeddings", "vocab_size", "dropout_rate", "attention_dropout")
+        return {
+            **sides, **{key: sides["decoder"][key] for key in whole}, "is_encoder_decoder": True,
+        }  # fmt: skip
+
+    def to_ours(self, theirs: Values) -> Values:
+        """Translate config.json. We count the layers of both sides together."""
+        encoder, decoder = (super(T5Gemma, self).to_ours(self._side(theirs, n)) for n in _SIDES)
+        own = {"layers", "start_token"}
+        unequal = [key for key in encoder if encoder[key] != decoder[key] and key not in own]
+        if unequal:
+            key = unequal[0]
+            raise DataError(
+                f"config.json: {key} is {encoder[key]} in the encoder and {decoder[key]} in the "
+                "decoder, which is not supported, only equal sides\n  do: choose a model such "
+                "as 2B-2B or 9B-9B; nothing was written"
+            )
+        layers, window = encoder["layers"], encoder["window"]
+        return {
+            **decoder,
+            "layers": layers + decoder["layers"],
+            "encoder_layers": layers,
+            "encoder_window": None if window is None else window + 1,
+        }
+
+    def mismatches(self, model: ModelConfig) -> list[str]:
+        """Return the reasons why our model does not belong to this family."""
+        reasons, wanted = super().mismatches(model), None
+        if model.window is not None:
+            wanted = model.window + 1  # theirs is the largest distance, not a number of keys
+        if model.encoder_window != wanted:
+            reasons.append(f"model.encoder_window={model.encoder_window}, not {wanted}")
+        return reasons
+
+    def refuse_variants(self, theirs: Values) -> None:
+        """Refuse a model with a setting that our model cannot compute or does not know."""
+        known = WITHOUT_EFFECT | {*_SIDES, "tie_word_embeddings"} | _OF_MODEL
+        unknown = [key for key, value in theirs.items() if key not in known and value is not None]
+        if unknown:
+            raise DataError(
+                f"config.json: {unknown[0]}={theirs[unknown[0]]!r} is not supported\n"
+                f"  do: our {self.name} has no such setting; nothing was written"
+            )
+        for name in _SIDES:
+            side = {k: v for k, v in self._side(theirs, name).items() if k not in _OF_SIDES}
+            super().refuse_variants(side)
+
+    def _side(self, theirs: Values, name: str) -> Values:
+        """Return the object of one side, with what the whole model has in common."""
+        whole = {"tie_word_embeddings": True, "dropout_rate": 0.0, "attention_dropout": 0.0}
+        return {**theirs[name], **{key: theirs.get(key, value) for key, value in whole.items()}}
+
+    def _layer(self, model: ModelConfig, theirs: str) -> list[Row]:
+        """Return the rows of a layer without cross-attention."""
+        ours, qkv = "layers.{n}", (f"{theirs}.self_attn.{letter}_proj.weight" for letter in "qkv")
+        return [
+            *self._norms("attention", f"{theirs}.{{place}}_self_attn_layernorm.weight"),
+            Row(f"{ours}.attention.qkv.weight", tuple(qkv), query_key_value(model)),
+            Row(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",)),
+            *self._norms("ffn", f"{theirs}.{{place}}_feedforward_layernorm.weight"),
+            *(
+                Row(f"{ours}.ffn.{matrix}.weight", (f"{theirs}.mlp.{matrix}_proj.weight",))
+                for matrix in ("gate", "up", "down")
+            ),
+        ]
+
+    def _cross_attention(self, model: ModelConfig) -> list[Row]:
+        ours, theirs = "layers.{n}.cross_attention", "model.decoder.layers.{n}"
+        key_value = tuple(f"{theirs}.cross_attn.{letter}_proj.weight" for letter in "kv")
+        widths = (model.head_dim, model.head_dim)
+        return [
+            *self._norms("cross_attention", f"{theirs}.{{place}}_cross_attn_layernorm.weight"),
+            Row(f"{ours}.query.weight", (f"{theirs}.cross_attn.q_proj.weight",)),
+            Row(f"{ours}.key_value.weight", key_value, split_heads(model.kv_heads, widths)),
+            Row(f"{ours}.output.weight", (f"{theirs}.cross_attn.o_proj.weight",)),
+        ]
+
+    def _norms(self, branch: str, theirs: str) -> list[Row]:
+        """Return the rows of the two norms of a branch; `theirs` has {place}."""
+        places = {"norm": "pre", "output_norm": "post"}
+        return [
+            Row(f"layers.{{n}}.{branch}_{ours}.weight", (theirs.replace("{place}", place),))
+            for ours, place in places.items()
+        ]

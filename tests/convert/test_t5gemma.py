@@ -1,0 +1,136 @@
+"""T5Gemma against transformers: logits with padding, both ways bit by bit, and published sizes."""
+
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from frontier_lab.convert.t5gemma import T5Gemma
+from frontier_llm.errors import DataError
+from frontier_llm.trainer.single_process_model import read_config, single_process_model
+from tests.convert.test_gemma import SIZES, convert
+
+# transformers loads weights in threads that it keeps
+pytestmark = [pytest.mark.forked, pytest.mark.slow]
+
+SIDE: dict[str, Any] = {**SIZES, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+SIDES = {
+    "encoder": {**SIDE, "num_hidden_layers": 3, "bos_token_id": 5},
+    "decoder": {**SIDE, "bos_token_id": 7},
+}
+"""The encoder has an odd number of layers: the pattern of windows starts again in the decoder."""
+
+
+@cache
+def their_model(dtype: torch.dtype = torch.float32) -> Any:
+    """Return a random model, whose norms and scores are large enough to tell."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.T5GemmaConfig(**SIDES, vocab_size=151, attn_implementation="eager")
+    model = transformers.T5GemmaForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+def our_logits(folder: Path, inputs: dict[str, torch.Tensor], **changes: Any) -> torch.Tensor:
+    config = read_config(folder)
+    model = config.model.model_copy(update=changes)
+    config = config.model_copy(update={"model": model})
+    with single_process_model(config, folder, torch.device("cpu")) as (built, _), torch.no_grad():
+        logits: torch.Tensor = built.chunks[0].eval()(**inputs)
+        return logits[..., : model.vocabulary]
+
+
+CONTROLS: list[dict[str, Any]] = [
+    {"norm_placement": "input"}, {"norm_placement": "output"}, {"zero_centred_norms": False},
+    {"attention_softcap": None}, {"logit_softcap": None}, {"encoder_window": None},
+    {"encoder_window": 7}, {"window": 6}, {"window_every": 4}, {"score_width": None},
+    {"scaled_embedding": False}, {"encoder_embedding": False}, {"rotary_base": 10},
+]  # fmt: skip
+
+
+def test_logits_are_those_of_transformers(tmp_path: Path):
+    theirs = their_model()
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert("--from", "hf", str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    generator = torch.Generator().manual_seed(5)
+    for source, target in ((7, 13), (13, 7), (200, 64)):
+        tokens, encoder_tokens = (
+            torch.randint(151, (2, n), generator=generator) for n in (target, source)
+        )
+        is_token = torch.arange(source) < torch.tensor([[source], [source - 3]])
+        with torch.no_grad():
+            expected = theirs(
+                input_ids=encoder_tokens,
+                attention_mask=is_token.long(),
+                decoder_input_ids=tokens,
+                decoder_attention_mask=torch.ones_like(tokens),
+                use_cache=False,
+            ).logits
+        assert expected.std() > 0.3
+        inputs = {"tokens": tokens, "encoder_tokens": encoder_tokens, "encoder_mask": is_token}
+        ours = our_logits(tmp_path / "ours", inputs)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+    for change in CONTROLS:
+        other = our_logits(tmp_path / "ours", inputs, **change)
+        assert (other - expected).abs().max() > 0.1, change
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_theirs_comes_back_bit_by_bit(dtype: str, tmp_path: Path):
+    theirs = their_model({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert("--from", "hf", str(tmp_path / "theirs"), str(tmp_path / "ours"))
+    config = read_config(tmp_path / "ours").model
+    assert (config.layers, config.encoder_layers, config.start_token) == (7, 3, 7)
+    convert("--to", "hf", str(tmp_path / "ours"), str(tmp_path / "back"), "--dtype", dtype)
+    before, after = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back")
+    )
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(before[name], tensor), name
+    transformers = importlib.import_module("transformers")
+    old, new = (
+        transformers.AutoConfig.from_pretrained(tmp_path / name).to_dict()
+        for name in ("theirs", "back")
+    )
+    for side in ("encoder", "decoder"):
+        keys = {*SIDE, "rope_parameters", "layer_types", "is_decoder", "rms_norm_eps"}
+        keys |= {"bos_token_id"} if side == "decoder" else set()
+        assert {k: new[side][k] for k in keys} == {k: old[side][k] for k in keys}
+    assert new["decoder"]["cross_attention_hidden_size"] == 32
+    assert (new["vocab_size"], new["tie_word_embeddings"]) == (151, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"encoder": {**SIDE, "hidden_size": 48}}, "hidden is 48 in the encoder and 32 in the"),
+        ({"decoder": {**SIDE, "sliding_window": 6}}, "window is 5 in the encoder and 6 in the"),
+        ({"decoder": {**SIDE, "hidden_activation": "silu"}}, "hidden_activation='silu'"),
+        ({"encoder": {**SIDE, "experts": 4}}, "experts=4"),
+        ({"experts": 4}, "experts=4"),
+        ({"encoder": {**SIDE, "layer_types": ["full_attention", "sliding_attention"] * 2}},
+         "layer_types"),
+    ],
+)  # fmt: skip
+def test_what_ours_does_not_compute_is_refused(change: dict[str, Any], names: str):
+    family, theirs = T5Gemma(), {**SIDES, "vocab_size": 151, "dropout_rate": 0.0}
+    family.refuse_variants(theirs)
+    assert family.to_ours(theirs)["encoder_window"] == 6
+
+    def read() -> None:
+        family.refuse_variants(theirs | change)
+        family.to_ours(theirs | change)
+
+    with pytest.raises(DataError, match="not supported") as error:
+        read()
+    assert names in str(error.value)
