@@ -11,7 +11,7 @@ Overrides are the same as for frontier-llm train. docs/planner.md describes the 
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from frontier_lab.commands.plan_foreign import plan_file
 from frontier_lab.commands.plan_measured import compare
 from frontier_lab.planning.plan_page import make_page
-from frontier_llm.cli.compose import compose, configured, warn_of_short_samples
+from frontier_llm.cli.compose import assumed_cluster, compose, configured, warn_of_short_samples
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.cli.planned_experiment import (
@@ -76,10 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return compare(options, console)
     if options.foreign:
         return plan_file(options, console, _short_parts)
-    config = configured(options.overrides, SEARCHED).config
-    explain = partial(console.print, soft_wrap=True)
-    config = with_known_share(config, explain)
-    warn_of_short_samples(config, options.overrides, lambda text: explain(f"warning: {text}"))
+    config = _configured(options.overrides, partial(console.print, soft_wrap=True))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if options.this:
@@ -146,6 +143,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
     return parser.refuse_useless(options, NEEDS, EXCLUDES)
+
+
+def _configured(overrides: Sequence[str], explain: Callable[[str], None]) -> RunConfig:
+    """Return the configuration to plan; print what it assumes."""
+    config = configured(overrides, SEARCHED).config
+    if assumed := assumed_cluster(config, overrides):
+        explain(f"cluster: {assumed[0]}; for another one {assumed[1]}")
+    config = with_known_share(config, explain)
+    warn_of_short_samples(config, overrides, lambda text: explain(f"warning: {text}"))
+    return config
 
 
 def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Console) -> int:
