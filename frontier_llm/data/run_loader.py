@@ -23,6 +23,7 @@ from frontier_llm.data.corpora import (
     CorpusSamples,
     ValidationWindows,
     initial_schedule,
+    open_all,
     prepare_all,
 )
 from frontier_llm.data.corpus_build import Progress
@@ -38,6 +39,7 @@ from frontier_llm.data.tokenizer_source import (
     mode_tokens,
 )
 from frontier_llm.errors import DataError
+from frontier_llm.units import counted
 
 
 def make_loader(
@@ -59,18 +61,11 @@ def make_loader(
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
-        DataError: the split has fewer samples than a step reads.
+        DataError: see `make_windows`.
     """
     data = config.data
     if windows is None:
         windows = make_windows(config, corpora, train=train)
-    if train and len(windows) < data.global_batch:
-        raise DataError(
-            f"the training text of {data.name} has {len(windows)} samples of "
-            f"data.sequence_length={data.sequence_length}: a step of "
-            f"data.global_batch={data.global_batch} would read some of them twice\n"
-            "  do: add text, or lower data.global_batch or data.sequence_length"
-        )
     make_batch = make_batch_maker(config, corpora)
     if not reads:
         windows = _without_tokens(windows, data)
@@ -123,12 +118,24 @@ def has_rows(data: DataConfig) -> bool:
 def make_windows(
     config: RunConfig, corpora: Corpora, *, train: bool
 ) -> CorpusSamples | BlendedSamples | ValidationWindows:
-    """Return the windows of a run, in training or in an evaluation during training."""
+    """Return the windows of a run, in training or in an evaluation during training.
+
+    Raises:
+        DataError: the training has fewer samples than a step reads, or the validation has none.
+    """
     samples = [window_corpus(config, corpus, train=train) for corpus in corpora.corpora]
     if not train:
         wanted = config.trainer.evaluate_batches * config.data.global_batch
         return ValidationWindows(samples, [corpora.weights[name] for name in corpora.names], wanted)
-    if config.data.kind != "blend":
+    data, count = config.data, sum(map(len, samples))
+    if count < data.global_batch:
+        raise DataError(
+            f"the training text of {data.name} has {counted(count, 'sample')} of "
+            f"data.sequence_length={data.sequence_length}: a step of "
+            f"data.global_batch={data.global_batch} would read some of them twice\n"
+            "  do: add text, or lower data.global_batch or data.sequence_length"
+        )
+    if data.kind != "blend":
         return samples[0]
     by_name = dict(zip(corpora.names, samples, strict=True))
     return BlendedSamples(by_name, initial_schedule(corpora, config.trainer.seed))
@@ -192,7 +199,12 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
 def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
     """Prepare all corpora of a run, and return their folders.
 
-    A given tokenizer that is too large for the model is refused first.
+    A given tokenizer that is too large for the model is refused first, and corpora that are too
+    small for a step or an evaluation before any rank starts.
     """
     check_given_tokenizer(config)
-    return prepare_all(config.data, on_progress)
+    folders = prepare_all(config.data, on_progress)
+    corpora = open_all(config.data, folders)
+    for train in (True, False):
+        make_windows(config, corpora, train=train)
+    return folders

@@ -103,13 +103,18 @@ class _Chooser:
             )
 
     def _is_in_one_split(self, source: Source) -> bool:
-        """Return whether a source is few short texts that all are for training, or validation."""
+        """Return whether all texts of a source are short and for training, or all for validation.
+
+        Records beside them have both splits, which does not make the validation like the training.
+        """
         percent = self._config.validation_percent
-        texts = [(index, f) for index, f in enumerate(source.files) if f.size and f.detected.format]
+        texts = [
+            (index, file)
+            for index, file in enumerate(source.files)
+            if file.size and file.detected.format == "text"
+        ]
         splits = {Document(source.name(i, 0), "").is_validation(percent) for i, _ in texts}
-        return len(splits) == 1 and all(
-            file.detected.format == "text" and file.size <= LONG_FILE_BYTES for _, file in texts
-        )
+        return len(splits) == 1 and all(file.size <= LONG_FILE_BYTES for _, file in texts)
 
     def refuse_or_leave_out(self, file: SourceFile, problem: str, reason: str) -> None:
         """Count a file that cannot be used."""
