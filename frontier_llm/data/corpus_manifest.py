@@ -76,6 +76,11 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
+BYTES_SHARE = 0.1
+"""Share of the text in single bytes above which a run warns. Texts in the language of a tokenizer
+have few rare characters; of a text in another script, most characters are missing."""
+
+
 class Tally(BaseModel):
     """Number and size of some files, with the names of the first."""
 
@@ -115,6 +120,15 @@ class TextCounts(BaseModel):
     normalises: white space that it drops, or letters that it replaces."""
     replaced: int = Field(default=0, ge=0)
     """Number of halves of surrogate pairs, each of which became U+FFFD."""
+    bytes: int = Field(default=0, ge=0)
+    """Size of all documents in UTF-8; 0 in corpora of versions that did not count it."""
+    byte_tokens: int = Field(default=0, ge=0)
+    """Number of tokens that stand for a single byte of a character with several bytes."""
+
+    @property
+    def byte_share(self) -> float:
+        """Share of the text in bytes that have tokens of their own."""
+        return self.byte_tokens / max(1, self.bytes)
 
     def add(self, other: "TextCounts") -> None:
         """Add the counts of other documents."""
@@ -150,6 +164,17 @@ class Account(BaseModel):
         left_out = self.empty_documents + self.broken_documents + self.repeated_documents
         assert self.documents == kept_documents + left_out, "documents are not accounted for"
 
+    @property
+    def warning(self) -> str | None:
+        """What to do if the tokenizer knows few characters of the text; None if it knows most."""
+        if self.text.byte_share <= BYTES_SHARE:
+            return None
+        return (
+            f"{self.text.byte_share:.0%} of the text is encoded as single bytes, because the "
+            "tokenizer lacks its characters: set data.tokenizer to a tokenizer for its script, or "
+            "to null and data.vocabulary to more tokens"
+        )
+
     def left_out_lines(self) -> Iterator[tuple[str, str]]:
         """Yield (count, what was left out or changed) for all counts that are not 0."""
         for reason, tally in self.left_out.items():
@@ -180,8 +205,10 @@ class Account(BaseModel):
             (self.text.changed, "characters that the tokenizer drops or replaces"),
             (self.text.replaced, "characters replaced"),
         )
-        shown = (f"{count:,} {what}" for count, what in counts if count)
-        return ", ".join(shown) or "nothing left out"
+        shown = [f"{count:,} {what}" for count, what in counts if count] or ["nothing left out"]
+        if self.warning:
+            shown.append(f"{self.text.byte_share:.0%} of the text encoded as single bytes")
+        return ", ".join(shown)
 
 
 def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -201,6 +228,11 @@ def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[t
     yield from rows or [("0", "nothing left out")]
     for example in account.examples:
         yield "", example
+    if account.text.byte_tokens:
+        share = f"{account.text.byte_share:.2%} of the text"
+        yield f"{account.text.byte_tokens:,}", f"bytes encoded as single tokens, {share}"
+    if account.warning:
+        yield "warning", account.warning
 
 
 def _files(tally: Tally) -> str:

@@ -333,6 +333,8 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
             f"so that the learning rate reaches {highest:.3g}, not {rate:g}: set "
             f"optimizer.warmup_steps to at most {steps}"
         )
+    for name, warning in context.data.corpus.warnings.items():
+        yield f"corpus {name}: {warning}"
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
         asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"

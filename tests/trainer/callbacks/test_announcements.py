@@ -1,6 +1,7 @@
 """What a run says at its start: a few lines on the console, the others in run.log."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.config import decode
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.trainer.callbacks.run_report import ON_THE_CONSOLE, _warnings
 from tests.forked_train import TINY, train
 
@@ -37,6 +38,18 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     assert "(planned" not in plan[1], "the cluster file of this machine has estimates only"
 
 
+def _context(config: RunConfig, tokens: int, warnings: Mapping[str, str] | None = None) -> Any:
+    tokenizer = SimpleNamespace(vocabulary=tokens)
+    corpus = SimpleNamespace(tokenizer=tokenizer, warnings=warnings or {})
+    return SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
+
+
+def test_a_text_in_single_bytes_is_said_with_its_corpus() -> None:
+    config = decode(compose(["optimizer.warmup_steps=0"]))
+    context = _context(config, config.model.vocabulary, {"book": "98% of the text"})
+    assert list(_warnings(context)) == ["corpus book: 98% of the text"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "todo"),
     [
@@ -51,17 +64,12 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
 )
 def test_unused_rows_are_said_with_what_helps(overrides: list[str], todo: str) -> None:
     config = decode(compose(["model.vocabulary=4096", *overrides]))
-    corpus = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=637))
-    context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
-    (warning,) = _warnings(context)
+    (warning,) = _warnings(_context(config, 637))
     assert warning.endswith(todo)
 
 
 def test_a_warm_up_that_does_not_end_is_said() -> None:
     config = decode(compose(["trainer.steps=5", "optimizer.warmup_steps=20"]))
-    rows = config.model.vocabulary
-    corpus = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=rows))
-    context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
-    (warning,) = _warnings(context)
+    (warning,) = _warnings(_context(config, config.model.vocabulary))
     assert warning.endswith("set optimizer.warmup_steps to at most 5")
     assert f"{config.optimizer.learning_rate / 4:.3g}" in warning
