@@ -664,5 +664,5 @@ def test_a_new_run_begins_with_the_weights_of_another(
         *tiny, f"run.dir={tmp_path}/off", f"run.init_from={half}", "model.hidden=64",
         "run.resume=auto",
     )  # fmt: skip
-    assert ended.code == 1
-    assert "is it another model?" in ended.text
+    assert ended.code == 2
+    assert "set model.hidden=" in ended.text
