@@ -61,16 +61,18 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             f"{tensor} x {pipeline} = {tensor * pipeline} on {world_size} ranks",
             "a product that divides the number of ranks; the quotient is the number of replicas",
             f"start {next_size} ranks (launch.ranks={next_size} on one machine), or choose factors "
-            f"of {world_size}: {_divisors(world_size)}",
+            f"of {world_size}: {_divisors(world_size)}{_fewer_stages(config, world_size)}",
         )
     if data_ranks % context:
+        needed = tensor * pipeline * context
         raise ConfigError(
             "parallel.context",
             f"{context} on {data_ranks} data ranks",
             "a divisor of the data ranks, which are the ranks divided by parallel.tensor x "
             "parallel.pipeline",
-            f"set parallel.context={_largest_divisor(data_ranks, context)}, or start another "
-            "number of ranks",
+            f"set parallel.context={_largest_divisor(data_ranks, context)}"
+            f"{_fewer_stages(config, world_size)}, or start a multiple of {needed} ranks "
+            f"(launch.ranks={needed})",
         )
     per_node = config.launch.ranks_per_node
     if per_node is not None and per_node < world_size and world_size % per_node:
@@ -81,6 +83,16 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             f"set launch.ranks_per_node={_largest_divisor(world_size, per_node)}; all divisors: "
             f"{_divisors(world_size)}",
         )
+
+
+def _fewer_stages(config: RunConfig, world_size: int) -> str:
+    """Advise the most stages with which the other axes divide the ranks; the default has two."""
+    parallel = config.parallel
+    others = parallel.tensor * parallel.context_ranks
+    if parallel.pipeline == 1 or world_size % others:
+        return ""
+    limit = min(parallel.pipeline, world_size // others)
+    return f", or set parallel.pipeline={_largest_divisor(world_size // others, limit)}"
 
 
 def _check_precision(config: RunConfig) -> None:

@@ -357,7 +357,7 @@ def test_what_it_got_is_said_with_what_it_depends_on(defaults):
         "  wants:  a product that divides the number of ranks; the quotient is the number of "
         "replicas\n"
         "  do:     start 8 ranks (launch.ranks=8 on one machine), or choose factors of 6: "
-        "1, 2, 3, 6"
+        "1, 2, 3, 6, or set parallel.pipeline=3"
     )
 
 
