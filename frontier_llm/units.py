@@ -33,10 +33,13 @@ def format_count(count: float, digits: int | None = None) -> str:
     return f"{count:.0f}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number with a noun in singular or plural: `1 rank`, `2 ranks`, `2 batches`."""
+def counted(number: int, noun: str, separator: str = "") -> str:
+    """Write a number with a noun in singular or plural: `1 rank`, `2 ranks`, `2 batches`.
+
+    The separator `,` of thousands is for numbers that may be large: `1,024 files`.
+    """
     plural = "" if number == 1 else "es" if noun.endswith(("ch", "s", "x")) else "s"
-    return f"{number} {noun}{plural}"
+    return f"{number:{separator}} {noun}{plural}"
 
 
 def name_ranks(ranks: Sequence[int], most: int = 16) -> str:

@@ -220,7 +220,8 @@ def _no_override(before: Sequence[str], text: str, following: Sequence[str]) -> 
         value = next((word for word in following[:1] if "=" not in word), "VALUE")
     setting = similar or key.lstrip("-+")
     setting += "" if "=" in setting else f"={value}"
-    return ConfigError(key, got, "key=value, without dashes", f"write {setting}")
+    todo = f"write {setting}" + ("" if equals else "; options are --help and --cfg job")
+    return ConfigError(key, got, "key=value, without dashes", todo)
 
 
 def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:

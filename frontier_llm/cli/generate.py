@@ -1,4 +1,4 @@
-"""Continue prompts with the model of a run, from its newest checkpoint.
+"""Continue prompts with the model of a run, from its newest or another checkpoint.
 
     frontier-llm generate runs/gpt_tiny-20260131-120000 "def main("
     frontier-llm generate RUN_DIR --tokens 200 --temperature 0.6 "import os" "class Node:"
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, not_negative, run_folder, tool_parser
+from frontier_llm.cli.options import at_least, not_negative, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.config.data import DataConfig
 from frontier_llm.errors import TrainingError
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "prompts", nargs="*", help="texts to continue (default: trainer.sample_prompts of the run)"
     )
+    parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
     parser.add_argument(
         "--tokens", type=at_least(1), default=100, help="tokens per prompt (default 100)"
     )
@@ -75,19 +76,20 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
     data = config.data
+    weights = options.checkpoint or Path(config.run.dir)
     options.prompts = options.prompts or list(prompts_of(config, open_data(data)))
-    tokenizer = open_trained_tokenizer(config, Path(config.run.dir))
+    tokenizer = open_trained_tokenizer(config, weights)
     before = words_before(data, tokenizer)
     wide_console(stderr=True, highlight=False).print(f"before each prompt: {before}", markup=False)
     device = Accelerator.of_rank(0).device
-    with single_process_model(config, Path(config.run.dir), device) as (model, groups):
+    with single_process_model(config, weights, device) as (model, groups):
         sampler = Sampler(model, groups, config, tokenizer)
         try:
             return sampler.continue_texts(
                 options.prompts, options.tokens, options.temperature, options.seed
             )
         except TrainingError as error:
-            raise no_model(Path(config.run.dir), str(error)) from None
+            raise no_model(weights, str(error)) from None
 
 
 def words_before(data: DataConfig, tokenizer: "Tokenizer") -> str:

@@ -34,7 +34,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from frontier_llm.errors import DataError
-from frontier_llm.units import MIB
+from frontier_llm.units import MIB, counted
 
 MAX_EXAMPLES = 3
 HIDDEN = "hidden"
@@ -181,25 +181,26 @@ class Account(BaseModel):
             names = ", ".join(tally.examples)
             more = " ..." if tally.files > len(tally.examples) else ""
             yield _files(tally), f"left out, {reason}: {names}{more}"
-        for count, what in (
-            (self.empty_documents, "documents left out, empty"),
-            (self.repeated_documents, "documents left out, repeated"),
-            (self.broken_documents, "documents left out, not text"),
-            (self.text.lost, "characters that no token stands for"),
-            (self.text.unknown, f"characters in {self.text.unknown_tokens:,} unknown tokens"),
-            (self.text.changed, "characters that the tokenizer drops or replaces"),
-            (self.text.replaced, "halves of surrogate pairs, replaced by U+FFFD"),
+        unknown_tokens = counted(self.text.unknown_tokens, "unknown token", ",")
+        for count, noun, what in (
+            (self.empty_documents, "document", "left out, empty"),
+            (self.repeated_documents, "document", "left out, repeated"),
+            (self.broken_documents, "document", "left out, not text"),
+            (self.text.lost, "character", "without a token"),
+            (self.text.unknown, "character", f"in {unknown_tokens}"),
+            (self.text.changed, "character", "dropped or replaced by the tokenizer"),
+            (self.text.replaced, "surrogate", "without its other half, replaced by U+FFFD"),
         ):
             if count:
-                yield f"{count:,}", what
+                yield _row(count, noun, what)
 
     def summary(self) -> str:
         """Return the account in one short line."""
         files = sum(tally.files for tally in self.left_out.values())
         documents = self.empty_documents + self.broken_documents + self.repeated_documents
         counts = (
-            (files, f"of {self.found.files:,} files left out"),
-            (documents, f"of {self.documents:,} documents left out"),
+            (files, f"of {counted(self.found.files, 'file', ',')} left out"),
+            (documents, f"of {counted(self.documents, 'document', ',')} left out"),
             (self.text.lost, "characters without a token"),
             (self.text.unknown, "unknown characters"),
             (self.text.changed, "characters that the tokenizer drops or replaces"),
@@ -221,22 +222,27 @@ def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[t
         return
     yield _files(account.found), "found"
     yield _files(account.read), "read"
-    yield f"{account.documents:,}", "documents found in them"
+    yield _row(account.documents, "document", "found in them")
     for split, count in kept.items():
-        yield f"{count:,}", f"documents for {split}"
+        yield _row(count, "document", f"for {split}")
     rows = list(account.left_out_lines())
     yield from rows or [("0", "nothing left out")]
     for example in account.examples:
         yield "", example
     if account.text.byte_tokens:
         share = f"{account.text.byte_share:.2%} of the text"
-        yield f"{account.text.byte_tokens:,}", f"bytes encoded as single tokens, {share}"
+        yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
     if account.warning:
         yield "warning", account.warning
 
 
+def _row(count: int, noun: str, what: str) -> tuple[str, str]:
+    amount, _, nouns = counted(count, noun, ",").partition(" ")
+    return amount, f"{nouns} {what}"
+
+
 def _files(tally: Tally) -> str:
-    return f"{tally.files:,} {'file' if tally.files == 1 else 'files'}, {tally.bytes:,} bytes"
+    return f"{counted(tally.files, 'file', ',')}, {counted(tally.bytes, 'byte', ',')}"
 
 
 class Split(BaseModel):

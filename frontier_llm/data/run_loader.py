@@ -166,7 +166,7 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
     data = config.data
     samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
     count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
-    text = f"{count:,} samples per epoch"
+    text = f"{counted(count, 'sample', ',')} per epoch"
     if data.packing == "best_fit":
         tokens = corpora.manifest.train.tokens
         padding = 1 - tokens / ((count + left_out) * data.sequence_length)

@@ -13,7 +13,7 @@ from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import ConfigError, DataError
-from frontier_llm.units import KIB, format_bytes
+from frontier_llm.units import KIB, counted, format_bytes
 
 OTHER_SHARE = 0.1
 """Largest share of the bytes that may be left out because they are in another format. A clone of a
@@ -226,7 +226,9 @@ def _size(files: Sequence[SourceFile]) -> int:
 
 
 def _describe(files: Sequence[SourceFile]) -> str:
-    return f"{len(files):,} files, {format_bytes(_size(files))}, such as {files[0].name}"
+    return (
+        f"{counted(len(files), 'file', ',')}, {format_bytes(_size(files))}, such as {files[0].name}"
+    )
 
 
 def files_without_text(
@@ -248,6 +250,6 @@ def check_left_out(root: Path, left_out: Mapping[str, Tally], read_bytes: int) -
             f"of {format_bytes(read_bytes + other.bytes)} in {root}, {format_bytes(other.bytes)} "
             f"({other.bytes / (read_bytes + other.bytes):.0%}) are no text: "
             f"{', '.join(other.examples)}\n"
-            f"  do: convert or remove these {other.files:,} files, or leave them out and count "
-            "them with data.broken=skip"
+            f"  do: convert or remove {counted(other.files, 'such file', ',')}, or leave them out "
+            "and count them with data.broken=skip"
         )

@@ -55,7 +55,10 @@ def test_a_text_in_single_bytes_is_said_with_its_corpus() -> None:
     [
         (["data.vocabulary=4096"], "add text, or set model.vocabulary=637 data.vocabulary=637"),
         (["data.vocabulary=637"], "data.vocabulary to more tokens, or set model.vocabulary=637"),
-        (["data.tokenizer=a.model"], "to more tokens, or set model.vocabulary=637"),
+        (
+            ["data.tokenizer=a.model"],
+            "data.tokenizer to one with more tokens, or set model.vocabulary=637",
+        ),
         (
             ["model=mt5_tiny", "data=text_spans", "data.path=a", "data.vocabulary=3000"],
             "add text, or set model.vocabulary=737 data.vocabulary=637",
