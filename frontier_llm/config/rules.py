@@ -8,7 +8,7 @@ import math
 from fractions import Fraction
 
 from frontier_llm.config.family import check_attention, check_decoder_length, check_family
-from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.heads import fitting_heads, is_rotatable, next_heads, next_hidden
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
@@ -152,54 +152,11 @@ def _check_context(config: RunConfig) -> None:
         )
 
 
-def _next_heads(config: RunConfig) -> int:
-    """Return the next larger number of heads that passes the other rules.
-
-    If there is no such number, return the next multiple of the tensor ranks.
-    """
-    heads, tensor = config.model.heads, config.parallel.tensor
-    return next((n for n in _fitting_heads(config) if n > heads), -(-heads // tensor) * tensor)
-
-
-def _next_hidden(config: RunConfig) -> int:
-    """Return the next larger model.hidden that passes the other rules with model.heads."""
-    model, tensor = config.model, config.parallel.tensor
-    first = -(-model.hidden // model.heads)
-    widths = range(first, first + 64 * tensor)
-    has_own_ffn = model.ffn != 4 * model.hidden
-    return model.heads * next(
-        (
-            width
-            for width in widths
-            if _rotates(model, width) and (has_own_ffn or 4 * width * model.heads % tensor == 0)
-        ),
-        first,
-    )
-
-
-def _fitting_heads(config: RunConfig) -> list[int]:
-    """Return the numbers of heads that divide model.hidden and pass the other rules."""
-    model = config.model
-    kv_heads = 1 if model.kv_heads == model.heads else model.kv_heads
-    step = math.lcm(config.parallel.tensor, kv_heads)
-    return [
-        heads
-        for heads in range(step, model.hidden + 1, step)
-        if model.hidden % heads == 0 and _rotates(model, model.hidden // heads)
-    ]
-
-
-def _rotates(model: ModelConfig, head_dim: int) -> bool:
-    """Return whether heads of this width have an even number of rotated dimensions, if any."""
-    rotated = int(head_dim * model.rotary_fraction)
-    return model.positions != "rotary" or _is_rotatable(rotated)
-
-
 def _check_tensor(config: RunConfig) -> None:
     tensor, model = config.parallel.tensor, config.model
     for key, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)):
         if size % tensor:
-            fitting = _next_heads(config) if key == "heads" else -(-size // tensor) * tensor
+            fitting = next_heads(config) if key == "heads" else -(-size // tensor) * tensor
             raise ConfigError(
                 f"model.{key}",
                 f"{size}, with parallel.tensor={tensor}",
@@ -217,12 +174,12 @@ def _check_tensor(config: RunConfig) -> None:
         )
     # If head_dim is not hidden / heads, the user has set it, and hidden need not be a multiple.
     if model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads):
-        heads = ", ".join(map(str, _fitting_heads(config)))
+        heads = ", ".join(map(str, fitting_heads(config)))
         raise ConfigError(
             "model.heads",
             f"{model.heads} for model.hidden={model.hidden}",
             "a divisor of model.hidden, unless model.head_dim is given",
-            f"set model.hidden={_next_hidden(config)}, "
+            f"set model.hidden={next_hidden(config)}, "
             + (f"or model.heads to one of {heads}, " if heads else "")
             + "or model.head_dim",
         )
@@ -355,7 +312,7 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
 def _check_positions(config: RunConfig) -> None:
     model = config.model
     rotated = model.rotated_width
-    if model.positions == "rotary" and not _is_rotatable(rotated):
+    if model.positions == "rotary" and not is_rotatable(rotated):
         head_dim = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(
             "model.head_dim",
@@ -364,10 +321,6 @@ def _check_positions(config: RunConfig) -> None:
             f"set model.head_dim={head_dim}, or another model.rotary_fraction "
             f"({model.rotary_fraction})",
         )
-
-
-def _is_rotatable(dimensions: int) -> bool:
-    return dimensions >= 2 and dimensions % 2 == 0
 
 
 def _next_rotatable(rotated: int, share: Fraction) -> int:

@@ -76,7 +76,7 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
-BYTES_SHARE = 0.1
+BYTES_SHARE = 0.2
 """Share of the text in single bytes above which a run warns. Texts in the language of a tokenizer
 have few rare characters; of a text in another script, most characters are missing."""
 

@@ -66,7 +66,7 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
     assert preprocess.main([*arguments, "data.broken=skip"]) == 0
     said = capsys.readouterr().out
     assert "1  document left out, empty" in said
-    assert "1  documents left out, not text" in said
+    assert "1  document left out, not text" in said
     assert "text.jsonl:92: no text under the key" in said
     assert "tokens/s" in said
     (folder,) = (tmp_path / "c").glob("text-*")
