@@ -48,7 +48,7 @@ from frontier_llm.planner.estimate import (
 )
 from frontier_llm.planner.memory import StageMemory
 from frontier_llm.planner.search import Found, Goal, Point, fewest_nodes, scaling_curves, search_all
-from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure
+from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure, told_apart
 
 SEARCHED = ("parallel", "sharding", "collectives")
 """Sections of which the planner tries several values."""
@@ -284,7 +284,7 @@ def layouts_table(found: Found) -> Table:
     caption names, seconds of 0 and a CP of 1 in all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
-    for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
+    for row, seconds in zip(rows, told_apart([b.time.seconds for b in found.best]), strict=True):
         row["step s"] = seconds
     best = found.best[0]
     zero = [
@@ -487,15 +487,6 @@ def _row(layout: Estimate) -> dict[str, str]:
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),
     }
-
-
-def _told_apart(values: Sequence[float]) -> list[str]:
-    """Write numbers with as many digits, at least 3, as tell different ones apart."""
-    for digits in range(3, 6):
-        texts = [format_figure(value, digits) for value in values]
-        if len(set(texts)) == len(set(values)):
-            break
-    return texts
 
 
 def _percent(share: float | None) -> str:

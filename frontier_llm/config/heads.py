@@ -1,4 +1,4 @@
-"""Find numbers of heads and widths that pass all rules, for the advice of a rule that refuses some."""
+"""Numbers of heads and widths that pass all rules, for the advice of a rule that refuses some."""
 
 import math
 
