@@ -160,6 +160,12 @@ def test_prompts_stand_on_either_side_of_options(run: Path, capsys):
     said = capsys.readouterr().out
     assert "def" in said
     assert "class" in said
+    (step,) = (run / "checkpoints").glob("step_*")
+    given = ["--checkpoint", str(step), "def", "class", "--tokens", "2"]
+    assert generate.main([str(run), *given]) == 0
+    assert capsys.readouterr().out == said
+    with pytest.raises(SystemExit, match="2"):
+        generate.main([str(run), "--checkpoint", str(run / "nowhere")])
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: {", "run: 3", "\0"])

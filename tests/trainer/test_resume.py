@@ -257,6 +257,7 @@ def test_a_change_of_what_is_learned_must_be_allowed(tiny: tuple[str, ...], copi
     ended = train(*going_on, *changed, "run.allow_changes=[data.global_batch,optimizer]")
     assert ended.code == 0, ended.text
     assert "changed    data.global_batch: 4 -> 8" in ended.text
+    assert "settings from step 0 on (cosine: " in ended.text
     assert lines(copied, "ledger.jsonl")[-1]["first_sample"] == 16
     (event,) = events(copied, "resume")
     assert event["changes"]["optimizer.learning_rate"][1] == 1e-3

@@ -21,13 +21,14 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     ended = train(
         *TINY, f"run.dir={run_dir}", "data.path=frontier_llm/trainer", "trainer.steps=3",
         f"data.directory={tmp_path}/corpora", "model.vocabulary=700",
-        "optimizer.learning_rate=3e-3",
+        "optimizer.learning_rate=3e-3", "sharding=zero3",
     )  # fmt: skip
     assert ended.code == 0, ended.text
     before = ended.text.partition("step 1/")[0]
     shown = [label for label in LABEL.findall(before) if label not in ("start", "corpus", "the")]
     assert shown == [label for label in ON_THE_CONSOLE if label != "recovery"]
     assert "the tokenizer has 300 tokens, the embedding 700 rows" in before
+    assert "data 1; sharding=zero3, which divides nothing on one data rank\n" in before
     assert "optimizer.learning_rate" not in ended.text, "the model is small"
     log = (run_dir / "run.log").read_text()
     for label in ("preflight", "kernels", "attention", "rates", "plan", *shown):
