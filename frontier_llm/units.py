@@ -33,10 +33,13 @@ def format_count(count: float, digits: int | None = None) -> str:
     return f"{count:.0f}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number with a noun in singular or plural: `1 rank`, `2 ranks`, `2 batches`."""
+def counted(number: int, noun: str, separator: str = "") -> str:
+    """Write a number with a noun in singular or plural: `1 rank`, `2 ranks`, `2 batches`.
+
+    The separator `,` of thousands is for numbers that may be large: `1,024 files`.
+    """
     plural = "" if number == 1 else "es" if noun.endswith(("ch", "s", "x")) else "s"
-    return f"{number} {noun}{plural}"
+    return f"{number:{separator}} {noun}{plural}"
 
 
 def name_ranks(ranks: Sequence[int], most: int = 16) -> str:
@@ -52,6 +55,15 @@ def format_figure(value: float, digits: int = 2) -> str:
     rounded = float(f"{value:.{digits}g}")
     before_point = math.floor(math.log10(abs(rounded))) + 1 if rounded else digits
     return f"{rounded:.{max(0, digits - before_point)}f}"
+
+
+def told_apart(values: Sequence[float]) -> list[str]:
+    """Write numbers with as many digits, at least 3, as tell different ones apart."""
+    for digits in range(3, 6):
+        texts = [format_figure(value, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
 
 
 def format_seconds(seconds: float) -> str:

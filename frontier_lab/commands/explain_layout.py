@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frontier_lab.planning.state_layout import StateLayout, draw
-from frontier_llm.cli.compose import configured
+from frontier_llm.cli.compose import assumed_cluster, configured
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import new_file, tool_parser, write_text
 from frontier_llm.geometry.communicators import Communicator
@@ -57,13 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
-    layout = StateLayout.of(configured(options.overrides).config)
+    config = configured(options.overrides).config
+    layout = StateLayout.of(config)
     if options.svg:
         write_text(options.svg, draw(layout), "--svg")
         print(options.svg)
         return 0
     console = wide_console()
     bar = WIDE_BAR if console.width >= COLUMNS_FOR_WIDE_BARS else NARROW_BAR
+    if assumed := assumed_cluster(config, options.overrides):
+        console.print(f"Cluster: {assumed[0]}; for another one {assumed[1]}\n", soft_wrap=True)
     for part in explain(layout, bar):
         console.print(part)
         console.print()

@@ -238,7 +238,8 @@ def _planned(config: RunConfig) -> tuple[Assumed, int]:
     found = estimate(Candidate.of(config, ranks, per_node))
     if found.refused:
         raise ConfigError(
-            "experiment", config.model.name, f"a layout that can run; refused for {found.refused}",
+            "experiment", f"{config.model.name} on {config.cluster.name}",
+            f"a layout that can run; refused for {found.refused}",
             "choose a layout with frontier-llm plan, or give only a cluster, and --step",
         )  # fmt: skip
     nodes = -(-ranks // per_node)

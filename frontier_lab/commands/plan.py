@@ -11,7 +11,7 @@ Overrides are the same as for frontier-llm train. docs/planner.md describes the 
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from frontier_lab.commands.plan_foreign import plan_file
 from frontier_lab.commands.plan_measured import compare
 from frontier_lab.planning.plan_page import make_page
-from frontier_llm.cli.compose import compose, configured, warn_of_short_samples
+from frontier_llm.cli.compose import assumed_cluster, compose, configured, warn_of_short_samples
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.cli.planned_experiment import (
@@ -48,7 +48,7 @@ from frontier_llm.planner.estimate import (
 )
 from frontier_llm.planner.memory import StageMemory
 from frontier_llm.planner.search import Found, Goal, Point, fewest_nodes, scaling_curves, search_all
-from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure
+from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure, told_apart
 
 SEARCHED = ("parallel", "sharding", "collectives")
 """Sections of which the planner tries several values."""
@@ -76,10 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return compare(options, console)
     if options.foreign:
         return plan_file(options, console, _short_parts)
-    config = configured(options.overrides, SEARCHED).config
-    explain = partial(console.print, soft_wrap=True)
-    config = with_known_share(config, explain)
-    warn_of_short_samples(config, options.overrides, lambda text: explain(f"warning: {text}"))
+    config = _configured(options.overrides, partial(console.print, soft_wrap=True))
     saved = None if options.save is None else experiment_file(options.save)
     nodes = config.planner.nodes or ()
     if options.this:
@@ -146,6 +143,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
     return parser.refuse_useless(options, NEEDS, EXCLUDES)
+
+
+def _configured(overrides: Sequence[str], explain: Callable[[str], None]) -> RunConfig:
+    """Return the configuration to plan; print what it assumes."""
+    config = configured(overrides, SEARCHED).config
+    if assumed := assumed_cluster(config, overrides):
+        explain(f"cluster: {assumed[0]}; for another one {assumed[1]}")
+    config = with_known_share(config, explain)
+    warn_of_short_samples(config, overrides, lambda text: explain(f"warning: {text}"))
+    return config
 
 
 def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Console) -> int:
@@ -277,7 +284,7 @@ def layouts_table(found: Found) -> Table:
     caption names, seconds of 0 and a CP of 1 in all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
-    for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
+    for row, seconds in zip(rows, told_apart([b.time.seconds for b in found.best]), strict=True):
         row["step s"] = seconds
     best = found.best[0]
     zero = [
@@ -480,15 +487,6 @@ def _row(layout: Estimate) -> dict[str, str]:
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),
     }
-
-
-def _told_apart(values: Sequence[float]) -> list[str]:
-    """Write numbers with as many digits, at least 3, as tell different ones apart."""
-    for digits in range(3, 6):
-        texts = [format_figure(value, digits) for value in values]
-        if len(set(texts)) == len(set(values)):
-            break
-    return texts
 
 
 def _percent(share: float | None) -> str:

@@ -8,10 +8,12 @@ process of a run composes, and sends the values to the others, because interpola
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -77,7 +79,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         to this machine's GPU, if that is the GPU of the cluster.
     """
     overrides = [_quoted_path(placed(text)) for text in overrides]
-    parsed = [_parse(text) for text in overrides]
+    parsed = [_parse(overrides[:index], *overrides[index:]) for index in range(len(overrides))]
     try:
         known = groups()
         for override in parsed:
@@ -115,8 +117,7 @@ def _quoted_path(override: str) -> str:
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'{key}="{escaped}"'
+        return f"{key}={_in_quotes(value)}"
     return override
 
 
@@ -177,31 +178,69 @@ def groups() -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(found.items())}
 
 
-def _parse(text: str) -> Override:
+def _parse(before: Sequence[str], text: str, *following: str) -> Override:
+    """Parse an override; the words around it tell how the shell has split a value."""
     key, equals, value = text.partition("=")
-    if equals and key.startswith("--"):
-        wants = "key=value, without dashes"
-        raise ConfigError(key, value, wants, f"write {text.lstrip('-')}")
-    if not equals and not text.startswith("~"):
-        similar = nearest(key.lstrip("-+"))
-        wants = "key=value"
-        todo = f"write {similar or 'key'}=VALUE; options are --help and --cfg job"
-        raise ConfigError(key, f"{text!r}, without a value", wants, todo)
+    if not text.startswith("~") and (not equals or key.startswith("--")):
+        raise _no_override(before, text, following)
     if not key or key.lstrip("+~").startswith("hydra"):
         wants = "a key of the configuration: settings of hydra itself have no effect here"
         todo = "see `frontier-llm train --help` for all keys; the run directory is run.dir"
         raise ConfigError(key or text, value, wants, todo)
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        wants = f"a value that can be read ({str(error).splitlines()[0]})"
-        todo = f"quote the value, and the whole for the shell: '{key}=\"...\"'; lists are [a,b]"
+    except HydraException:
+        wants = "a value that can be read: a list [a,b], entries {name: a}, or a text, in quotes "
+        wants += "if it has brackets, commas, quotes or ="
+        todo = f"quote the value: {quoted(key, value, following)}"
         raise ConfigError(key, value or text, wants, todo) from None
     if override.is_sweep_override():
         wants = "one value: a run is one configuration"
         todo = "quote the value if it contains a comma; start two runs, or a sweep with -m"
         raise ConfigError(key, value, wants, todo)
     return override
+
+
+def _no_override(before: Sequence[str], text: str, following: Sequence[str]) -> ConfigError:
+    """Build the error for an option, or a word without a value; the key may be another program's.
+
+    The value of an option may be the word that follows it, and a word a part of the value before.
+    """
+    key, equals, value = text.partition("=")
+    similar = nearest(key.lstrip("-+"))
+    got = value if equals else f"{text!r}, without a value"
+    if not key.startswith("--"):
+        todo = f"write {similar or 'key'}=VALUE; options are --help and --cfg job"
+        if before and not similar:
+            name, _, first = before[-1].partition("=")
+            rest = takewhile(lambda word: "=" not in word, following)
+            todo = f"if it belongs to {name}, write {quoted(name, ' '.join([first, text, *rest]))}"
+        return ConfigError(key, got, "key=value", todo)
+    if not equals:
+        value = next((word for word in following[:1] if "=" not in word), "VALUE")
+    setting = similar or key.lstrip("-+")
+    setting += "" if "=" in setting else f"={value}"
+    todo = f"write {setting}" + ("" if equals else "; options are --help and --cfg job")
+    return ConfigError(key, got, "key=value, without dashes", todo)
+
+
+def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
+    """Return an override as it is typed in a shell; a list may go on in the words that follow."""
+    for end in range(len(following) + 1) if value.startswith(("[", "{")) else ():
+        whole = " ".join([f"{key}={value}", *following[:end]])
+        try:
+            OverridesParser.create().parse_override(whole)
+        except HydraException:
+            continue
+        return shlex.quote(whole)
+    if value.startswith(("[", "{")):
+        return shlex.quote(f"{key}=[" + ("{name: a, path: A}" if "{" in value else "a,b") + "]")
+    return shlex.quote(f"{key}={_in_quotes(value)}")
+
+
+def _in_quotes(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> None:
@@ -219,11 +258,16 @@ def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> Non
         return
     key = section_of(group)
     meant = nearest_value(key, got, choices)
+    todo = (
+        f"did you mean {key}={meant}?" if meant else f"choose one, or add conf/{group}/{got}.yaml"
+    )
+    if group == "model":
+        todo += " Published weights are converted first: frontier-llm convert --help"
     raise ConfigError(
         key,
         got,
         "one of " + (", ".join(choices) or f"the files of conf/{group}, which has none"),
-        f"did you mean {key}={meant}?" if meant else f"choose one, or add conf/{group}/{got}.yaml",
+        todo,
     )
 
 
@@ -378,6 +422,25 @@ def gives(overrides: Sequence[str], key: str) -> bool:
     experiment = given.get("experiment")
     in_file = leaves(file_values("experiment", experiment)) if experiment else ()
     return key in given or key in dict(in_file)
+
+
+def assumed_cluster(config: RunConfig, overrides: Sequence[str]) -> tuple[str, str] | None:
+    """Return which cluster follows from a machine without a GPU, and what to do; None: none does.
+
+    Commands that predict would otherwise plan a large model for a laptop without saying so.
+    """
+    name, given = config.cluster.name, dict(word.partition("=")[::2] for word in overrides)
+    experiment = given.get("experiment")
+    of_experiment = file_choices("experiment", experiment) if experiment else {}
+    if name != machine_defaults.WITHOUT_GPU or name in (
+        given.get("cluster"),
+        of_experiment.get("cluster"),
+    ):
+        return None
+    names = [
+        other for other in groups()["cluster"] if other not in machine_defaults.OF_THIS_MACHINE
+    ]
+    return f"{name}, because this machine has no GPU", f"add cluster=NAME: {', '.join(names)}"
 
 
 def warn_of_short_samples(

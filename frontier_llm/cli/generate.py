@@ -1,4 +1,4 @@
-"""Continue prompts with the model of a run, from its newest checkpoint.
+"""Continue prompts with the model of a run, from its newest or another checkpoint.
 
     frontier-llm generate runs/gpt_tiny-20260131-120000 "def main("
     frontier-llm generate RUN_DIR --tokens 200 --temperature 0.6 "import os" "class Node:"
@@ -10,24 +10,33 @@ separate, it reads nothing before it. Which of the two is printed to standard er
 A T5 fills the gaps of a prompt, which are written `<extra_id_0>`, `<extra_id_1>` and so on. It
 writes each of these sentinels before the text of the gap. Without them the gap is at the end.
 
+If the denoisers of the run have modes, as in UL2, write no name of a mode into a prompt: its token
+is put before the prompt. It is the mode of the first denoiser with `span: null` (in data=text_ul2:
+S2S), or, if the prompt has gaps, of the first other one (NLU). No other mode can be chosen.
+
 Runs in one process, on a GPU if there is one. The parallel layout of the run does not matter.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, not_negative, run_folder, tool_parser
+from frontier_llm.cli.options import at_least, not_negative, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig
+from frontier_llm.config.data import DataConfig
 from frontier_llm.errors import TrainingError
 from frontier_llm.trainer.single_process_model import (
     no_model,
     single_process_config,
     single_process_model,
 )
+
+if TYPE_CHECKING:
+    from frontier_llm.data.tokenizer import Tokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "prompts", nargs="*", help="texts to continue (default: trainer.sample_prompts of the run)"
     )
+    parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
     parser.add_argument(
         "--tokens", type=at_least(1), default=100, help="tokens per prompt (default 100)"
     )
@@ -61,22 +71,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
     from frontier_llm.data.corpora import open_data
-    from frontier_llm.data.tokenizer_source import tokens_before_text
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.saving.changes import open_trained_tokenizer
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
-    options.prompts = options.prompts or list(prompts_of(config, open_data(config.data)))
-    tokenizer = open_trained_tokenizer(config, Path(config.run.dir))
-    before = [tokenizer.token_of(token) for token in tokens_before_text(config.data, tokenizer)]
-    words = f"{before[0]} (the end of a document)" if before else "nothing"
-    wide_console(stderr=True, highlight=False).print(f"before each prompt: {words}", markup=False)
+    data = config.data
+    weights = options.checkpoint or Path(config.run.dir)
+    options.prompts = options.prompts or list(prompts_of(config, open_data(data)))
+    tokenizer = open_trained_tokenizer(config, weights)
+    before = words_before(data, tokenizer)
+    wide_console(stderr=True, highlight=False).print(f"before each prompt: {before}", markup=False)
     device = Accelerator.of_rank(0).device
-    with single_process_model(config, Path(config.run.dir), device) as (model, groups):
+    with single_process_model(config, weights, device) as (model, groups):
         sampler = Sampler(model, groups, config, tokenizer)
         try:
             return sampler.continue_texts(
                 options.prompts, options.tokens, options.temperature, options.seed
             )
         except TrainingError as error:
-            raise no_model(Path(config.run.dir), str(error)) from None
+            raise no_model(weights, str(error)) from None
+
+
+def words_before(data: DataConfig, tokenizer: "Tokenizer") -> str:
+    """Return in words what the model of a run reads before a prompt."""
+    from frontier_llm.data.tokenizer_source import tokens_before_text
+
+    if data.modes:
+        first, gaps = (data.mode_of_prompt(has_gaps=has_gaps) for has_gaps in (False, True))
+        return f"mode {first}; before one with gaps (<extra_id_0>): mode {gaps}"
+    before = [tokenizer.token_of(token) for token in tokens_before_text(data, tokenizer)]
+    return f"{before[0]} (the end of a document)" if before else "nothing"

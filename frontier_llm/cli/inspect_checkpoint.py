@@ -295,5 +295,6 @@ def _headline(checkpoint: Checkpoint) -> str:
     parameters = _elements(checkpoint)
     return (
         f"{checkpoint.folder}: step {manifest.step}, {format_count(parameters)} parameters, "
-        f"{format_bytes(manifest.size)} in {len(manifest.files)} files of {manifest.world} ranks"
+        f"{format_bytes(manifest.size)} in {counted(len(manifest.files), 'file')} of "
+        f"{counted(manifest.world, 'rank')}"
     )

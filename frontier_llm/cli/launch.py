@@ -31,8 +31,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from frontier_llm.cli.compose import compose, configured, groups, warn_of_short_samples
-from frontier_llm.cli.group_files import file_choices, key_of
+from frontier_llm.cli.compose import (
+    assumed_cluster,
+    compose,
+    configured,
+    warn_of_short_samples,
+)
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
     check_qsub_options,
@@ -42,7 +47,6 @@ from frontier_llm.cli.launch_options import (
     time_limit,
     with_joined_values,
 )
-from frontier_llm.cli.machine_defaults import OF_THIS_MACHINE, WITHOUT_GPU
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.config import RunConfig, decode
@@ -207,7 +211,8 @@ def _checked_job(
 ) -> Job:
     """Return a job whose configuration can run on its number of ranks, and that can save states."""
     composed = configured(overrides)
-    _check_cluster(composed.config.cluster.name, overrides)
+    if assumed := assumed_cluster(composed.config, overrides):
+        raise ConfigError("cluster", assumed[0], "the cluster of the job", assumed[1])
     job = Job.of(composed.config, chain, options, overrides)
     _check_ranks(job, composed.config, overrides)
     if job.is_pbs:
@@ -249,19 +254,6 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     if error:
         predicted += f"\nwarning    {error.key}={error.got} is too short: {error.todo}"
     return (*lines, predicted)
-
-
-def _check_cluster(name: str, overrides: Sequence[str]) -> None:
-    """Refuse the cluster that follows from a login node without a GPU."""
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    experiment = given.get("experiment")
-    of_experiment = file_choices("experiment", experiment) if experiment else {}
-    if name == WITHOUT_GPU and name not in (given.get("cluster"), of_experiment.get("cluster")):
-        names = [other for other in groups()["cluster"] if other not in OF_THIS_MACHINE]
-        raise ConfigError(
-            "cluster", f"{name}, because this machine has no GPU", "the cluster of the job",
-            f"add cluster=NAME: {', '.join(names)}",
-        )  # fmt: skip
 
 
 def _check_ranks(job: Job, config: RunConfig, overrides: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
 from frontier_llm.config.paths import expanded
 from frontier_llm.errors import ConfigError, DataError, FrontierError
+from frontier_llm.units import counted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the same as in a shell."""
@@ -193,8 +194,10 @@ def folder_of_one(text: str) -> Path:
     runs = [name for name in _names(found) if (found / name / RUN_CONFIG).is_file()]
     if runs and not (found / RUN_CONFIG).is_file():
         names = " or ".join(str(found / name) for name in runs[-MOST_RUNS:])
+        if len(runs) > MOST_RUNS:
+            names += f", or one of {counted(len(runs) - MOST_RUNS, 'earlier run')}"
         raise ConfigError(
-            THE_LINE, text, f"one run, not a folder of {len(runs)} runs", f"name {names}"
+            THE_LINE, text, f"one run, not a folder of {counted(len(runs), 'run')}", f"name {names}"
         )
     return found
 

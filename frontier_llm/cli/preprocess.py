@@ -36,7 +36,7 @@ from frontier_llm.data.corpus_build import MERGING
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, account_rows
 from frontier_llm.data.packing import open_packing
 from frontier_llm.data.prepared_corpus import streams
-from frontier_llm.units import MIB, format_bytes, format_count, format_seconds
+from frontier_llm.units import MIB, counted, format_bytes, format_count, format_seconds
 
 _READ = ("data", "experiment")
 """Sections and groups whose overrides change corpora."""
@@ -153,7 +153,7 @@ def show_packing(folders: Sequence[Path], length: int, console: Console) -> None
     for stream in itertools.chain.from_iterable(map(streams, folders)):
         packing = open_packing(stream.prefix, stream.document_lengths(), length)
         console.print(
-            f"{stream.prefix}: {len(packing):,} samples of {length:,} tokens, "
+            f"{stream.prefix}: {counted(len(packing), 'sample', ',')} of {length:,} tokens, "
             f"{packing.padding_share:.2%} padding",
             highlight=False,
             soft_wrap=True,

@@ -85,8 +85,9 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
-    from frontier_llm.saving.changes import check_initial_tokenizer
+    from frontier_llm.saving.changes import check_initial_model, check_initial_tokenizer
 
+    check_initial_model(config)
     if config.callbacks:  # a wrong name is refused here, before any process starts
         from frontier_llm.trainer.callbacks.callback_list import import_callbacks
 

@@ -128,6 +128,15 @@ class DataConfig(Section):
         """Names of the modes of the denoisers, each of which needs a token id."""
         return modes_of(self.denoisers) if self.objective == "spans" else ()
 
+    def mode_of_prompt(self, *, has_gaps: bool) -> str | None:
+        """Return the mode that is put before a prompt; None if its denoisers have none.
+
+        It is that of the first denoiser that fills gaps, or else continues a text (`span: null`).
+        """
+        continues = not has_gaps and any(d.span is None for d in self.denoisers)
+        modes = (d.mode for d in self.denoisers if (d.span is None) == continues)
+        return next((mode for mode in modes if mode is not None), None)
+
     @property
     def batch_in_words(self) -> str:
         """What a step reads; the samples of an encoder-decoder have a target besides."""

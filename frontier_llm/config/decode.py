@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 from frontier_llm.config.partner_copies import with_partner_copies
 from frontier_llm.config.reading import SEVERAL
 from frontier_llm.config.run import RunConfig
-from frontier_llm.config.synonyms import KEYS, nearest_value
+from frontier_llm.config.synonyms import KEYS, NOTES, nearest_value
 from frontier_llm.errors import ConfigError
 
 _NAMES = {
@@ -97,6 +97,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def nearest(key: str) -> str | None:
     """Return the key that a user may mean by a wrong one; None = none is similar."""
+    key = key.replace("-", "_")
     known = [name for name, _, _ in keys()]
     full_names = {name.rpartition(".")[2]: name for name in known}
     sections = {name.rpartition(".")[0] for name in known} - {""}
@@ -119,6 +120,8 @@ def unknown_key(key: str, got: object) -> ConfigError:
         return ConfigError(key, got, wants, f"in a file, write `{section}: {{{name}: {got}}}`")
     similar = nearest(key)
     todo = f"did you mean {similar}?" if similar else "choose a key of that list"
+    if note := NOTES.get(name.replace("-", "_")):
+        todo += f" ({note})"
     return ConfigError(key, got, "a key that `frontier-llm train --help` lists", todo)
 
 
@@ -170,6 +173,8 @@ def _first_error(
     limits = [limit for limit in details.get("ctx", {}).values() if isinstance(limit, int | float)]
     likely = [value for value in (usual(key),) if value is not None]
     todo = _advice(key, field, got, *likely, *limits)
+    if isinstance(got, float) and got.is_integer() and details["type"] in _TYPE_ERRORS:
+        todo = f"write {key}={int(got)}"
     if isinstance(got, bool) and "number" not in wants:
         todo = todo.rstrip("?") + _QUOTES
     if key in ("data.path", "data.corpora"):

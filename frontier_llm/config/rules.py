@@ -8,7 +8,7 @@ import math
 from fractions import Fraction
 
 from frontier_llm.config.family import check_attention, check_decoder_length, check_family
-from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.heads import fitting_heads, is_rotatable, next_heads, next_hidden
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
@@ -61,16 +61,18 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             f"{tensor} x {pipeline} = {tensor * pipeline} on {world_size} ranks",
             "a product that divides the number of ranks; the quotient is the number of replicas",
             f"start {next_size} ranks (launch.ranks={next_size} on one machine), or choose factors "
-            f"of {world_size}: {_divisors(world_size)}",
+            f"of {world_size}: {_divisors(world_size)}{_fewer_stages(config, world_size)}",
         )
     if data_ranks % context:
+        needed = tensor * pipeline * context
         raise ConfigError(
             "parallel.context",
             f"{context} on {data_ranks} data ranks",
             "a divisor of the data ranks, which are the ranks divided by parallel.tensor x "
             "parallel.pipeline",
-            f"set parallel.context={_largest_divisor(data_ranks, context)}, or start another "
-            "number of ranks",
+            f"set parallel.context={_largest_divisor(data_ranks, context)}"
+            f"{_fewer_stages(config, world_size)}, or start a multiple of {needed} ranks "
+            f"(launch.ranks={needed})",
         )
     per_node = config.launch.ranks_per_node
     if per_node is not None and per_node < world_size and world_size % per_node:
@@ -81,6 +83,16 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             f"set launch.ranks_per_node={_largest_divisor(world_size, per_node)}; all divisors: "
             f"{_divisors(world_size)}",
         )
+
+
+def _fewer_stages(config: RunConfig, world_size: int) -> str:
+    """Advise the most stages with which the other axes divide the ranks; the default has two."""
+    parallel = config.parallel
+    others = parallel.tensor * parallel.context_ranks
+    if parallel.pipeline == 1 or world_size % others:
+        return ""
+    limit = min(parallel.pipeline, world_size // others)
+    return f", or set parallel.pipeline={_largest_divisor(world_size // others, limit)}"
 
 
 def _check_precision(config: RunConfig) -> None:
@@ -140,21 +152,11 @@ def _check_context(config: RunConfig) -> None:
         )
 
 
-def _next_heads(model: ModelConfig, tensor: int) -> int:
-    """Return the next larger number of heads that `tensor` divides and that divides model.hidden.
-
-    If there is no such number, return the next multiple of `tensor`.
-    """
-    next_multiple = -(-model.heads // tensor) * tensor
-    candidates = range(next_multiple, model.hidden + 1, tensor)
-    return next((heads for heads in candidates if model.hidden % heads == 0), next_multiple)
-
-
 def _check_tensor(config: RunConfig) -> None:
     tensor, model = config.parallel.tensor, config.model
     for key, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)):
         if size % tensor:
-            fitting = _next_heads(model, tensor) if key == "heads" else -(-size // tensor) * tensor
+            fitting = next_heads(config) if key == "heads" else -(-size // tensor) * tensor
             raise ConfigError(
                 f"model.{key}",
                 f"{size}, with parallel.tensor={tensor}",
@@ -172,12 +174,14 @@ def _check_tensor(config: RunConfig) -> None:
         )
     # If head_dim is not hidden / heads, the user has set it, and hidden need not be a multiple.
     if model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads):
+        heads = ", ".join(map(str, fitting_heads(config)))
         raise ConfigError(
             "model.heads",
             f"{model.heads} for model.hidden={model.hidden}",
             "a divisor of model.hidden, unless model.head_dim is given",
-            f"set model.hidden={-(-model.hidden // model.heads) * model.heads}, or model.heads to "
-            f"one of {_divisors(model.hidden)}, or model.head_dim",
+            f"set model.hidden={next_hidden(config)}, "
+            + (f"or model.heads to one of {heads}, " if heads else "")
+            + "or model.head_dim",
         )
 
 
@@ -308,7 +312,7 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
 def _check_positions(config: RunConfig) -> None:
     model = config.model
     rotated = model.rotated_width
-    if model.positions == "rotary" and not _is_rotatable(rotated):
+    if model.positions == "rotary" and not is_rotatable(rotated):
         head_dim = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(
             "model.head_dim",
@@ -317,10 +321,6 @@ def _check_positions(config: RunConfig) -> None:
             f"set model.head_dim={head_dim}, or another model.rotary_fraction "
             f"({model.rotary_fraction})",
         )
-
-
-def _is_rotatable(dimensions: int) -> bool:
-    return dimensions >= 2 and dimensions % 2 == 0
 
 
 def _next_rotatable(rotated: int, share: Fraction) -> int:

@@ -88,6 +88,14 @@ class Corpora:
             return next(iter(lines.values()))
         return ", ".join(f"{name}: {line}" for name, line in lines.items())
 
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What to do about a tokenizer that lacks the characters of a corpus, by its name."""
+        accounts = zip(
+            self.names, (corpus.manifest.account for corpus in self.corpora), strict=True
+        )
+        return {name: a.warning for name, a in accounts if a is not None and a.warning is not None}
+
 
 def prepare_all(
     config: DataConfig, on_progress: Progress | None = None, workers: int | None = None

@@ -43,6 +43,7 @@ from frontier_llm.data.tokenizer import Encoder, Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import DataError
+from frontier_llm.units import counted
 
 MISSING_SHARE = 0.05
 """Largest share of the characters that may be lost or unknown. A tokenizer without bytes misses a
@@ -190,9 +191,10 @@ class CorpusBuild:
                     "repair them, or set data.text_key to the field that holds the text"
                 )
             raise DataError(
-                f"{self.source.root} has {train} documents for training and {validation} for "
-                f"validation, at data.validation_percent={percent}; both need some. A hash of its "
-                "name decides for each document, so few documents may all fall on one side\n"
+                f"{self.source.root} has {counted(train, 'document')} for training and "
+                f"{validation} for validation, at data.validation_percent={percent}; both need "
+                "some. A hash of its name decides for each document, so few documents may all "
+                "fall on one side\n"
                 f"  do: add text, to about {max(100, round(500 / percent)):,} documents"
                 + (f", or set data.validation_percent={other:g}" if other is not None else "")
                 + without

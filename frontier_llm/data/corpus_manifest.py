@@ -34,7 +34,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from frontier_llm.errors import DataError
-from frontier_llm.units import MIB
+from frontier_llm.units import MIB, counted
 
 MAX_EXAMPLES = 3
 HIDDEN = "hidden"
@@ -76,6 +76,11 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
+BYTES_SHARE = 0.2
+"""Share of the text in single bytes above which a run warns. Texts in the language of a tokenizer
+have few rare characters; of a text in another script, most characters are missing."""
+
+
 class Tally(BaseModel):
     """Number and size of some files, with the names of the first."""
 
@@ -115,6 +120,15 @@ class TextCounts(BaseModel):
     normalises: white space that it drops, or letters that it replaces."""
     replaced: int = Field(default=0, ge=0)
     """Number of halves of surrogate pairs, each of which became U+FFFD."""
+    bytes: int = Field(default=0, ge=0)
+    """Size of all documents in UTF-8; 0 in corpora of versions that did not count it."""
+    byte_tokens: int = Field(default=0, ge=0)
+    """Number of tokens that stand for a single byte of a character with several bytes."""
+
+    @property
+    def byte_share(self) -> float:
+        """Share of the text in bytes that have tokens of their own."""
+        return self.byte_tokens / max(1, self.bytes)
 
     def add(self, other: "TextCounts") -> None:
         """Add the counts of other documents."""
@@ -150,38 +164,52 @@ class Account(BaseModel):
         left_out = self.empty_documents + self.broken_documents + self.repeated_documents
         assert self.documents == kept_documents + left_out, "documents are not accounted for"
 
+    @property
+    def warning(self) -> str | None:
+        """What to do if the tokenizer knows few characters of the text; None if it knows most."""
+        if self.text.byte_share <= BYTES_SHARE:
+            return None
+        return (
+            f"{self.text.byte_share:.0%} of the text is encoded as single bytes, because the "
+            "tokenizer lacks its characters: set data.tokenizer to a tokenizer for its script, or "
+            "to null and data.vocabulary to more tokens"
+        )
+
     def left_out_lines(self) -> Iterator[tuple[str, str]]:
         """Yield (count, what was left out or changed) for all counts that are not 0."""
         for reason, tally in self.left_out.items():
             names = ", ".join(tally.examples)
             more = " ..." if tally.files > len(tally.examples) else ""
             yield _files(tally), f"left out, {reason}: {names}{more}"
-        for count, what in (
-            (self.empty_documents, "documents left out, empty"),
-            (self.repeated_documents, "documents left out, repeated"),
-            (self.broken_documents, "documents left out, not text"),
-            (self.text.lost, "characters that no token stands for"),
-            (self.text.unknown, f"characters in {self.text.unknown_tokens:,} unknown tokens"),
-            (self.text.changed, "characters that the tokenizer drops or replaces"),
-            (self.text.replaced, "halves of surrogate pairs, replaced by U+FFFD"),
+        unknown_tokens = counted(self.text.unknown_tokens, "unknown token", ",")
+        for count, noun, what in (
+            (self.empty_documents, "document", "left out, empty"),
+            (self.repeated_documents, "document", "left out, repeated"),
+            (self.broken_documents, "document", "left out, not text"),
+            (self.text.lost, "character", "without a token"),
+            (self.text.unknown, "character", f"in {unknown_tokens}"),
+            (self.text.changed, "character", "dropped or replaced by the tokenizer"),
+            (self.text.replaced, "surrogate", "without its other half, replaced by U+FFFD"),
         ):
             if count:
-                yield f"{count:,}", what
+                yield _row(count, noun, what)
 
     def summary(self) -> str:
         """Return the account in one short line."""
         files = sum(tally.files for tally in self.left_out.values())
         documents = self.empty_documents + self.broken_documents + self.repeated_documents
         counts = (
-            (files, f"of {self.found.files:,} files left out"),
-            (documents, f"of {self.documents:,} documents left out"),
+            (files, f"of {counted(self.found.files, 'file', ',')} left out"),
+            (documents, f"of {counted(self.documents, 'document', ',')} left out"),
             (self.text.lost, "characters without a token"),
             (self.text.unknown, "unknown characters"),
             (self.text.changed, "characters that the tokenizer drops or replaces"),
             (self.text.replaced, "characters replaced"),
         )
-        shown = (f"{count:,} {what}" for count, what in counts if count)
-        return ", ".join(shown) or "nothing left out"
+        shown = [f"{count:,} {what}" for count, what in counts if count] or ["nothing left out"]
+        if self.warning:
+            shown.append(f"{self.text.byte_share:.0%} of the text encoded as single bytes")
+        return ", ".join(shown)
 
 
 def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -194,17 +222,27 @@ def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[t
         return
     yield _files(account.found), "found"
     yield _files(account.read), "read"
-    yield f"{account.documents:,}", "documents found in them"
+    yield _row(account.documents, "document", "found in them")
     for split, count in kept.items():
-        yield f"{count:,}", f"documents for {split}"
+        yield _row(count, "document", f"for {split}")
     rows = list(account.left_out_lines())
     yield from rows or [("0", "nothing left out")]
     for example in account.examples:
         yield "", example
+    if account.text.byte_tokens:
+        share = f"{account.text.byte_share:.2%} of the text"
+        yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
+    if account.warning:
+        yield "warning", account.warning
+
+
+def _row(count: int, noun: str, what: str) -> tuple[str, str]:
+    amount, _, nouns = counted(count, noun, ",").partition(" ")
+    return amount, f"{nouns} {what}"
 
 
 def _files(tally: Tally) -> str:
-    return f"{tally.files:,} {'file' if tally.files == 1 else 'files'}, {tally.bytes:,} bytes"
+    return f"{counted(tally.files, 'file', ',')}, {counted(tally.bytes, 'byte', ',')}"
 
 
 class Split(BaseModel):

@@ -68,9 +68,10 @@ _SPLITTINGS = {
     _QWEN_2: Splitting(_LLAMA_WORDS, _llama_runs("[0-9]"), _BORDER),
 }
 """How to split texts, by the regular expression of the tokenizer. A run is one match of it."""
-_ASCII_AS_LETTERS = {byte: 256 + byte for byte in range(33)} | {127: 289}
-"""How a byte-level tokenizer writes ASCII in its tokens: control characters and blanks are replaced
-by letters, all other characters stand for themselves."""
+_UNSEEN = (*range(33), *range(127, 161), 173)
+_LETTERS = {byte: 256 + number for number, byte in enumerate(_UNSEEN)}
+"""How a byte-level tokenizer writes bytes in its tokens: those of control characters and blanks are
+replaced by letters, all others stand for the characters of Latin-1."""
 _NORMALIZERS = (None, {"type": "NFC"})
 """Normalizers that change no ASCII and combine no character with white space before it."""
 
@@ -126,18 +127,11 @@ class JsonTokenizer(Tokenizer):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    @cached_property
-    def covers_all_text(self) -> bool:
-        """Whether the vocabulary has all bytes, and the tokenizer falls back to them."""
+    def byte_name(self, byte: int) -> str | None:
+        """Return the entry of the vocabulary for a byte; None if the tokenizer never uses bytes."""
         if self._falls_back:
-            names = [f"<0x{byte:02X}>" for byte in range(256)]
-        elif self._is_byte_level:
-            from tokenizers.pre_tokenizers import ByteLevel
-
-            names = ByteLevel.alphabet()
-        else:
-            return False
-        return all(self._tokenizer.token_to_id(name) is not None for name in names)
+            return super().byte_name(byte)
+        return chr(_LETTERS.get(byte, byte)) if self._is_byte_level else None
 
     def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
         """Return the token ids of a text, and the characters that are lost or unknown."""
@@ -172,7 +166,7 @@ class JsonTokenizer(Tokenizer):
         """Return the token ids of one match of `splitting`."""
         if substring.isascii():
             # the match is one word of the model, and no normalization changes ASCII
-            tokens = self._model.tokenize(substring.translate(_ASCII_AS_LETTERS))
+            tokens = self._model.tokenize(substring.translate(_LETTERS))
             return [token.id for token in tokens]
         ids: list[int] = self._tokenizer.encode(substring, add_special_tokens=False).ids
         return ids

@@ -29,6 +29,7 @@ from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.units import counted
 
 
 class TokenStream:
@@ -177,7 +178,7 @@ class Samples:
             need = -(-(sequence_length + overlap) // max(1, len(stream)))
             lower = f", or set data.sequence_length={length}" if length >= 8 else ""
             raise DataError(
-                f"{stream.prefix}.bin has {len(stream)} tokens, {reason}\n"
+                f"{stream.prefix}.bin has {counted(len(stream), 'token')}, {reason}\n"
                 f"  do: add text, to about {need} times as much (for validation: or raise "
                 f"data.validation_percent){lower}"
             )

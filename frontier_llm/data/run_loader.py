@@ -21,6 +21,7 @@ from frontier_llm.data.corpora import (
     CorpusSamples,
     ValidationWindows,
     initial_schedule,
+    open_all,
     prepare_all,
 )
 from frontier_llm.data.corpus_build import Progress
@@ -36,6 +37,7 @@ from frontier_llm.data.tokenizer_source import (
     mode_tokens,
 )
 from frontier_llm.errors import DataError
+from frontier_llm.units import counted
 
 
 def make_loader(
@@ -55,18 +57,11 @@ def make_loader(
 
     Raises:
         ConfigError: the tokenizer has more tokens than the model's embedding has rows.
-        DataError: the split has fewer samples than a step reads.
+        DataError: see `make_windows`.
     """
     data = config.data
     if windows is None:
         windows = make_windows(config, corpora, train=train)
-    if train and len(windows) < data.global_batch:
-        raise DataError(
-            f"the training text of {data.name} has {len(windows)} samples of "
-            f"data.sequence_length={data.sequence_length}: a step of "
-            f"data.global_batch={data.global_batch} would read some of them twice\n"
-            "  do: add text, or lower data.global_batch or data.sequence_length"
-        )
     make_batch = make_batch_maker(config, corpora)
     context = config.parallel.context_ranks
     replica, context_rank = divmod(data_rank, context)
@@ -98,6 +93,9 @@ def make_windows(
     Pipeline stages between the first and the last need no tokens, only the borders of documents.
     If all stages read tokens, each sample would be read once per stage, in small random reads from
     a shared file system. Without `reads` windows have the same shapes and consist of zeros.
+
+    Raises:
+        DataError: the training has fewer samples than a step reads, or the validation has none.
     """
     samples = [
         window_corpus(config, corpus, train=train, reads=reads) for corpus in corpora.corpora
@@ -105,7 +103,15 @@ def make_windows(
     if not train:
         wanted = config.trainer.evaluate_batches * config.data.global_batch
         return ValidationWindows(samples, [corpora.weights[name] for name in corpora.names], wanted)
-    if config.data.kind != "blend":
+    data, count = config.data, sum(map(len, samples))
+    if count < data.global_batch:
+        raise DataError(
+            f"the training text of {data.name} has {counted(count, 'sample')} of "
+            f"data.sequence_length={data.sequence_length}: a step of "
+            f"data.global_batch={data.global_batch} would read some of them twice\n"
+            "  do: add text, or lower data.global_batch or data.sequence_length"
+        )
+    if data.kind != "blend":
         return samples[0]
     by_name = dict(zip(corpora.names, samples, strict=True))
     return BlendedSamples(by_name, initial_schedule(corpora, config.trainer.seed))
@@ -138,7 +144,7 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
     data = config.data
     samples = [window_corpus(config, corpus, train=True) for corpus in corpora.corpora]
     count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
-    text = f"{count:,} samples per epoch"
+    text = f"{counted(count, 'sample', ',')} per epoch"
     if data.packing == "best_fit":
         tokens = corpora.manifest.train.tokens
         padding = 1 - tokens / ((count + left_out) * data.sequence_length)
@@ -172,7 +178,12 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
 def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
     """Prepare all corpora of a run, and return their folders.
 
-    A given tokenizer that is too large for the model is refused first.
+    A given tokenizer that is too large for the model is refused first, and corpora that are too
+    small for a step or an evaluation before any rank starts.
     """
     check_given_tokenizer(config)
-    return prepare_all(config.data, on_progress)
+    folders = prepare_all(config.data, on_progress)
+    corpora = open_all(config.data, folders)
+    for train in (True, False):
+        make_windows(config, corpora, train=train)
+    return folders

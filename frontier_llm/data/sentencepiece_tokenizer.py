@@ -95,11 +95,6 @@ class SentencePieceTokenizer(Tokenizer):
             ids += self._space_mark_ids + self._pieces.encode(substring)
         return ids
 
-    @cached_property
-    def covers_all_text(self) -> bool:
-        """Whether the model has a piece for every byte."""
-        return all(self.id_of(f"<0x{byte:02X}>") is not None for byte in range(256))
-
     def encode_counting(self, text: str) -> tuple[list[int], TextCounts]:
         """Return the token ids of a text, and the characters that are unknown."""
         ids, unknown = self.encode(text), int(self._pieces.unk_id())

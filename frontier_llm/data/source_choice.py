@@ -13,7 +13,7 @@ from frontier_llm.data.source import Document, Source, SourceFile
 from frontier_llm.data.source_format import Scan
 from frontier_llm.data.worker_pool import run_jobs
 from frontier_llm.errors import ConfigError, DataError
-from frontier_llm.units import KIB, format_bytes
+from frontier_llm.units import KIB, counted, format_bytes
 
 OTHER_SHARE = 0.1
 """Largest share of the bytes that may be left out because they are in another format. A clone of a
@@ -103,13 +103,18 @@ class _Chooser:
             )
 
     def _is_in_one_split(self, source: Source) -> bool:
-        """Return whether a source is few short texts that all are for training, or validation."""
+        """Return whether all texts of a source are short and for training, or all for validation.
+
+        Records beside them have both splits, which does not make the validation like the training.
+        """
         percent = self._config.validation_percent
-        texts = [(index, f) for index, f in enumerate(source.files) if f.size and f.detected.format]
+        texts = [
+            (index, file)
+            for index, file in enumerate(source.files)
+            if file.size and file.detected.format == "text"
+        ]
         splits = {Document(source.name(i, 0), "").is_validation(percent) for i, _ in texts}
-        return len(splits) == 1 and all(
-            file.detected.format == "text" and file.size <= LONG_FILE_BYTES for _, file in texts
-        )
+        return len(splits) == 1 and all(file.size <= LONG_FILE_BYTES for _, file in texts)
 
     def refuse_or_leave_out(self, file: SourceFile, problem: str, reason: str) -> None:
         """Count a file that cannot be used."""
@@ -221,7 +226,9 @@ def _size(files: Sequence[SourceFile]) -> int:
 
 
 def _describe(files: Sequence[SourceFile]) -> str:
-    return f"{len(files):,} files, {format_bytes(_size(files))}, such as {files[0].name}"
+    return (
+        f"{counted(len(files), 'file', ',')}, {format_bytes(_size(files))}, such as {files[0].name}"
+    )
 
 
 def files_without_text(
@@ -243,6 +250,6 @@ def check_left_out(root: Path, left_out: Mapping[str, Tally], read_bytes: int) -
             f"of {format_bytes(read_bytes + other.bytes)} in {root}, {format_bytes(other.bytes)} "
             f"({other.bytes / (read_bytes + other.bytes):.0%}) are no text: "
             f"{', '.join(other.examples)}\n"
-            f"  do: convert or remove these {other.files:,} files, or leave them out and count "
-            "them with data.broken=skip"
+            f"  do: convert or remove {counted(other.files, 'such file', ',')}, or leave them out "
+            "and count them with data.broken=skip"
         )

@@ -92,10 +92,21 @@ class Tokenizer(ABC):
             DataError: the text is not valid Unicode: it has half a surrogate pair.
         """
 
+    def byte_name(self, byte: int) -> str | None:
+        """Return the entry of the vocabulary for a byte; None if bytes never have tokens."""
+        return f"<0x{byte:02X}>"
+
+    @cached_property
+    def byte_ids(self) -> dict[int, int]:
+        """Token ids of single bytes, by byte, as far as the vocabulary has them."""
+        names = {byte: self.byte_name(byte) for byte in range(256)}
+        found = {byte: None if name is None else self.id_of(name) for byte, name in names.items()}
+        return {byte: token for byte, token in found.items() if token is not None}
+
     @property
-    @abstractmethod
     def covers_all_text(self) -> bool:
-        """Whether tokens other than the unknown token stand for every text, as bytes do."""
+        """Whether tokens other than the unknown token stand for every text: those of all bytes."""
+        return len(self.byte_ids) == 256
 
     @cached_property
     def keeps_text(self) -> bool:
@@ -208,6 +219,9 @@ class Encoder:
         self._tokenizer, self._dtype = tokenizer, dtype
         self._splitting = tokenizer.splitting
         self._cache = _TokenCache(self._encode_substring)
+        # by token id: whether it stands for a byte of a character with several bytes
+        self._is_byte = np.zeros(tokenizer.vocabulary, dtype=np.bool_)
+        self._is_byte[[token for byte, token in tokenizer.byte_ids.items() if byte >= 0x80]] = True
         self.eod = self._pack([tokenizer.eod])
 
     def encode(self, text: str, counts: TextCounts | None = None) -> bytes:
@@ -216,12 +230,20 @@ class Encoder:
         The text must have no unpaired surrogates. The counts of its characters are added to
         `counts`.
         """
-        if counts is not None:
-            counts.characters += len(text)
-            if not (self._tokenizer.covers_all_text and self._tokenizer.keeps_text):
-                ids, missing = self._tokenizer.count(text)
-                counts.add(missing)
-                return self._pack(ids)
+        if counts is None:
+            return self._encode(text)
+        counts.characters += len(text)
+        counts.bytes += len(text.encode())
+        if self._tokenizer.covers_all_text and self._tokenizer.keeps_text:
+            tokens = self._encode(text)
+        else:
+            ids, missing = self._tokenizer.count(text)
+            counts.add(missing)
+            tokens = self._pack(ids)
+        counts.byte_tokens += int(self._is_byte[np.frombuffer(tokens, self._dtype)].sum())
+        return tokens
+
+    def _encode(self, text: str) -> bytes:
         splitting = self._splitting
         if splitting is None or any(string in text for string in splitting.whole):
             return self._pack(self._tokenizer.encode(text))

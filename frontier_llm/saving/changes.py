@@ -26,6 +26,7 @@ from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.tiers import newest_folder
 
 if TYPE_CHECKING:
+    from frontier_llm.checkpoint.discovery import Checkpoint
     from frontier_llm.data.corpus_manifest import Manifest
     from frontier_llm.data.tokenizer import Tokenizer
 
@@ -157,7 +158,12 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
     )
 
 
-def _refuse_other_shapes(found: Changes, now: Mapping[str, Any]) -> None:
+def _refuse_other_shapes(
+    found: Changes,
+    now: Mapping[str, Any],
+    wanted: str = "as in the checkpoint that the run resumes from",
+    otherwise: str = "start a new run without these weights: run.dir=NEW_RUN",
+) -> None:
     old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
     saved, current = _shapes(now, old), _shapes(now, {})
     if saved is None or current is None or saved == current:
@@ -177,10 +183,9 @@ def _refuse_other_shapes(found: Changes, now: Mapping[str, Any]) -> None:
     raise ConfigError(
         blamed[0],
         f"{after}{' with model.positions=learned' if has_table else ''}",
-        f"{before}, as in the checkpoint that the run resumes from, because shapes of parameters "
-        f"depend on it ({name} is {shapes[0]}, and would be {shapes[1]})",
-        f"set {back}, or start a new run without these weights: run.dir=NEW_RUN"
-        f"{rotary if has_table else ''}",
+        f"{before}, {wanted}, because shapes of parameters depend on it ({name} is {shapes[0]}, "
+        f"and would be {shapes[1]})",
+        f"set {back}, or {otherwise}{rotary if has_table else ''}",
     )
 
 
@@ -240,6 +245,51 @@ _SHOWN = 12
 """Number of hexadecimal digits of a digest that an error shows."""
 
 
+def _initial_weights(config: RunConfig) -> "Checkpoint | None":
+    """Open the checkpoint of `run.init_from`; None if the run has none, or has begun already."""
+    if config.run.init_from is None or newest_folder(config) is not None:
+        return None
+    # imports torch, which the command line does not wait for
+    from frontier_llm.checkpoint.discovery import find
+
+    return find(Path(config.run.init_from))
+
+
+def check_initial_model(config: RunConfig) -> None:
+    """Refuse initial weights of another kind of model, or of other shapes.
+
+    Raises a ConfigError, or a CheckpointError if there is no checkpoint.
+    """
+    if (checkpoint := _initial_weights(config)) is None:
+        return
+    model, source = config.model, f"run.init_from={config.run.init_from}"
+    stored = {name: tensor.shape for name, tensor in checkpoint.manifest.weights.items()}
+    kind = "t5" if "encoder_norm.weight" in stored else "gpt"
+    before = checkpoint.manifest.meta.get("config")
+    if model.kind != kind:
+        named = f" (theirs is model={before['model']['name']})" if before else ""
+        raise ConfigError(
+            "model.kind",
+            f"{model.kind}, of model={model.name}",
+            f"{kind}, the kind of the weights of {source}",
+            f"choose a model of this kind{named}, or leave out run.init_from",
+        )
+    now = config.model_dump(mode="json")
+    if before:
+        wanted = f"as in the weights of {source}"
+        _refuse_other_shapes(changes(before, now), now, wanted, "leave out run.init_from")
+    shapes = model_shapes(model, config.data.sequence_length)
+    for name in sorted(shapes | stored):
+        if shapes.get(name) != stored.get(name):
+            own, theirs = (list(of[name]) if name in of else "absent" for of in (shapes, stored))
+            raise ConfigError(
+                "model",
+                f"{model.name}, in which {name} is {own}",
+                f"the model of the weights of {source}, in which {name} is {theirs}",
+                "set the keys that frontier-llm convert has printed, or leave out run.init_from",
+            )
+
+
 def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     """Refuse initial weights whose token ids stand for other texts than those of the new corpus.
 
@@ -248,14 +298,10 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     or `run.allow_changes` names `data.tokenizer`, and a CheckpointError if there is no checkpoint.
     """
     run, data = config.run, config.data
-    if run.init_from is None or {"data", "data.tokenizer"} & set(run.allow_changes):
+    if {"data", "data.tokenizer"} & set(run.allow_changes):
         return
-    if newest_folder(config) is not None:  # the run resumes, and its own weights are loaded
+    if (checkpoint := _initial_weights(config)) is None:
         return
-    # imports torch, which the command line does not wait for
-    from frontier_llm.checkpoint.discovery import find
-
-    checkpoint = find(Path(run.init_from))
     meta, found = checkpoint.manifest.meta, digest_tokenizer(tokenizer)
     wanted = meta.get("tokenizer")
     if wanted in (None, found):

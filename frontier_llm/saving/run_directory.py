@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, print_error
 from frontier_llm.saving.ledger_file import LEDGER
 from frontier_llm.saving.tiers import newest_folder
 from frontier_llm.telemetry.jsonl import METRICS_FILE
@@ -28,6 +28,8 @@ FAILURES = "failures"
 """Folder in which each failing rank writes its error."""
 LOCK = ".lock"
 """Empty file that is locked while a job uses the directory."""
+_WRITTEN = (CONFIG, METRICS_FILE, LEDGER, "run.log", "summary.json", "report.html")
+"""Files that a run writes."""
 _SPLIT = (("parallel", "pipeline"), ("parallel", "chunks"), ("model", "layers"))
 """Keys that a list of layers per stage fits."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -107,6 +109,27 @@ def check_new(
             "resume from",
             "choose another run.dir, or remove this one if it is not needed; a smaller "
             "checkpoint.every_steps saves sooner",
+        )
+    _check_others(path)
+
+
+def _check_others(path: Path) -> None:
+    """Refuse a folder with files that a run would replace, and warn of other files in it."""
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if f"{CONFIG}.sha256" in names:  # a run has written it
+        return
+    others = sorted(name for name in names - {LOCK, FAILURES} if not name.startswith("."))
+    if taken := [name for name in others if name in _WRITTEN]:
+        raise ConfigError(
+            "run.dir",
+            path,
+            f"a folder without files of these names, which a run replaces: {', '.join(taken)}",
+            "choose a new folder for run.dir",
+        )
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        print_error(
+            f"warning: run.dir={path} has other files, {others[0]}{more}: a run adds its own"
         )
 
 

@@ -48,14 +48,14 @@ class Sampler:
         self._window = config.data.sequence_length
         self._has_encoder = config.model.encoder_layers > 0
         # what the encoder reads around a prompt, and the decoder before it writes
-        modes, denoisers = mode_tokens(config), config.data.denoisers
-        mode = {d.span is None: [modes[d.mode]] for d in denoisers[::-1] if d.mode is not None}
-        start = config.model.start_token
-        self._marked: _Ends = mode.get(False, []), [tokenizer.eod], [start]
-        self._unmarked: _Ends = mode.get(True, []), [tokenizer.eod], [start]
-        if self._has_encoder and all(d.span is not None for d in denoisers):
+        modes, data, start = mode_tokens(config), config.data, config.model.start_token
+        marked, unmarked = (data.mode_of_prompt(has_gaps=has_gaps) for has_gaps in (True, False))
+        before = [] if unmarked is None else [modes[unmarked]]
+        self._marked: _Ends = [] if marked is None else [modes[marked]], [tokenizer.eod], [start]
+        self._unmarked: _Ends = before, [tokenizer.eod], [start]
+        if self._has_encoder and all(d.span is not None for d in data.denoisers):
             gap = self._sentinels[0]
-            self._unmarked = mode.get(False, []), [gap, tokenizer.eod], [start, gap]
+            self._unmarked = before, [gap, tokenizer.eod], [start, gap]
         self._before = tokens_before_text(config.data, tokenizer)
         self._pipeline = Pipeline(model, groups)
 

@@ -65,8 +65,8 @@ def test_preprocess_reports_what_it_made_and_finds_it_again(tmp_path: Path, caps
         preprocess.main(arguments)
     assert preprocess.main([*arguments, "data.broken=skip"]) == 0
     said = capsys.readouterr().out
-    assert "1  documents left out, empty" in said
-    assert "1  documents left out, not text" in said
+    assert "1  document left out, empty" in said
+    assert "1  document left out, not text" in said
     assert "text.jsonl:92: no text under the key" in said
     assert "tokens/s" in said
     (folder,) = (tmp_path / "c").glob("text-*")
@@ -160,6 +160,12 @@ def test_prompts_stand_on_either_side_of_options(run: Path, capsys):
     said = capsys.readouterr().out
     assert "def" in said
     assert "class" in said
+    (step,) = (run / "checkpoints").glob("step_*")
+    given = ["--checkpoint", str(step), "def", "class", "--tokens", "2"]
+    assert generate.main([str(run), *given]) == 0
+    assert capsys.readouterr().out == said
+    with pytest.raises(SystemExit, match="2"):
+        generate.main([str(run), "--checkpoint", str(run / "nowhere")])
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: {", "run: 3", "\0"])

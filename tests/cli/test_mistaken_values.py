@@ -11,10 +11,12 @@ import pytest
 from frontier_lab.sweeps.sweep_trials import Trial
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import train
-from frontier_llm.cli.compose import compose
+from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.main import take_conf_dir
 from frontier_llm.config import decode
+from frontier_llm.config.decode import keys
 from frontier_llm.config.reading import absent_advice
+from frontier_llm.config.synonyms import KEYS
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.engine.shard_settings import number_of
 from frontier_llm.errors import CheckpointError, ConfigError
@@ -100,6 +102,44 @@ def test_the_configuration_directory_is_found(tmp_path: Path, monkeypatch, given
 def test_a_path_that_is_none_gets_advice(key: str, path: str, advice: str) -> None:
     assert advice in absent_advice(key, path)
     assert ("hf download" in absent_advice(key, path)) == ("google" in path)
+
+
+WORDS = {
+    "--train-iters 10": "write trainer.steps=10",
+    "--micro-batch-size=4": "write data.micro_batch=4",
+    "--bf16": "write precision=bf16",
+    "lr=1e-4": "did you mean optimizer.learning_rate?",
+    "train_micro_batch_size_per_gpu=4": "did you mean data.micro_batch?",
+    "training.local_batch_size=4": "did you mean data.micro_batch?",
+    "gradient_accumulation_steps=4": "did you mean data.global_batch? (samples per step: ",
+    "model.tie_word_embeddings=true": "did you mean model.tied?",
+    "trainer.steps=1e3": "write trainer.steps=1000",
+    "data.path=my book.txt": """write 'data.path="my book.txt"'""",
+    "data.path=a b c trainer.steps=1": """write 'data.path="a b c"'""",
+    "data.path=a(b),c": """quote the value: 'data.path="a(b),c"'""",
+    "data.corpora=[{name: a, path: b}] plan=off": "value: 'data.corpora=[{name: a, path: b}]",
+    "data.corpora=[{name=a}]": "quote the value: 'data.corpora=[{name: a, path: A}]'",
+    "trainer.steps": "write trainer.steps=VALUE;",
+    "model=gpt2": "did you mean model=gpt_125m? Published weights are converted first: ",
+}
+"""Words as a user types them without quotes, and the advice."""
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_words_without_quotes_and_of_other_programs_get_advice(words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decode(compose(words.split()))
+    assert WORDS[words] in caught.value.todo
+    assert "viable" not in str(caught.value)
+
+
+def test_names_of_other_programs_stand_for_keys_that_exist() -> None:
+    known = {key for key, _, _ in keys()}
+    sections = {key.rpartition(".")[0] for key in known}
+    assert {key.partition("=")[0] for key in KEYS.values()} <= {*known, *sections, *groups()}
+    assert not KEYS.keys() & {key.rpartition(".")[2] for key in known}
+    for setting in (key for key in KEYS.values() if "=" in key):
+        decode(compose([setting]))
 
 
 def test_several_paths_are_corpora() -> None:

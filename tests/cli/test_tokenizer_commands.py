@@ -4,12 +4,15 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from frontier_lab.commands import convert, evaluate, inspect_data
 from frontier_llm.cli import generate
+from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
+from frontier_llm.config import decode
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.saving import run_directory
@@ -66,6 +69,14 @@ def test_generation_and_inspection_use_the_tokenizer(run: Path, capsys):
     assert said.err == f"before each prompt: {end} (the end of a document)\n"
     assert inspect_data.main([str(run), "0"]) == 0
     assert "text.jsonl" in capsys.readouterr().out
+
+
+def test_generation_says_which_mode_it_puts_before_a_prompt():
+    data = decode(compose(["model=mt5_tiny", "data=text_ul2", "data.path=x"])).data
+    unused: Any = None
+    said = generate.words_before(data, unused)
+    assert said == "mode S2S; before one with gaps (<extra_id_0>): mode NLU"
+    assert "S2S" in str(generate.__doc__)
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text(run: Path):

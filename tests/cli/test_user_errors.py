@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.cli.main import COMMANDS
+from frontier_llm.errors import ConfigError
+from frontier_llm.saving import run_directory
 from tests.cli.test_every_command import process_state, run
 
 __all__ = ["process_state"]
@@ -139,6 +141,31 @@ def test_an_option_that_cannot_be_obeyed(
     said = _check(arguments, folder, capfd)
     assert said.startswith(f"configuration error at {key}\n")
     assert "[]" not in said.splitlines()[-1]
+
+
+def test_some_of_many_runs_are_named_with_the_number_of_others(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(6):
+        (folder / "runs" / f"c{number}").mkdir()
+        (folder / "runs" / f"c{number}" / "config.yaml").touch()
+    said = _check(["generate", "runs"], folder, capfd)
+    assert "a folder of 8 runs" in said
+    assert "runs/c1 or " in said
+    assert said.rstrip().endswith("runs/c5, or one of 3 earlier runs")
+
+
+def test_a_run_replaces_no_file_and_says_that_others_are_there(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_directory.lock_run_dir(folder, "auto", has_checkpoint=False, lock=False)
+    assert "checkpoints and 2 more: a run adds its own" in capfd.readouterr().err
+    (folder / "summary.json").write_text("mine")
+    with pytest.raises(ConfigError, match=r"which a run replaces: summary\.json"):
+        run_directory.lock_run_dir(folder, "auto", has_checkpoint=False, lock=False)
+    (folder / "config.yaml.sha256").touch()  # a run has written the files
+    run_directory.lock_run_dir(folder, "auto", has_checkpoint=False, lock=False)
+    assert capfd.readouterr().err == ""
 
 
 def test_every_command_is_tried() -> None:

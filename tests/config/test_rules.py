@@ -127,6 +127,24 @@ REFUSED = {
         "model.kv_heads",
         "set model.kv_heads=2;",
     ),
+    "heads that would be rotated in odd widths": (
+        4,
+        {"model.heads": 3, "model.positions": "rotary"},
+        "model.heads",
+        "set model.hidden=258, or model.heads to one of 1, 2, 4, 8, 16, 32, 64, 128, or model.head",
+    ),
+    "heads that KV heads and tensor ranks do not divide": (
+        8,
+        {"parallel.tensor": 4, "model.heads": 10, "model.kv_heads": 8, "model.hidden": 320},
+        "model.heads",
+        "set model.heads=16, or parallel.tensor to a divisor of 10",
+    ),
+    "context ranks without enough ranks for the default stages": (
+        2,
+        {"parallel.context": 2, "parallel.pipeline": 2},
+        "parallel.context",
+        "set parallel.context=1, or set parallel.pipeline=1, or start a multiple of 4 ranks",
+    ),
     "a width that heads do not divide": (
         4,
         {"model.hidden": 255},
@@ -357,7 +375,7 @@ def test_what_it_got_is_said_with_what_it_depends_on(defaults):
         "  wants:  a product that divides the number of ranks; the quotient is the number of "
         "replicas\n"
         "  do:     start 8 ranks (launch.ranks=8 on one machine), or choose factors of 6: "
-        "1, 2, 3, 6"
+        "1, 2, 3, 6, or set parallel.pipeline=3"
     )
 
 

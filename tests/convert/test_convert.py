@@ -28,7 +28,7 @@ from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving import run_directory
-from frontier_llm.saving.changes import check_initial_tokenizer
+from frontier_llm.saving.changes import check_initial_model, check_initial_tokenizer
 from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps
@@ -373,6 +373,11 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     printed = configured([*words, f"run.dir={tmp_path}/run"]).config
     assert printed.model == config.model  # the command makes the same model
     check_initial_tokenizer(printed, Path(str(printed.data.tokenizer)))
+    check_initial_model(printed)
+    model = printed.model.model_copy(update={"layers": printed.model.layers + 1})
+    with pytest.raises(ConfigError, match=rf"layers\.{model.layers - 1}\..* absent") as caught:
+        check_initial_model(printed.model_copy(update={"model": model}))
+    assert "convert has printed" in caught.value.todo
     train_tokenizer(["the old man and the sea, " * 20], 300, tmp_path / "other.model")
     with pytest.raises(ConfigError, match=f"set data.tokenizer={imported} "):
         check_initial_tokenizer(printed, tmp_path / "other.model")

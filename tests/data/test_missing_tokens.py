@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_llm.data.corpora import open_all
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, TextCounts
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, TextCounts, account_rows
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Samples
@@ -110,6 +110,50 @@ def test_the_characters_without_a_token_are_those_outside_the_alphabet(
 
 def test_a_trained_tokenizer_covers_all_text(folder: Path):
     assert SentencePieceTokenizer(folder / "tokenizer.model").covers_all_text
+
+
+@pytest.mark.parametrize("letters", ["привет", "你好世界", LETTERS, "naïve"])
+def test_text_that_falls_back_to_bytes_is_counted(tmp_path: Path, folder: Path, letters: str):
+    model = folder / "tokenizer.model"  # it has tokens for ï and 雪
+    path = texts(tmp_path / "a.jsonl", letters)
+    settings = config(tmp_path / "c", path, tokenizer=str(model), validation_percent=30.0)
+    (corpus,) = (corpora := open_all(settings, [prepare(settings)])).corpora
+    account = corpus.manifest.account
+    written = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    missing = sum(ord(c) >= 0x80 and c != "ï" for c in "".join(written))
+    bytes_each = len("п".encode()) if letters == "привет" else len("你".encode())
+    assert account.text.byte_tokens == missing * bytes_each
+    assert account.text.bytes == sum(len(text.encode()) for text in written)
+    share = f"{missing * bytes_each / account.text.bytes:.0%} of the text"
+    warns = letters in ("привет", "你好世界")
+    assert account.summary() == "nothing left out" + f", {share} encoded as single bytes" * warns
+    assert list(corpora.warnings) == ["tiny"] * warns
+    rows = list(account_rows(account, {}))
+    assert [what for amount, what in rows if amount == "warning"] == [*corpora.warnings.values()]
+    stored = json.loads((tmp_path / "c" / corpus.train.prefix.parent / MANIFEST_FILE).read_text())
+    for name in ("bytes", "byte_tokens"):
+        del stored["account"]["text"][name]  # as an earlier version writes it
+    earlier = Manifest.model_validate(stored)
+    assert earlier.digest == corpus.manifest.digest
+    assert earlier.account.warning is None
+
+
+def test_bytes_of_a_byte_level_tokenizer_have_the_names_of_its_library(tmp_path: Path):
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {letter: number for number, letter in enumerate(sorted(alphabet))}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary | {"Ã©": 256}, [("Ã", "©")]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens(["</s>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = JsonTokenizer(tmp_path / "tokenizer.json", "</s>")
+    assert tokenizer.covers_all_text
+    for text in ("aé\n", "яя z", "\x7f\xad\u3000"):
+        named = {byte: tokenizer.byte_ids[byte] for byte in text.encode()}
+        assert {named[byte] for byte in text.encode()} >= set(tokenizer.encode(text)) - {256}
+    counts = TextCounts()
+    Encoder(tokenizer, np.uint16).encode("aéèя\n", counts)
+    assert (counts.bytes, counts.byte_tokens) == (8, 4), "é is one token of two bytes"
 
 
 def test_unknown_pieces_of_sentencepiece_are_counted(tmp_path: Path):

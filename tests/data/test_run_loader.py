@@ -15,7 +15,7 @@ from frontier_llm.data.batch import Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import find_origins
-from frontier_llm.data.run_loader import make_loader, make_windows
+from frontier_llm.data.run_loader import make_loader, make_windows, prepare_for_model
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
 from tests.data.text_stream import restore
@@ -116,6 +116,21 @@ def test_a_corpus_smaller_than_a_batch_is_refused(one: tuple[DataConfig, Corpora
     data = data.model_copy(update={"global_batch": 4096})
     with pytest.raises(DataError, match=r"has \d+ samples of data\.sequence_length=16: a step"):
         make_loader(run_config(data), corpora, 0, 1, train=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_batch": 4096}, "a step of"),
+        ({"sequence_length": 2048, "global_batch": 1, "micro_batch": 1}, "validation.bin has"),
+    ],
+)
+def test_too_little_text_is_refused_before_the_ranks_start(
+    tmp_path: Path, changes: dict[str, int], message: str
+):
+    data = config(tmp_path / "c", write_jsonl(tmp_path / "text.jsonl"), **changes)
+    with pytest.raises(DataError, match=rf"{message}.*\n  do: add text"):
+        prepare_for_model(run_config(data))
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(one: tuple[DataConfig, Corpora]):

@@ -25,6 +25,7 @@ from frontier_llm.data.corpus_manifest import (
     BESIDE,
     BROKEN,
     EMPTY,
+    FILES_FILE,
     HIDDEN,
     MANIFEST_FILE,
     OTHER_FORMAT,
@@ -261,6 +262,24 @@ def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
     (root / "book.txt").write_text("A note.\n")
     account = account_of(tmp_path, root)
     assert account.left_out[OTHER_FORMAT].examples == ["book.txt"]
+
+
+@pytest.mark.parametrize("texts", [1, 2, 80])
+def test_text_beside_records_is_in_both_splits(tmp_path: Path, texts: int):
+    root = tmp_path / "set"
+    root.mkdir()
+    write_jsonl(root / "records.jsonl", 200)
+    for number in range(texts):
+        (root / f"book{number}.txt").write_text(f"Paragraph {number}.\n\n" * 500)
+    folder = prepare(config(tmp_path / "c", root, format="mixed", vocabulary=262), workers=1)
+    files = [json.loads(line) for line in (folder / FILES_FILE).read_text().splitlines()]
+    for kind in ("jsonl", "text"):
+        train, validation = (
+            sum(file[split] for file in files if file["format"] == kind)
+            for split in ("train", "validation")
+        )
+        assert 0.02 < validation / (train + validation) < 0.2
+        assert kind == "jsonl" or (train + validation == texts) == (texts == 80)
 
 
 def test_json_without_the_key_of_the_text_is_refused_or_left_out(tmp_path: Path):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from rich.console import Console
 
-from frontier_lab.commands import plan
+from frontier_lab.commands import explain_layout, plan
 from frontier_llm.cli import launch
 from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.launch_checks import forecast
@@ -112,6 +112,21 @@ def test_json_on_standard_output_is_nothing_but_json(capsys):
     code, out, _ = _run(capsys, *SMALL, "--this", "--json", "-")
     assert code == 0
     assert json.loads(out)["candidates"][0]["layout"]["pipeline"] == 8
+
+
+@pytest.mark.parametrize("command", [plan, explain_layout])
+@pytest.mark.parametrize(
+    ("overrides", "is_assumed"),
+    [
+        ([], True), (["cluster=auto"], True), (["cluster=cpu_laptop"], False),
+        (["cluster=h100_8"], False), (["experiment=frontier_1_4b"], False),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_nobody_chose_is_named(capsys, command, overrides, is_assumed):
+    assert run_command(lambda: command.main(overrides)) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said.lower().startswith("cluster: cpu_laptop, because this machine") == is_assumed
+    assert ("add cluster=NAME: a100_40g_8, a100_80g" in said) == is_assumed
 
 
 def test_this_layout_is_checked_and_says_why_it_cannot_run(capsys):

@@ -13,6 +13,15 @@ FIRST = {"one": 0, "other": 20}
 """The first document of each text."""
 
 
+T5 = ("model=mt5_tiny", "model.vocabulary=500", "model.kv_heads=2", "data=text_spans")
+OTHER_MODELS = [
+    (T5, "model.kind", "gpt, the kind of the weights", r"choose .* \(theirs is model=gpt_tiny\)"),
+    (["model.hidden=64"], "model.hidden", "32, as in the weights of run.init_from", "set model.h"),
+    (["model.layers=3"], "model.layers", "2, as in the weights", "set model.layers=2, or leave"),
+]
+"""Overrides, the key that is named, what is wanted, and what to do."""
+
+
 def of_text(folder: Path, name: str) -> tuple[str, ...]:
     """The overrides of a tiny run of one step on a text of this name."""
     path = folder / f"{name}.txt"
@@ -41,8 +50,16 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     assert ended.code == 0, ended.text
 
 
-def test_weights_go_with_the_same_text(tmp_path: Path) -> None:
+def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:
     same = of_text(tmp_path, "one")
     assert train(*same).code == 0
+    for words, key, wants, todo in OTHER_MODELS:
+        # other text, too: what is wrong with the model is said first
+        other = of_text(tmp_path, "other")
+        ended = train(*other, f"run.init_from={tmp_path}/run-one", *words)
+        assert ended.code == 2, ended.text
+        assert f"configuration error at {key}\n" in ended.text
+        assert "corpus  " not in ended.text, "nothing was prepared"
+        assert re.search(rf"wants:  {wants}.*\n  do:     {todo}", ended.text), ended.text
     ended = train(*same, f"run.init_from={tmp_path}/run-one", f"run.dir={tmp_path}/next")
     assert ended.code == 0, ended.text

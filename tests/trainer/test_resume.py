@@ -254,6 +254,7 @@ def test_a_change_of_what_is_learned_must_be_allowed(tiny: tuple[str, ...], copi
     ended = train(*going_on, *changed, "run.allow_changes=[data.global_batch,optimizer]")
     assert ended.code == 0, ended.text
     assert "changed    data.global_batch: 4 -> 8" in ended.text
+    assert "settings from step 0 on (cosine: " in ended.text
     assert lines(copied, "ledger.jsonl")[-1]["first_sample"] == 16
     (event,) = events(copied, "resume")
     assert event["changes"]["optimizer.learning_rate"][1] == 1e-3
@@ -659,5 +660,5 @@ def test_a_new_run_begins_with_the_weights_of_another(
         *tiny, f"run.dir={tmp_path}/off", f"run.init_from={half}", "model.hidden=64",
         "run.resume=auto",
     )  # fmt: skip
-    assert ended.code == 1
-    assert "is it another model?" in ended.text
+    assert ended.code == 2
+    assert "set model.hidden=" in ended.text

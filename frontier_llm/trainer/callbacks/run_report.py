@@ -229,6 +229,14 @@ class Announcements(Callback):
         )
         for key, (before, now) in resumed.changes.items():
             _log_line("changed", f"{key}: {before} -> {now}")
+        if any(key.startswith("optimizer.") for key in resumed.changes):
+            config = self.context.config
+            rate = LearningRate.of(config)
+            _log_line(
+                "rates",
+                f"{rate(step + 1):.3g} in step {step + 1}: the schedule is that of a run with the "
+                f"new settings from step 0 on ({rate.describe(config.trainer.steps)})",
+            )
 
     def on_rewind(self, rewind: Rewind) -> None:
         """Log why the run went back to an earlier checkpoint, and where it continues."""
@@ -279,7 +287,7 @@ class Announcements(Callback):
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
             f"{context.data.corpus.left_out}; "
-            f"{len(context.data.validation_windows)} samples per validation; "
+            f"{counted(len(context.data.validation_windows), 'sample')} per validation; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
             "rates": LearningRate.of(config).describe(config.trainer.steps),
@@ -301,9 +309,12 @@ class Announcements(Callback):
         factors = self.context.states.factors
         state_bytes = format_bytes(sum(self._report.summary.ranks[0].memory_bytes.values()))
         parts = f" (replicas {grid.replicas} x context {grid.context})" if grid.context > 1 else ""
+        divided = ", which divides nothing on one data rank"
+        if grid.data > 1 or config.sharding.name == "replicated":
+            divided = ""
         lines = {
             "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline "
-            f"{grid.pipeline} x data {grid.data}{parts}; sharding={config.sharding.name}",
+            f"{grid.pipeline} x data {grid.data}{parts}; sharding={config.sharding.name}{divided}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
@@ -333,11 +344,15 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
             f"so that the learning rate reaches {highest:.3g}, not {rate:g}: set "
             f"optimizer.warmup_steps to at most {steps}"
         )
+    for name, warning in context.data.corpus.warnings.items():
+        yield f"corpus {name}: {warning}"
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:
-        asked, todo = config.data.vocabulary, "set data.tokenizer or data.vocabulary to more tokens"
+        asked, todo = config.data.vocabulary, "set data.vocabulary to more tokens"
         reserved = config.data.sentinels + len(config.data.modes)
         smaller = f"model.vocabulary={tokens + reserved}"
+        if config.data.tokenizer is not None:
+            todo = "set data.tokenizer to one with more tokens"
         if config.data.tokenizer is None and tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"

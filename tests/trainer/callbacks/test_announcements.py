@@ -1,6 +1,7 @@
 """What a run says at its start: a few lines on the console, the others in run.log."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from frontier_llm.cli.compose import compose
-from frontier_llm.config import decode
+from frontier_llm.config import RunConfig, decode
 from frontier_llm.trainer.callbacks.run_report import ON_THE_CONSOLE, _warnings
 from tests.forked_train import TINY, train
 from tests.texts import prose
@@ -22,13 +23,14 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     ended = train(
         *TINY, f"run.dir={run_dir}", f"data.path={text}", "trainer.steps=3",
         f"data.directory={tmp_path}/corpora", "model.vocabulary=700",
-        "optimizer.learning_rate=3e-3",
+        "optimizer.learning_rate=3e-3", "sharding=zero3",
     )  # fmt: skip
     assert ended.code == 0, ended.text
     before = ended.text.partition("step 1/")[0]
     shown = [label for label in LABEL.findall(before) if label not in ("start", "corpus", "the")]
     assert shown == [label for label in ON_THE_CONSOLE if label != "recovery"]
     assert "the tokenizer has 300 tokens, the embedding 700 rows" in before
+    assert "data 1; sharding=zero3, which divides nothing on one data rank\n" in before
     assert "optimizer.learning_rate" not in ended.text, "the model is small"
     log = (run_dir / "run.log").read_text()
     for label in ("preflight", "kernels", "attention", "rates", "plan", *shown):
@@ -39,12 +41,27 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     assert "(planned" not in plan[1], "the cluster file of this machine has estimates only"
 
 
+def _context(config: RunConfig, tokens: int, warnings: Mapping[str, str] | None = None) -> Any:
+    tokenizer = SimpleNamespace(vocabulary=tokens)
+    corpus = SimpleNamespace(tokenizer=tokenizer, warnings=warnings or {})
+    return SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
+
+
+def test_a_text_in_single_bytes_is_said_with_its_corpus() -> None:
+    config = decode(compose(["optimizer.warmup_steps=0"]))
+    context = _context(config, config.model.vocabulary, {"book": "98% of the text"})
+    assert list(_warnings(context)) == ["corpus book: 98% of the text"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "todo"),
     [
         (["data.vocabulary=4096"], "add text, or set model.vocabulary=637 data.vocabulary=637"),
         (["data.vocabulary=637"], "data.vocabulary to more tokens, or set model.vocabulary=637"),
-        (["data.tokenizer=a.model"], "to more tokens, or set model.vocabulary=637"),
+        (
+            ["data.tokenizer=a.model"],
+            "data.tokenizer to one with more tokens, or set model.vocabulary=637",
+        ),
         (
             ["model=mt5_tiny", "data=text_spans", "data.path=a", "data.vocabulary=3000"],
             "add text, or set model.vocabulary=737 data.vocabulary=637",
@@ -53,17 +70,12 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
 )
 def test_unused_rows_are_said_with_what_helps(overrides: list[str], todo: str) -> None:
     config = decode(compose(["model.vocabulary=4096", *overrides]))
-    corpus = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=637))
-    context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
-    (warning,) = _warnings(context)
+    (warning,) = _warnings(_context(config, 637))
     assert warning.endswith(todo)
 
 
 def test_a_warm_up_that_does_not_end_is_said() -> None:
     config = decode(compose(["trainer.steps=5", "optimizer.warmup_steps=20"]))
-    rows = config.model.vocabulary
-    corpus = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=rows))
-    context: Any = SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
-    (warning,) = _warnings(context)
+    (warning,) = _warnings(_context(config, config.model.vocabulary))
     assert warning.endswith("set optimizer.warmup_steps to at most 5")
     assert f"{config.optimizer.learning_rate / 4:.3g}" in warning
