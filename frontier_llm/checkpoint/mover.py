@@ -94,10 +94,14 @@ class Mover(CheckpointWriter):
             wanted = (s for s in self._queue if s >= oldest or self._is_permanent(s))
             return {*self._queue[:1], *wanted}
 
-    def active(self) -> Collection[int]:
-        """Return the step that is being copied, if any."""
+    def queued(self) -> Collection[int]:
+        """Return the steps that are being copied or wait for it.
+
+        Nobody else may remove their unfinished copies: a step that waits now may be copied by the
+        time at which the folder is read.
+        """
         with self._changed:
-            return tuple(self._queue[:1])
+            return tuple(self._queue)
 
     def abandon(self) -> None:
         """Wait until nothing is copied; other ranks are gone, so that no copy is committed."""

@@ -218,7 +218,7 @@ class TierWriters:
 
     def _spared_in_run_dir(self) -> set[int]:
         mover = self.run_dir.mover
-        return {*self.archive.spared(), *(mover.active() if mover is not None else ())}
+        return {*self.archive.spared(), *(mover.queued() if mover is not None else ())}
 
     def _spared_on_node(self) -> set[int]:
         """Return the steps on the node's disk that a thread reads or writes."""

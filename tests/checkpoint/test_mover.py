@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.mover import Mover
+from frontier_llm.checkpoint.retention import prune
 from tests.properties import examples
 
 
@@ -54,6 +55,14 @@ def test_steps_stay_until_a_newer_one_is_committed_on_every_rank(queue_of):
     assert queue_of([2, 4, 6, 8], [2, 4, 6, 8]).spared() == {2, 6, 8}, "2 is being copied"
     assert queue_of([2, 4, 6, 8], [2, 4, 6, 8], permanent=4).spared() == {2, 4, 6, 8}
     assert queue_of([], []).spared() == set()
+
+
+def test_unfinished_copies_of_waiting_steps_are_not_removed(queue_of, tmp_path):
+    copies = [tmp_path / f"step_{step:08d}.partial" for step in (20, 26, 28)]
+    for copy in copies:
+        copy.mkdir()
+    prune(tmp_path, 30, 1, None, queue_of([26, 28, 29], [26, 28, 29]).queued())
+    assert sorted(tmp_path.iterdir()) == copies[1:], "28 may begin as soon as 26 has ended"
 
 
 @examples(200)

@@ -36,6 +36,7 @@ WITHOUT = {
     "recovery.partner_copies=false": ["recovery.partner_copies=true"],
     "telemetry.wandb=offline": ["telemetry.wandb='off'"],
     "parallel.pipeline=2": ["parallel.pipeline=1"],
+    "model.scaled_attention=true": ["model=mt5_tiny", "data=stdlib_spans"],
 }
 WORDS = {
     "DIRECTORY": "/tmp", "TOKENS": "8", "FILE": "/x", "COMMAND": "cp", "=offline": "='offline'",

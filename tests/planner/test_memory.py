@@ -146,7 +146,7 @@ LAYOUTS = [
     (4, ["parallel.pipeline=2", "parallel.chunks=2", "sharding=zero1"], "fp32"),
     (2, ["parallel.tensor=2", "parallel.sequence=true"], "bf16"),
     (4, ["parallel.tensor=2", "sharding=zero3", "model.tied=false"], "bf16"),
-    (4, ["parallel.pipeline=2", "sharding=zero3", *T5GEMMA], "bf16"),
+    (4, ["parallel.pipeline=2", "sharding=zero3", *T5GEMMA, "model.vocabulary=256"], "bf16"),
     (4, ["sharding=zero1", "model.activation=swiglu", "model.positions=rotary"], "bf16"),
 ]
 

@@ -250,6 +250,7 @@ def test_a_run_goes_on_without_room_for_its_records(folder: Path, corpus: list[s
     for name in ("metrics.jsonl", "ledger.jsonl", "summary.json.partial", "report.html"):
         (run_dir / name).symlink_to("/dev/full")
     (run_dir / "summary.json.partial").unlink()
+    (run_dir / "config.yaml.sha256").touch()  # files of a run that ended before its first step
     ended = forked_train.train(
         *SMALL, *corpus, f"run.dir={run_dir}", "trainer.steps=3", "telemetry.wandb=off"
     )
