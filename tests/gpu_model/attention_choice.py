@@ -52,8 +52,8 @@ def choose_by_call(**call: Any) -> int:
 
 def chosen(model: str) -> dict[str, str]:
     """Return the kernel of each kind of attention of a model in bf16."""
-    data = ["data=stdlib_spans"] if model.startswith("mt5") else []
-    if model == "mistral_7b":  # twice its window, which would otherwise hold the whole sample
+    data = ["data=stdlib_spans"] if model.startswith(("mt5", "t5gemma")) else []
+    if model.startswith(("mistral", "gemma")):  # windows do not hold the whole sample
         data = ["data.sequence_length=8192"]
     config = decode(compose(["plan=off", f"model={model}", "parallel.pipeline=1", *data]))
     layout = ResolvedLayout.resolve(config, 1, 1, precision="bf16", check_rules=False)
