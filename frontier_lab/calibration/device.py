@@ -1,6 +1,5 @@
 """Measure matrix products, memory bandwidth, attention and other kernels on this rank's device."""
 
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.accumulate import accumulate_product
 from frontier_llm.model.gelu import gelu_tanh
 from frontier_llm.planner.compute import BACKWARD_FLOPS, tile_flops
@@ -102,7 +102,7 @@ def used_bytes() -> float:
     The allocator of a GPU first gives back what it holds unused.
     """
     if device().type == "cpu":
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return float(Accelerator(device(), "cpu", "cpu").peak_bytes())
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return float(total - free)

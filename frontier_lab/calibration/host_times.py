@@ -73,12 +73,12 @@ def measure_steps(configs: Configs) -> SmallSteps:
     ranks = dist.get_world_size()
     layout = ResolvedLayout.resolve(any_config, ranks, ranks)
     groups = make_groups(layout.grid, head_stage=0)
-    _step_seconds(any_config, groups)
-    used = used_bytes()
-    seconds = {
-        precision: {case: _step_seconds(config, groups) for case, config in cases.items()}
-        for precision, cases in configs.items()
-    }
+    seconds: Seconds = {precision: {} for precision in configs}
+    used = 0.0
+    for precision, cases in configs.items():
+        for case, config in cases.items():
+            seconds[precision][case] = _step_seconds(config, groups)
+            used = used or used_bytes()  # later models are larger
     return SmallSteps(seconds, used)
 
 

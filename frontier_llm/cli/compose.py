@@ -79,7 +79,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         to this machine's GPU, if that is the GPU of the cluster.
     """
     overrides = [_quoted_path(placed(text)) for text in overrides]
-    parsed = [_parse(overrides[:index], *overrides[index:]) for index in range(len(overrides))]
+    parsed = [_parse(overrides, index) for index in range(len(overrides))]
     try:
         known = groups()
         for override in parsed:
@@ -178,11 +178,12 @@ def groups() -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(found.items())}
 
 
-def _parse(before: Sequence[str], text: str, *following: str) -> Override:
-    """Parse an override; the words around it tell how the shell has split a value."""
+def _parse(words: Sequence[str], index: int) -> Override:
+    """Parse one of the overrides; the words around it tell how the shell has split a value."""
+    text, following = words[index], words[index + 1 :]
     key, equals, value = text.partition("=")
     if not text.startswith("~") and (not equals or key.startswith("--")):
-        raise _no_override(before, text, following)
+        raise _no_override(words[:index], text, following)
     if not key or key.lstrip("+~").startswith("hydra"):
         wants = "a key of the configuration: settings of hydra itself have no effect here"
         todo = "see `frontier-llm train --help` for all keys; the run directory is run.dir"

@@ -116,25 +116,31 @@ def test_the_factor_of_embeddings_is_rounded_to_bf16(kind: str, tmp_path: Path):
     assert not torch.equal(unrounded, read[0][0])
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", THEIRS)
-def test_theirs_comes_back_bit_by_bit(kind: str, dtype: str, tmp_path: Path):
-    theirs = their_model(kind, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    theirs.save_pretrained(tmp_path / "theirs")
-    convert("--from", "hf", str(tmp_path / "theirs"), str(tmp_path / "ours"))
-    convert("--to", "hf", str(tmp_path / "ours"), str(tmp_path / "back"), "--dtype", dtype)
-    before, after = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back")
-    )
+def configs_of_round_trip(
+    theirs: Any, dtype: str, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Convert a model to ours and back, compare all weights, and return both configurations."""
+    theirs.save_pretrained(folder / "theirs")
+    convert("--from", "hf", str(folder / "theirs"), str(folder / "ours"))
+    convert("--to", "hf", str(folder / "ours"), str(folder / "back"), "--dtype", dtype)
+    before, after = (load_file(folder / name / "model.safetensors") for name in ("theirs", "back"))
     assert before.keys() == after.keys()
     for name, tensor in after.items():
         assert tensor.dtype == before[name].dtype
         assert torch.equal(before[name], tensor), name
     transformers = importlib.import_module("transformers")
     old, new = (
-        transformers.AutoConfig.from_pretrained(tmp_path / name).to_dict()
+        transformers.AutoConfig.from_pretrained(folder / name).to_dict()
         for name in ("theirs", "back")
     )
+    return old, new
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", THEIRS)
+def test_theirs_comes_back_bit_by_bit(kind: str, dtype: str, tmp_path: Path):
+    theirs = their_model(kind, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    old, new = configs_of_round_trip(theirs, dtype, tmp_path)
     settings = [*THEIRS[kind][1], "rope_parameters", "layer_types", "tie_word_embeddings"]
     assert {key: new[key] for key in settings} == {key: old[key] for key in settings}
 

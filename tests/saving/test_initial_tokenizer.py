@@ -54,7 +54,7 @@ def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:
     same = of_text(tmp_path, "one")
     assert train(*same).code == 0
     for words, key, wants, todo in OTHER_MODELS:
-        # other text, too: what is wrong with the model is said first
+        # the text differs, too, but the error is about the model
         other = of_text(tmp_path, "other")
         ended = train(*other, f"run.init_from={tmp_path}/run-one", *words)
         assert ended.code == 2, ended.text
