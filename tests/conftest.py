@@ -33,6 +33,7 @@ keep_configs()
 settings.load_profile("repeated")  # before pytest loads the profile of --hypothesis-profile
 
 
+NICENESS = os.getpriority(os.PRIO_PROCESS, 0)
 FOLDER = Path(__file__).parent
 LONGEST = (
     "trainer/test_resume", "saving/test_drain", "saving/test_bounded_end",
@@ -96,6 +97,11 @@ def pytest_runtest_setup() -> None:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+def pytest_runtest_teardown() -> None:
+    """Check that the test has left its process as urgent as the processes of other workers."""
+    assert os.getpriority(os.PRIO_PROCESS, 0) == NICENESS, "the test has lowered its priority"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

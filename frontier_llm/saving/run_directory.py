@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,8 @@ _SPLIT = (("parallel", "pipeline"), ("parallel", "chunks"), ("model", "layers"))
 """Keys that a list of layers per stage fits."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks (Lustre mounted without `flock`)."""
+_END_SECONDS = 5.0
+"""The longest time in which the processes of a killed run end."""
 
 
 def lock_run_dir(
@@ -182,7 +185,7 @@ def _lock(path: Path) -> None:
     """Lock the folder. The system unlocks it when all processes that hold the file have ended."""
     file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _wait_for_lock(file)
     except BlockingIOError:
         os.close(file)
         raise ConfigError(
@@ -196,6 +199,18 @@ def _lock(path: Path) -> None:
         if error.errno not in _NO_LOCKS:
             raise
         _LOG.warning("%s cannot be locked: make sure that no other job writes to it", path)
+
+
+def _wait_for_lock(file: int) -> None:
+    """Lock a file; after a kill, the processes of the run before hold it for a moment."""
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _set_aside(path: Path) -> None:

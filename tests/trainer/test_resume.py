@@ -1,8 +1,10 @@
 """A run that goes on is the run that never stopped; what cannot go on says why."""
 
+import fcntl
 import json
 import re
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -404,6 +406,15 @@ def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> Non
     finally:
         first.kill()
         first.wait()
+
+
+def test_a_run_waits_for_the_processes_of_a_killed_one(copied: Path) -> None:
+    with (copied / run_directory.LOCK).open("w") as killed:
+        fcntl.flock(killed, fcntl.LOCK_EX)
+        threading.Timer(0.3, fcntl.flock, (killed, fcntl.LOCK_UN)).start()
+        assert run_directory.lock_run_dir(copied, "auto", has_checkpoint=True)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(killed, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def flip_a_byte(folder: Path) -> None:
