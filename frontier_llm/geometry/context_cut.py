@@ -13,7 +13,7 @@ the mean of the pairs, so the cut is chosen by their lengths.
 from bisect import bisect, insort
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations
 from math import exp, isqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -200,6 +200,56 @@ def sent_tokens(lengths: Sequence[int], context: int) -> list[list[int]]:
     return [[sum(b - a for a, b in overlap(own, wanted)) for wanted in read] for own in cut]
 
 
+def most_rows(samples: Iterable[Sequence[int]], context: int) -> int:
+    """Count the rows of the rank that sends or receives most of them, its own not included.
+
+    A sample is given by the lengths of its documents.
+    """
+    sent = [sent_tokens(lengths, context) for lengths in samples]
+    there, back = [0] * context, [0] * context
+    for one, other in permutations(range(context), 2):
+        rows = sum(of_sample[one][other] for of_sample in sent)
+        there[one] += rows
+        back[other] += rows
+    return max(*there, *back)
+
+
+class HeadExchange(NamedTuple):
+    """The exchange by which each context rank computes some heads of whole samples.
+
+    A rank sends queries, keys and values of its tokens to the ranks that compute their heads, and
+    receives the outputs (DeepSpeed Ulysses, arXiv:2309.14509). A key head that several ranks need
+    is sent to each of them.
+    """
+
+    context: int
+    heads: int
+    """Heads of queries of a tensor-parallel rank."""
+    key_heads: int
+    """Heads of keys, and as many of values."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether each rank gets as many heads, all of whose keys it has."""
+        context, keys = self.context, self.key_heads
+        return self.heads % context == 0 and (keys % context == 0 or context % keys == 0)
+
+    @property
+    def sent(self) -> int:
+        """Heads that a token sends to each other rank in a pass: of all four tensors."""
+        return 2 * (self.heads // self.context + max(self.key_heads // self.context, 1))
+
+    def pays(self, rows: int, tokens: int, *, recomputes: bool) -> bool:
+        """Return whether a rank sends less than the keys and values of `rows`.
+
+        It has `tokens` tokens. The backward pass sends once, or twice if it `recomputes` the layer;
+        with rows it always sends twice, because received keys are not kept.
+        """
+        passes = 3 if recomputes else 2
+        by_heads = passes * tokens * (self.context - 1) * self.sent
+        return self.is_possible and by_heads < 3 * rows * 2 * self.key_heads
+
+
 class CutWork(NamedTuple):
     """What the other ranks of a cut wait for."""
 
@@ -213,14 +263,9 @@ class CutWork(NamedTuple):
 def typical_work(tokens: int, read_share: float, context: int) -> CutWork:
     """Return the work in a sample of `typical_lengths`."""
     lengths = typical_lengths(tokens, read_share)
-    cut, sent = context_cut(lengths, context), sent_tokens(lengths, context)
+    cut = context_cut(lengths, context)
     pairs = [sum(map(_piece_pairs, pieces(lengths, ranges))) for ranges in cut]
-    rows = [
-        sum(of_rank) - of_rank[rank]
-        for of_ranks in (sent, zip(*sent, strict=True))
-        for rank, of_rank in enumerate(of_ranks)
-    ]
-    return CutWork(max(pairs) * context / sum(pairs), max(rows))
+    return CutWork(max(pairs) * context / sum(pairs), most_rows([lengths], context))
 
 
 def typical_lengths(tokens: int, read_share: float) -> list[int]:

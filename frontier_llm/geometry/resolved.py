@@ -12,6 +12,7 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
+from frontier_llm.geometry.context_cut import CutWork, typical_work
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid, data_ranks_per_node, level_borders
@@ -236,6 +237,19 @@ class ResolvedLayout:
             self.sequence_parallel,
             self.recompute,
             self.compute_bytes,
+        )
+
+    @property
+    def context_work(self) -> CutWork:
+        """What context ranks compute and send in a typical sample."""
+        return typical_work(self.sequence_length, self.read_share, self.grid.context)
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether context ranks exchange heads in a typical sample, and not keys and values."""
+        traffic = self.activation_traffic
+        return traffic.head_exchange(self.grid.context).pays(
+            self.context_work.rows, traffic.lengths.decoder, recomputes=self.recompute == "full"
         )
 
     def state_bytes(self, stage: int, data_rank: int | None = None) -> dict[str, int]:

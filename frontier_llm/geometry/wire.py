@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.context_cut import HeadExchange, most_rows, sent_tokens
 from frontier_llm.geometry.grid import LEVELS, Grid, Level
 from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import ModelChunk
@@ -176,24 +177,41 @@ class ActivationTraffic:
         return tokens * self.model.hidden * self.element_bytes / parts
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of a token in one head."""
+        return self.model.head_dim * self.element_bytes
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row: the keys and values of a token in a layer."""
-        heads = self.model.kv_heads // self.tensor
-        return 2 * heads * self.model.head_dim * self.element_bytes
+        return 2 * self.model.kv_heads // self.tensor * self.head_bytes
 
-    def context_bytes(self, tokens: Sequence[Sequence[int]], rank: int, layers: int) -> list[int]:
-        """Return the bytes of keys and values that a context rank sends to each one for a sample.
+    def head_exchange(self, context: int) -> HeadExchange:
+        """Return the exchange of heads of `context` ranks."""
+        heads, key_heads = self.model.heads // self.tensor, self.model.kv_heads // self.tensor
+        return HeadExchange(context, heads, key_heads)
+
+    def context_bytes(
+        self, samples: Sequence[Sequence[int]], context: int, rank: int, layers: int
+    ) -> list[int]:
+        """Return the bytes that a context rank sends to each one for a micro-batch.
 
         Each layer sends keys and values twice, because the backward pass receives them again, and
-        then their gradients the other way. `tokens` are those of `context_cut.sent_tokens`.
+        then their gradients the other way. Or it sends heads in each pass, also in one that is
+        computed again. A sample is given by the lengths of its documents.
         """
-        there, back = tokens[rank], [of_other[rank] for of_other in tokens]
-        sent = [
-            layers * self.row_bytes * (2 * read + own)
-            for read, own in zip(there, back, strict=True)
-        ]
+        heads, recomputes = self.head_exchange(context), self.recompute == "full"
+        tokens = sum(map(sum, samples)) // context
+        if heads.pays(most_rows(samples, context), tokens, recomputes=recomputes):
+            sent = [(3 if recomputes else 2) * tokens * heads.sent * self.head_bytes] * context
+        else:
+            read = [sent_tokens(lengths, context) for lengths in samples]
+            sent = [
+                self.row_bytes * sum(2 * of[rank][other] + of[other][rank] for of in read)
+                for other in range(context)
+            ]
         sent[rank] = 0
-        return sent
+        return [layers * size for size in sent]
 
     def pipeline_sent(self, grid: Grid, rank: int, chunks: Sequence[ModelChunk]) -> Sent:
         """Return the bytes that a rank sends to neighbouring stages, forward and backward.

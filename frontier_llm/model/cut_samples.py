@@ -5,6 +5,8 @@ queries read them (geometry/context_cut.py), and after the backward pass their g
 If documents are separate, a rank sends nothing of documents that no other rank reads. The received
 keys and values are not kept for the backward pass, which receives them again, unless the whole
 layer is computed again anyway.
+
+Where it sends less, ranks exchange heads instead: each rank computes some heads of whole samples.
 """
 
 from collections.abc import Sequence
@@ -15,8 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frontier_llm.geometry.context_cut import Range, context_cut, overlap, pieces, read_by
-from frontier_llm.model.attention import Scores, attend_document, recomputed
+from frontier_llm.geometry.context_cut import (
+    HeadExchange,
+    Range,
+    context_cut,
+    most_rows,
+    overlap,
+    pieces,
+    read_by,
+)
+from frontier_llm.model.attention import Scores, attend, attend_document, recomputed
 from frontier_llm.model.reads import Documents, Reads
 from frontier_llm.parallel.context_ranks import ContextRanks, part_numbers, token_numbers
 
@@ -73,6 +83,21 @@ class ContextPart:
         return part_numbers(samples, self._ranks.size, self._ranks.rank)
 
     @cached_property
+    def _most_rows(self) -> int:
+        return most_rows(self._lengths, self._ranks.size)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Places of the tokens of all ranks in the samples, one rank after the other, [c * b * n].
+
+        Samples follow each other: token t of sample b has the place b * s + t.
+        """
+        size = self._ranks.size
+        of_ranks = [part_numbers(self._lengths, size, rank) for rank in range(size)]
+        first = torch.arange(self._samples)[:, None] * self.length
+        return (torch.stack(of_ranks) + first).flatten()
+
+    @cached_property
     def _routes(self) -> tuple[Tensor, list[int], list[int], list[Tensor]]:
         """Return which rows are sent, how many to and from each rank, and where tokens arrive.
 
@@ -107,6 +132,9 @@ class ContextPart:
         where g divides h.
         """
         assert scores.dropout == 0, "refused in config/rules.py"
+        heads = HeadExchange(self._ranks.size, query.shape[1], key.shape[1])
+        if heads.pays(self._most_rows, query.shape[0] * query.shape[2], recomputes=self._keeps):
+            return self._attend_by_heads(query, key, value, reads, scores)
         if self._keeps:
             return self._attend(query, key, value, reads, scores)
         run = partial(self._attend, reads=reads, scores=replace(scores, recompute=False))
@@ -131,3 +159,35 @@ class ContextPart:
                 outputs.append(attend_document(part, keys[:1], keys[1:], within, scores, start))
             samples.append(torch.cat(outputs, dim=2))
         return torch.cat(samples)
+
+    @torch._disable_dynamo
+    def _attend_by_heads(
+        self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
+    ) -> Tensor:
+        size, (samples, _, tokens, _) = self._ranks.size, query.shape
+        places = self._places.to(query.device)
+        of_ranks = [_divided(x, size) for x in (query, key, value)]
+        sent = torch.cat(of_ranks, dim=3)
+        whole = self._to_all(sent).flatten(0, 2).index_select(0, places.argsort())
+        whole = whole.unflatten(0, (samples, self.length)).transpose(1, 2)
+        query, key, value = whole.split([x.shape[3] for x in of_ranks], dim=1)
+        documents = self._documents
+        reads = replace(reads, queries=documents, keys=documents, kernel=None)
+        output = attend(query, key, value, reads, scores).transpose(1, 2).flatten(0, 1)
+        output = output.index_select(0, places).unflatten(0, (size, samples, tokens))
+        return self._to_all(output).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+    def _to_all(self, parts: Tensor) -> Tensor:
+        """Send one part of a tensor [c, ...] to each rank, and return the parts received."""
+        once = [1] * self._ranks.size
+        received: Tensor = _Exchange.apply(parts, self._ranks, once, once)
+        return received
+
+
+def _divided(tensor: Tensor, ranks: int) -> Tensor:
+    """Divide heads [b, h, n, d] over ranks: [ranks, b, n, heads of a rank, d].
+
+    If there are fewer heads than ranks, several ranks get the same one.
+    """
+    repeated = tensor.repeat_interleave(max(ranks // tensor.shape[1], 1), dim=1)
+    return repeated.unflatten(1, (ranks, -1)).permute(1, 0, 3, 2, 4)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.context_cut import typical_work
 from frontier_llm.geometry.flops import equal_layers, score_pairs
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
@@ -238,8 +237,8 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         tokens = attention.queries * context
         pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=causal)
         read_pairs = samples * pairs / context
-        if context > 1:  # other ranks wait for the one with most
-            read_pairs *= typical_work(tokens, layout.read_share, context).imbalance
+        if context > 1 and not layout.exchanges_heads:  # other ranks wait for the one with most
+            read_pairs *= layout.context_work.imbalance
     heads = 0 if attention.cross else queries * query_width + keys * key_width
     rotated = heads if model.positions == "rotary" else 0
     normalised = heads if model.qk_norm != "none" else 0
@@ -408,7 +407,7 @@ def _cut_bytes(layout: ResolvedLayout, *, on_cpu: bool) -> float:
 
     The largest sample is one document. Its keys and values are received, copied in their order and
     given gradients. A block of queries has a copy with all heads, and a mask, which is computed
-    from distances in int64 and added to the scores.
+    from distances in int64 and added to the scores. Heads are sent, received and put in order.
     """
     model, grid, tokens = layout.model, layout.grid, layout.sequence_length
     if grid.context == 1:
@@ -416,4 +415,8 @@ def _cut_bytes(layout: ResolvedLayout, *, on_cpu: bool) -> float:
     queries = min(CPU_QUERY_BLOCK if on_cpu else QUERY_BLOCK, tokens // grid.context)
     heads = model.kv_heads * (layout.micro_batch + 2) + model.heads
     keys = 2 * heads * model.head_dim // grid.tensor * layout.compute_bytes
-    return float(tokens * (keys + queries * (8 + 1 + layout.compute_bytes)))
+    rows = tokens * (keys + queries * (8 + 1 + layout.compute_bytes))
+    traffic = layout.activation_traffic
+    heads = (model.heads + 2 * max(model.kv_heads, grid.context * grid.tensor)) // grid.tensor
+    of_heads = 3 * layout.micro_batch * traffic.lengths.decoder * heads * traffic.head_bytes
+    return float(max(rows, of_heads))

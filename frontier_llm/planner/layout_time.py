@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from frontier_llm.geometry.context_cut import typical_work
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
@@ -259,16 +258,20 @@ class LayoutTime:
 
         They are sent forward and once more backward, and then their gradients. Each time all ranks
         wait for the one that sends or receives most. How much that is depends on the documents of
-        a sample, for which typical ones stand.
+        a sample, for which typical ones stand. Or heads are sent, before and after attention.
         """
         layout, context = self._layout, self._layout.grid.context
         if context == 1:
             return ActionSeconds(0.0, 0.0, 0.0, 0.0)
-        rows = typical_work(layout.sequence_length, layout.read_share, context).rows
-        row_bytes, layers = layout.activation_traffic.row_bytes, len(chunk.layers)
-        size = layers * layout.micro_batch * rows * row_bytes
-        once = self.groups.data(context, 1).exchange(size, layers).seconds
-        return ActionSeconds(once, 2 * once, 2 * once, 0.0)
+        traffic, layers = layout.activation_traffic, len(chunk.layers)
+        size, messages, backwards = layout.context_work.rows * traffic.row_bytes, 1, 2
+        if layout.exchanges_heads:
+            to_one = traffic.lengths.decoder * traffic.head_exchange(context).sent
+            size, messages = (context - 1) * to_one * traffic.head_bytes, 2
+            backwards = 2 if layout.recompute == "full" else 1
+        group = self.groups.data(context, 1)
+        once = group.exchange(layers * layout.micro_batch * size, layers * messages).seconds
+        return ActionSeconds(once, backwards * once, backwards * once, 0.0)
 
     def _exposed_tensor_seconds(self, chunk: ModelChunk) -> float:
         layout, group = self._layout, self.groups.tensor

@@ -8,7 +8,7 @@ from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.train import configure
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.context_cut import typical_work
+from frontier_llm.geometry.context_cut import HeadExchange, typical_work
 from frontier_llm.planner import choice, space
 from frontier_llm.planner.block import chunk_blocks
 from frontier_llm.planner.candidate import Candidate
@@ -49,10 +49,10 @@ PUBLISHED = {32768: 610 / 595, 65536: 574 / 534, 131072: 555 / 424, 262144: 549 
     ("length", "contexts", "least", "most"),
     [
         (8192, {1, 2}, 1.0, 1.01),
-        (32768, {2, 4}, 1.03, 1.06),
+        (32768, {2, 4, 8}, 1.03, 1.06),
         (65536, {2, 4, 8}, 1.05, 1.12),
-        (131072, {4, 8}, 1.15, 1.35),
-        (262144, {4, 8}, 1.15, 1.45),
+        (131072, {4, 8, 16}, 1.15, 1.35),
+        (262144, {4, 8, 16}, 1.15, 1.45),
     ],
 )
 def test_context_ranks_gain_what_published_runs_gained(length, contexts, least, most):
@@ -71,8 +71,10 @@ def test_context_ranks_gain_what_published_runs_gained(length, contexts, least, 
     assert measured == (f"{PUBLISHED[length]:.2f}" if length in PUBLISHED else "")
 
 
-def test_the_layouts_of_128k_are_those_that_were_published():
+def test_the_layouts_of_128k_are_those_that_were_published(monkeypatch):
     """NeMo chose TP4 CP4; torchtitan's 8B at 131k with CP4 reached 1071 tokens/s on an H100.
+
+    Without the exchange of heads 16 context ranks would be slower, as they send more rows.
 
     Its run on 8 devices recomputed all layers in float8 (docs/performance.md).
     """
@@ -81,6 +83,10 @@ def test_the_layouts_of_128k_are_those_that_were_published():
     assert four.candidate.config.recompute == "none"
     assert (four.candidate.grid.tensor, four.candidate.grid.context) == (4, 4)
     assert 1071 < four.tokens_per_second / 64 < 1.2 * 1071
+    assert sixteen.candidate.layout.exchanges_heads
+    assert 0.97 * four.time.seconds < sixteen.time.seconds < four.time.seconds
+    monkeypatch.setattr(HeadExchange, "is_possible", False)
+    four, sixteen = (_best(131072, [context]) for context in (4, 16))
     assert sixteen.time.seconds > 1.03 * four.time.seconds
     many = _best(131072, [1, 4, 16], nodes=32)
     assert many.candidate.grid.context == 4
@@ -98,17 +104,22 @@ def test_the_exchange_uses_the_links_that_its_ranks_cross():
     assert sum(far.parts.values()) == pytest.approx(far.seconds)
 
 
-def test_all_ranks_wait_for_the_one_that_sends_or_receives_most():
+@pytest.mark.parametrize(("key_heads", "recompute"), [(1, "none"), (4, "none"), (4, "full")])
+def test_all_ranks_wait_for_the_one_that_sends_or_receives_most(key_heads, recompute):
     each = make(
         "data.sequence_length=4096", "parallel.pipeline=1", "parallel.context=4",
-        "data.global_batch=2", "data.micro_batch=1", ranks=4,
+        "data.global_batch=2", "data.micro_batch=1", "model.heads=4",
+        f"model.kv_heads={key_heads}", f"recompute={recompute}", ranks=4,
     )  # fmt: skip
     time, layout = LayoutTime(each), each.layout
+    layers, width = len(layout.model_chunks[0].layers), layout.model.head_dim
     rows = 2 * 3 * 4096 // 8  # the last rank sends both of its eighths to three others
-    width = layout.model.kv_heads * layout.model.head_dim
-    layers = len(layout.model_chunks[0].layers)
-    once = time.groups.data(4, 1).exchange(layers * rows * 2 * width * 2, layers).seconds
-    assert time.passes[0].context.seconds == pytest.approx(3 * once)
+    messages, passes, elements = 1, 3, rows * 2 * key_heads * width
+    if key_heads == 4:  # a head of queries, keys, values and outputs to each of the others
+        messages, passes = 2, 2 if recompute == "none" else 3
+        elements = 3 * 4096 // 4 * 4 * width
+    once = time.groups.data(4, 1).exchange(layers * elements * 2, layers * messages).seconds
+    assert time.passes[0].context.seconds == pytest.approx(passes * once)
     assert time.passes[0].tensor.seconds == 0
 
 
@@ -237,7 +248,7 @@ def test_without_a_known_speed_the_fewest_that_fit_are_chosen():
     ],
 )  # fmt: skip
 def test_experiments_of_long_samples_have_the_layout_of_a_search(name, cluster, context):
-    """On each machine the context ranks are chosen anew; no other layout is 1% faster."""
+    """On each machine the context ranks are chosen anew; no other layout is 2% faster."""
     config = composed(
         f"experiment={name}", f"cluster={cluster}", "planner.context=[1,2,4,8,16]",
         "planner.pipeline=[1,2]", "planner.chunks=[1]", "planner.micro_batch=[1,2]",
@@ -247,7 +258,7 @@ def test_experiments_of_long_samples_have_the_layout_of_a_search(name, cluster, 
     peak = fullest(candidate).total
     assert peak <= budget_bytes(candidate)
     best = min(each.judged_seconds for each in search(config, Goal(64, 8)).best)
-    assert judged_seconds(candidate, step_time(candidate).seconds, peak) <= 1.01 * best
+    assert judged_seconds(candidate, step_time(candidate).seconds, peak) <= 1.02 * best
 
 
 def test_other_nodes_and_a_resume_read_the_chosen_number(tmp_path):

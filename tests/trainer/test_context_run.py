@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from frontier_llm.data.batch import Batch
-from frontier_llm.geometry.context_cut import sent_tokens
 from frontier_llm.launch.world import World
 from tests.batches import random_batch
 from tests.covering import exhaustive
@@ -131,25 +130,25 @@ def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
         assert isinstance(batch, Batch)
         table = batch.cumulative_lengths
         lengths = [[data.sequence_length]] if table is None else table.diff(dim=1).tolist()
-        for of_sample in lengths:
-            tokens = sent_tokens([n for n in of_sample if n], context.size)
-            predicted += sum(traffic.context_bytes(tokens, context.rank, layers))
+        samples = [[n for n in of_sample if n] for of_sample in lengths]
+        predicted += sum(traffic.context_bytes(samples, context.size, context.rank, layers))
     return result.sent["context"].total, predicted
 
 
 @pytest.mark.parametrize(
-    ("recompute", "documents"),
+    ("recompute", "documents", "key_heads"),
     [
-        ("none", "joined"),
-        *exhaustive(("none", "separate"), ("selective", "joined")),
-        ("full", "separate"),
+        ("none", "joined", 2),
+        *exhaustive(("none", "separate", 2), ("selective", "joined", 2), ("none", "joined", 4)),
+        ("full", "separate", 2),
+        ("full", "joined", 4),
     ],
 )
-def test_a_step_sends_keys_twice_and_gradients_once(recompute: str, documents: str) -> None:
-    """Whatever is computed again: a fourth exchange would be counted."""
+def test_a_step_sends_what_is_predicted(recompute: str, documents: str, key_heads: int) -> None:
+    """Keys twice and gradients once, whatever is computed again; or heads, with 4 key heads."""
     values = tiny_values(
-        f"data.documents={documents}",
-        "data.sequence_length=16", "parallel.context=2", "parallel.tensor=2", "model.kv_heads=2",
+        f"data.documents={documents}", "model.heads=4", f"model.kv_heads={key_heads}",
+        "data.sequence_length=16", "parallel.context=2", "parallel.tensor=2",
         f"recompute={recompute}", "parallel.pipeline=2", "model.positions=rotary",
     )  # fmt: skip
     results = run_ranks(sent_in_a_step, 8, values)
