@@ -63,8 +63,7 @@ def with_changes(config: RunConfig, changes: Mapping[str, int]) -> RunConfig:
     """Return a configuration with other values of keys."""
     for key, value in changes.items():
         section, name = key.split(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
+        config = config.changed(section, **{name: value})
     return config
 
 

@@ -165,8 +165,7 @@ def kept_layers(config: RunConfig) -> RunConfig:
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # a new run
         return config
     kept = None if layers is None else tuple(layers)
-    parallel = config.parallel.model_copy(update={"layers_per_stage": kept})
-    return config.model_copy(update={"parallel": parallel})
+    return config.changed("parallel", layers_per_stage=kept)
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
@@ -246,8 +245,7 @@ def prepare_restart(config: RunConfig) -> RunConfig:
     has_node_tier = config.checkpoint.tiers.local.path is not None
     if newest_folder(config) is None and not has_node_tier:
         check_new(Path(config.run.dir), "auto", started_again=True)
-    run = config.run.model_copy(update={"resume": "auto"})
-    return config.model_copy(update={"run": run})
+    return config.changed("run", resume="auto")
 
 
 def recorded_steps(run: Path) -> int:
