@@ -32,10 +32,10 @@ from frontier_llm.units import counted, format_bytes, format_count, format_secon
 _LOG = logging.getLogger(__name__)
 
 _SAMPLING_TEMPERATURE = 0.8
+"""Temperature at which the text samples of the report are drawn."""
 OF_VALIDATION = {*OF_CORPUS, "data.path", "data.corpora", "data.denoisers", "data.documents",
                  "data.packing", "data.sequence_length"}  # fmt: skip
 """Keys that change the samples of the validation."""
-"""Temperature at which the text samples of the report are drawn."""
 
 
 class RunReport(Callback):
