@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,6 +41,7 @@ from benchmarks.harness import (
     add_numbers,
     bench_parser,
     compare,
+    fixed,
     parse_bench,
     print_table,
     write_json,
@@ -72,6 +73,7 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.trainer.states import bare_step
 from frontier_llm.trainer.step_measurements import MEASURED_STEPS
+from frontier_llm.units import MIB
 
 RANKS = 2
 """Number of ranks of every layout, one per CPU core."""
@@ -176,55 +178,29 @@ def run_layout(rank: int, config: RunConfig, steps: int) -> RankFigures:
     )
 
 
-@dataclass(frozen=True)
-class Row:
-    """Planned and measured time and memory of a layout."""
+Row = dict[str, Any]
+"""Planned and measured time and memory of a layout.
 
-    layout: str
-    planned_seconds: float
-    seconds: float
-    """Median duration of the counted steps on the slower rank."""
-    time_error: float
-    """Planned divided by measured seconds, minus 1."""
-    planned_bytes: int
-    """Planned peak memory of tensors on the fullest stage."""
-    peak_bytes: int
-    """Measured peak memory of tensors on the fuller rank."""
-    memory_error: float
-    """Planned divided by measured bytes, minus 1."""
-    planned_process_bytes: int
-    """Planned peak memory of the fullest stage, with the interpreter and the allocator's slack."""
-    process_bytes: int
-    """Measured peak resident memory of the process of the fuller rank."""
-    process_error: float
-    """Planned divided by measured bytes of the process, minus 1."""
-    counted_steps: int
-    is_disturbed: bool
-    """Whether other programs computed during every step, so that all steps count."""
-    parts: dict[str, float]
-    """Planned seconds by kind of work."""
-    phases: dict[str, float]
-    """Measured seconds of each phase of a step on rank 0, in one of the steps."""
-    by_category: dict[str, int]
-    """Planned bytes of tensors by category, on the fullest stage."""
-    all_seconds: tuple[float, ...]
-    """Durations of all timed steps on the slower rank."""
+An error is the planned value divided by the measured one, minus 1. `seconds` is the median of the
+counted steps on the slower rank, `all_seconds` are those of all timed steps. `peak_bytes` are those
+of all tensors, `process_bytes` the resident memory of the process, both on the fuller rank; planned
+bytes are those of the fullest stage, `by_category` those of tensors. `parts` are planned seconds by
+kind of work, `phases` the measured ones of each phase of a step on rank 0, in one of the steps.
+`is_disturbed`: other programs computed during every step, so that all steps count.
+"""
 
-    def cells(self) -> list[str]:
-        """Return the row of the table."""
-        return [
-            self.layout,
-            f"{self.planned_seconds * 1e3:.0f}",
-            f"{self.seconds * 1e3:.0f}",
-            f"{self.time_error:+.1%}",
-            f"{self.planned_bytes / 2**20:.1f}",
-            f"{self.peak_bytes / 2**20:.1f}",
-            f"{self.memory_error:+.1%}",
-            f"{self.planned_process_bytes / 2**20:.0f}",
-            f"{self.process_bytes / 2**20:.0f}",
-            f"{self.process_error:+.1%}",
-            "disturbed" if self.is_disturbed else str(self.counted_steps),
-        ]
+
+def cells(row: Row) -> list[str]:
+    """Return the row of the table."""
+    found = [row["layout"]]
+    for planned, measured, error, factor, digits in (
+        ("planned_seconds", "seconds", "time_error", 1e3, 0),
+        ("planned_bytes", "peak_bytes", "memory_error", 1 / MIB, 1),
+        ("planned_process_bytes", "process_bytes", "process_error", 1 / MIB, 0),
+    ):
+        found += [fixed(row[key], digits, factor) for key in (planned, measured)]
+        found.append(f"{row[error]:+.1%}")
+    return [*found, "disturbed" if row["is_disturbed"] else str(row["counted_steps"])]
 
 
 def make_row(layout: str, config: RunConfig, turns: Sequence[Sequence[RankFigures]]) -> Row:
@@ -244,24 +220,24 @@ def make_row(layout: str, config: RunConfig, turns: Sequence[Sequence[RankFigure
         max(getattr(rank, name) for ranks in turns for rank in ranks)
         for name in ("peak_bytes", "process_bytes")
     )
-    return Row(
-        layout=layout,
-        planned_seconds=planned.time.seconds,
-        seconds=measured,
-        time_error=planned.time.seconds / measured - 1,
-        planned_bytes=planned_bytes,
-        peak_bytes=peak_bytes,
-        memory_error=planned_bytes / peak_bytes - 1,
-        planned_process_bytes=planned.peak.total,
-        process_bytes=process_bytes,
-        process_error=planned.peak.total / process_bytes - 1,
-        counted_steps=len(counted or every),
-        is_disturbed=not counted,
-        parts=planned.time.parts,
-        phases=turns[0][0].phases,
-        by_category=by_category,
-        all_seconds=tuple(every),
-    )
+    return {
+        "layout": layout,
+        "planned_seconds": planned.time.seconds,
+        "seconds": measured,
+        "time_error": planned.time.seconds / measured - 1,
+        "planned_bytes": planned_bytes,
+        "peak_bytes": peak_bytes,
+        "memory_error": planned_bytes / peak_bytes - 1,
+        "planned_process_bytes": planned.peak.total,
+        "process_bytes": process_bytes,
+        "process_error": planned.peak.total / process_bytes - 1,
+        "counted_steps": len(counted or every),
+        "is_disturbed": not counted,
+        "parts": planned.time.parts,
+        "phases": turns[0][0].phases,
+        "by_category": by_category,
+        "all_seconds": tuple(every),
+    }
 
 
 def _tensors(planned: Estimate) -> dict[str, int]:
@@ -316,14 +292,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [make_row(name, configs[name], one.rounds) for name, one in measured.items()]
     means = ["mean of absolute errors"]
     for name in ("time_error", "memory_error", "process_error"):
-        means += ["", "", f"{fmean(abs(getattr(row, name)) for row in rows):.1%}"]
+        means += ["", "", f"{fmean(abs(row[name]) for row in rows):.1%}"]
     means.append("")
     title = f"{RANKS} ranks on {os.cpu_count()} cores"
-    print_table(title, COLUMNS, [*(row.cells() for row in rows), means])
+    print_table(title, COLUMNS, [*map(cells, rows), means])
     cluster = next(iter(configs.values())).cluster.model_dump(mode="json")
     sizes = {**asdict(Shape.of(options)), "batch": options.batch}
     facts = {"sizes": sizes, "rounds": options.rounds, "steps": options.steps}
-    write_json(options, {**facts, "cluster": cluster, "rows": [asdict(row) for row in rows]})
+    write_json(options, {**facts, "cluster": cluster, "rows": rows})
     return 0
 
 

@@ -18,18 +18,7 @@ import deepspeed  # type: ignore[import-not-found]
 import torch
 
 from benchmarks.peers.plain_gpt import PlainGpt
-from benchmarks.peers.turn import (
-    BETAS,
-    CLIP_NORM,
-    EPSILON,
-    LEARNING_RATE,
-    SEED,
-    WEIGHT_DECAY,
-    MicroBatch,
-    Peer,
-    Turn,
-    measure,
-)
+from benchmarks.peers.turn import ADAMW, CLIP_NORM, SEED, MicroBatch, Peer, Turn, measure
 from benchmarks.testbed.forked import on_ranks
 
 
@@ -41,12 +30,11 @@ def make(turn: Turn, rank: int) -> "DeepSpeed":
 
 def settings(turn: Turn) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a turn; all other settings have their defaults."""
-    adamw = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
     return {
         "train_micro_batch_size_per_gpu": turn.samples,
         "gradient_accumulation_steps": turn.micro_batches,
         "gradient_clipping": CLIP_NORM,
-        "optimizer": {"type": "AdamW", "params": {**adamw, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {**ADAMW, "torch_adam": True}},
         "bf16": {"enabled": turn.precision == "bf16"},
         "zero_optimization": {"stage": int(turn.contender[-1])},
         "steps_per_print": 1_000_000,

@@ -3,16 +3,7 @@
 import torch
 
 from benchmarks.peers.contenders import factors_of, formats_of
-from benchmarks.peers.turn import (
-    BETAS,
-    CLIP_NORM,
-    EPSILON,
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-    MicroBatch,
-    Peer,
-    Turn,
-)
+from benchmarks.peers.turn import ADAMW, CLIP_NORM, MicroBatch, Peer, Turn
 from benchmarks.testbed.bare_steps import CPU, prepare_cpu
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
@@ -42,10 +33,10 @@ def overrides(turn: Turn) -> list[str]:
         f"sharding.optimizer={optimizer}",
         *_formats(turn),
         *_links(turn),
-        f"optimizer.beta1={BETAS[0]}",
-        f"optimizer.beta2={BETAS[1]}",
-        f"optimizer.epsilon={EPSILON}",
-        f"optimizer.weight_decay={WEIGHT_DECAY}",
+        f"optimizer.beta1={ADAMW['betas'][0]}",
+        f"optimizer.beta2={ADAMW['betas'][1]}",
+        f"optimizer.epsilon={ADAMW['eps']}",
+        f"optimizer.weight_decay={ADAMW['weight_decay']}",
         f"optimizer.clip_norm={CLIP_NORM}",
     ]
 
@@ -96,7 +87,7 @@ class Ours(Peer):
             Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
             for tokens, labels in batches
         ]
-        result = self._step.run(1, our_batches, LEARNING_RATE)
+        result = self._step.run(1, our_batches, ADAMW["lr"])
         sent = sum(result.sent.values(), Sent())
         within_node = sent.node if self._has_packages else 0.0
         self._counted_bytes += (sent.network + within_node) / self._ranks

@@ -12,18 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.plain_gpt import PlainGpt
-from benchmarks.peers.turn import (
-    BETAS,
-    CLIP_NORM,
-    EPSILON,
-    LEARNING_RATE,
-    SEED,
-    WEIGHT_DECAY,
-    MicroBatch,
-    Peer,
-    Precision,
-    Turn,
-)
+from benchmarks.peers.turn import ADAMW, CLIP_NORM, SEED, MicroBatch, Peer, Precision, Turn
 
 
 def make(turn: Turn, rank: int) -> Peer:
@@ -41,14 +30,7 @@ class _TorchPeer(Peer):
     def __init__(self, model: nn.Module, parameters: int) -> None:
         self.parameters = parameters
         self._model = model
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(),
-            LEARNING_RATE,
-            betas=BETAS,
-            eps=EPSILON,
-            weight_decay=WEIGHT_DECAY,
-            fused=True,
-        )
+        self._optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
 
     def _update(self) -> None:
         nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,8 @@ from benchmarks.testbed.sent_counter import tcp_sent_bytes
 from benchmarks.testbed.shape import Shape
 from frontier_lab.calibration.foreign_load import busy_seconds, idle_share
 
-LEARNING_RATE = 1e-4
-BETAS = (0.9, 0.95)
-EPSILON = 1e-8
-WEIGHT_DECAY = 0.1
+ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+"""The optimizer of all contenders of bench_sharding.py, as arguments of torch's AdamW."""
 CLIP_NORM = 1.0
 SEED = 1
 QUIET_SECONDS = 0.05

@@ -2,9 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.batch import AnyBatch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel.groups import Groups, make_groups
-from frontier_llm.sharding.sharded_states import ShardedStates
-from frontier_llm.trainer.pipeline import DropoutSeeds, Pipeline
+from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.states import bare_step
 
 MESSAGES = 50
@@ -197,11 +196,16 @@ class _Runner:
 
     def measure_memory(self, batches: list[AnyBatch]) -> None:
         """Run one step, and measure the memory of its passes."""
-        pipeline = self._step._pipeline
-        measured = _MeasuredMemory(pipeline)
-        self._step._pipeline = cast(Pipeline, measured)
-        self.step(batches)
-        self._step._pipeline, self._peak_bytes = pipeline, measured.peak_bytes
+        held, pipeline = HeldBytes(), self._step._pipeline
+        passes = pipeline.train
+
+        def train(*arguments: Any) -> list[torch.Tensor]:
+            with held:
+                return passes(*arguments)
+
+        with patch.object(pipeline, "train", train):
+            self.step(batches)
+        self._peak_bytes = held.peak
 
     def time(self, batches: list[AnyBatch]) -> None:
         """Run one step, and time it and its actions."""
@@ -217,24 +221,3 @@ class _Runner:
         """Return what was measured."""
         losses, grad_norms = tuple(self._losses), tuple(self._grad_norms)
         return RankFigures(tuple(self._steps), losses, grad_norms, self._peak_bytes)
-
-
-class _MeasuredMemory:
-    """Runs the passes of another pipeline, and measures their memory."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.peak_bytes = 0
-
-    def train(
-        self,
-        batches: Sequence[AnyBatch],
-        states: ShardedStates,
-        dropout: DropoutSeeds,
-        loss_scale: float,
-    ) -> list[torch.Tensor]:
-        """Run the passes of a step, as `Pipeline.train`."""
-        with HeldBytes() as held:
-            losses = self._pipeline.train(batches, states, dropout, loss_scale)
-        self.peak_bytes = held.peak
-        return losses

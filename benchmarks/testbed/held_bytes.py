@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -37,14 +36,9 @@ class HeldBytes(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Stop to count."""
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
         del torch.UntypedStorage.resize_  # the method of the base class is visible again
 
     def __torch_dispatch__(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from docs.generate.blocks import table
-from docs.generate.predictions import BF16_GRADIENTS, predict, tokens_per_device
+from docs.generate.predictions import BF16_GRADIENTS, predict
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
@@ -163,7 +163,7 @@ def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
         )
         first = first or runs
         relative = [
-            tokens_per_device(run) / tokens_per_device(start)
+            run.tokens_per_device / start.tokens_per_device
             for run, start in zip(runs, first, strict=True)
         ]
         yield Point(ranks, replicas, runs, (relative[0], relative[1]))

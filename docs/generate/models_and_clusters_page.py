@@ -73,14 +73,14 @@ def _experiments() -> Iterator[str]:
 
 def _layout_cells(config: RunConfig, header: Header) -> tuple[object, ...]:
     layout = resolved(config, header.ranks)
-    grid, factors = layout.grid, layout.factors
+    grid = layout.grid
     return (
         config.model.name,
         config.cluster.name,
         header.ranks,
         f"{grid.tensor}x{grid.pipeline}x{grid.data}",
         config.data.global_batch,
-        f"{factors.params}/{factors.grads}/{factors.optimizer}",
+        layout.factors.in_words,
         f"{fullest_stage_bytes(layout) / GIB:.2f} of {config.cluster.device.memory_gib:g}",
     )
 

@@ -27,7 +27,7 @@ from docs.generate.blocks import (
     side_by_side,
     table,
 )
-from docs.generate.predictions import predict, tokens_per_device
+from docs.generate.predictions import predict
 from frontier_llm.cli.experiments import composed
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
@@ -162,7 +162,7 @@ def recomputation() -> list[Recomputation]:
         kept, recomputed = (
             _run((*overrides, f"recompute={mode}"), ranks) for mode in ("none", "full")
         )
-        tokens = [float(f"{tokens_per_device(run):.3g}") for run in (kept, recomputed)]
+        tokens = [float(f"{run.tokens_per_device:.3g}") for run in (kept, recomputed)]
         memory = [round(run.peak.total / GIB, 1) for run in (kept, recomputed)]
         rows.append(Recomputation(model, (tokens[0], tokens[1]), (memory[0], memory[1])))
     return rows

@@ -90,17 +90,13 @@ def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> 
     """Yield the cells of a row of the AMSP table, from the chosen factors on."""
     config = composed(f"experiment=amsp_llama_{model}")
     fixed = {"tensor": (1,), "pipeline": (1,), "micro_batch": (1,), "rows": 1}
-    only_factors_free = config.planner.model_copy(
-        update={**fixed, "recompute": (config.recompute,)}
-    )
-    searched = config.model_copy(update={"planner": only_factors_free})
+    searched = config.changed("planner", **fixed, recompute=(config.recompute,))
     layouts = search(searched, Goal(ranks, config.cluster.ranks_per_node)).best
     if not layouts:
         yield from ["none fits", *[""] * 5]
         return
     best = layouts[0]
-    factors = best.candidate.factors
-    yield f"{factors.params}/{factors.grads}/{factors.optimizer}"
+    yield best.candidate.factors.in_words
     yield f"{best.mfu or 0:.1%}"
     in_node = min(GPUS_PER_NODE, ranks)
     mics, zero3 = (in_node, in_node, in_node), (ranks, ranks, ranks)

@@ -18,20 +18,14 @@ def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:
     Raises:
         ConfigError: the configuration cannot be laid out over the ranks.
     """
-    changed = config.model_copy(update={"data": config.data.model_copy(update=data)})
+    changed = config.changed("data", **data)
     return estimate(Candidate.of(changed, ranks, config.cluster.ranks_per_node))
 
 
 def with_factors(config: RunConfig, factors: tuple[int, int, int]) -> RunConfig:
     """Return a configuration with other numbers of ranks per parameter, gradient and state."""
     keys = ("params", "grads", "optimizer")
-    sharding = config.sharding.model_copy(update=dict(zip(keys, factors, strict=True)))
-    return config.model_copy(update={"sharding": sharding})
-
-
-def tokens_per_device(estimated: Estimate) -> float:
-    """Return the tokens per second of one device."""
-    return estimated.tokens_per_second / estimated.candidate.grid.size
+    return config.changed("sharding", **dict(zip(keys, factors, strict=True)))
 
 
 def with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
@@ -44,8 +38,7 @@ def with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
     cluster = config.cluster
     rate = node_gbits / 8 / cluster.ranks_per_node
     network = cluster.links[-1].model_copy(update={"gb_per_second": rate})
-    changed = cluster.model_copy(update={"links": (*cluster.links[:-1], network)})
-    return config.model_copy(update={"cluster": changed})
+    return config.changed("cluster", links=(*cluster.links[:-1], network))
 
 
 def study_estimate(model: str, nodes: int, stage: int) -> Estimate:

@@ -11,7 +11,6 @@ from docs.generate.planner_page import AMSP_PAPER_FACTORS
 from docs.generate.predictions import (
     predict,
     study_estimate,
-    tokens_per_device,
     with_factors,
     with_network,
 )
@@ -143,7 +142,7 @@ def _amsp_overlap() -> Iterator[Figure]:
 
 def _tokens(config: RunConfig, model: str) -> float:
     """Return the predicted tokens per second and GPU with AMSP's factors on 64 GPUs."""
-    return tokens_per_device(predict(with_factors(config, AMSP_PAPER_FACTORS[model]), 64))
+    return predict(with_factors(config, AMSP_PAPER_FACTORS[model]), 64).tokens_per_device
 
 
 def _amsp(model: str, *overrides: str) -> RunConfig:

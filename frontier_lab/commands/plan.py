@@ -27,7 +27,6 @@ from frontier_llm.cli.options import json_file, new_file, tool_parser, write_jso
 from frontier_llm.cli.planned_experiment import (
     experiment_file,
     experiment_text,
-    factors_of,
     keys_without_effect,
 )
 from frontier_llm.config import RunConfig, decode
@@ -348,7 +347,7 @@ def overrides(layout: Estimate) -> str:
         "parallel.layers_per_stage": format_layers(config.parallel.layers_per_stage),
         "data.micro_batch": config.data.micro_batch,
         "recompute": config.recompute,
-        **{f"sharding.{name}": factor for name, factor in factors_of(layout.candidate).items()},
+        **{f"sharding.{name}": factor for name, factor in layout.candidate.factors.by_key.items()},
     }
     if config.planner.collectives is not None:
         values = {"collectives": config.collectives.name, **values}
@@ -463,7 +462,7 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
 
 def _row(layout: Estimate) -> dict[str, str]:
     candidate, time = layout.candidate, layout.time
-    config, factors = candidate.config, candidate.factors
+    config = candidate.config
     device, wire = config.cluster.device.memory_gib, config.collectives
     exposed = {
         f"{k.name} s": format_figure(time.exposed.get(k.name, 0.0)) for k in config.cluster.links
@@ -475,7 +474,7 @@ def _row(layout: Estimate) -> dict[str, str]:
         "schedule": candidate.schedule,
         "DP": str(candidate.grid.data),
         "micro": str(config.data.micro_batch),
-        "P/G/OS": f"{factors.params}/{factors.grads}/{factors.optimizer}",
+        "P/G/OS": candidate.factors.in_words,
         "recompute": config.recompute,
         "wire": wire.name if wire.name != "plain" else wire.grads_format,
         "step s": format_figure(time.seconds, 3),

@@ -178,7 +178,7 @@ def _estimate_parts(
     else:
         low, high = (seconds / (1 + known["most"]), seconds / (1 - known["most"]))
         band = f"{format_figure(low, 3)} to {format_figure(high, 3)} s"
-    speed = planned.tokens_per_second / candidate.grid.size
+    speed = planned.tokens_per_device
     mfu = "unknown" if planned.mfu is None else f"{planned.mfu:.1%}"
     per_gpu = f"{format_count(speed, 4)} tokens/s per GPU, MFU {mfu}"
     yield f"step: {format_figure(seconds, 4)} s ({band}), {per_gpu}"

@@ -319,9 +319,8 @@ def candidate_of(row: Mapping[str, str], overrides: Sequence[str] = ()) -> Candi
         ranks = row[RANKS]
         if not ranks.isdigit() or int(ranks) < 1:
             raise ConfigError(RANKS, repr(ranks), "a number of ranks", "correct the cell")
-        launch = config.launch.model_copy(update={"ranks": int(ranks), "nodes": None})
-        planner = config.planner.model_copy(update={"nodes": None})
-        config = config.model_copy(update={"launch": launch, "planner": planner})
+        config = config.changed("launch", ranks=int(ranks), nodes=None)
+        config = config.changed("planner", nodes=None)
     size, ranks_per_node = ranks_to_plan(config)
     return Candidate.of(choose(config, size, ranks_per_node), size, ranks_per_node)
 

@@ -234,12 +234,7 @@ def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
         changes |= {"kv_heads": groups, "heads": groups * (heads // key_heads)}
         dimensions = {"hidden": model.hidden} | changes
         changes |= {name: min(limit, dimensions[name]) for name, limit in limits.items()}
-    return config.model_copy(
-        update={
-            "model": model.model_copy(update=changes),
-            "parallel": config.parallel.model_copy(update=ON_ONE_RANK),
-        }
-    )
+    return config.changed("model", **changes).changed("parallel", **ON_ONE_RANK)
 
 
 def shape_of(*parts: tuple[str, int, int] | tuple[str, int]) -> str:

@@ -36,9 +36,7 @@ QUANTITIES: dict[str, Callable[[Estimate], float]] = {
     "measured_step_seconds": lambda estimated: estimated.time.seconds,
     "measured_tflops": lambda estimated: estimated.model_tflops,
     "measured_hfu_tflops": lambda estimated: estimated.hardware_tflops,
-    "measured_tokens_per_second": lambda estimated: (
-        estimated.tokens_per_second / estimated.candidate.grid.size
-    ),
+    "measured_tokens_per_second": lambda estimated: estimated.tokens_per_device,
 }
 """The measured quantities, by name of their column. All but the first are per device."""
 SPREAD = 0.2
@@ -241,12 +239,9 @@ def cluster_constants(cluster: ClusterConfig, precision: str) -> dict[str, float
 def with_constants(candidate: Candidate, constants: Constants) -> Candidate:
     """Return the same layout with other constants of its cluster and of its engine."""
     config = candidate.config
-    planner = config.planner.model_copy(
-        update={"engine": _changed_engine(config.planner.engine, constants)}
-    )
-    cluster = changed_cluster(config.cluster, constants)
-    changed = config.model_copy(update={"cluster": cluster, "planner": planner})
-    return replace(candidate, config=changed)
+    engine = _changed_engine(config.planner.engine, constants)
+    changed = candidate.with_cluster(changed_cluster(config.cluster, constants))
+    return replace(changed, config=changed.config.changed("planner", engine=engine))
 
 
 def changed_cluster(cluster: ClusterConfig, constants: Constants) -> ClusterConfig:

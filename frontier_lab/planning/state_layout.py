@@ -137,8 +137,7 @@ def _with_whole_micro_batches(config: RunConfig, ranks: int) -> RunConfig:
     batch = -(-config.data.global_batch // multiple) * multiple
     if config.parallel.chunks > 1:  # at least one micro-batch per stage
         batch = max(batch, multiple * config.parallel.pipeline)
-    data = config.data.model_copy(update={"global_batch": batch})
-    return config.model_copy(update={"data": data})
+    return config.changed("data", global_batch=batch)
 
 
 def draw(layout: StateLayout) -> str:

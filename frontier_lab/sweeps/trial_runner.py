@@ -176,7 +176,7 @@ def with_micro_batches(config: RunConfig, ranks: int) -> RunConfig:
     if config.launch.trial_micro_batches is None or rest:
         return config
     batch = config.launch.trial_micro_batches * data.micro_batch * replicas
-    return config.model_copy(update={"data": data.model_copy(update={"global_batch": batch})})
+    return config.changed("data", global_batch=batch)
 
 
 @contextmanager

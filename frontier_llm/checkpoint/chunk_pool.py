@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import threading
 import weakref
+from functools import cached_property, partial
 
 import psutil
 import torch
@@ -100,22 +101,15 @@ class SharedPool:
     """One pool of buffers for several managers, allocated when the first of them is prepared."""
 
     def __init__(self, buffers: int, chunk_bytes: int, device: torch.device) -> None:
-        self._buffers, self.chunk_bytes, self._device = buffers, chunk_bytes, device
-        self._pool: ChunkPool | None = None
+        self.size, self.chunk_bytes = buffers * chunk_bytes, chunk_bytes
+        self._allocate = partial(ChunkPool, buffers, chunk_bytes, device)
 
     @property
     def is_allocated(self) -> bool:
         """Whether the memory is allocated."""
-        return self._pool is not None
+        return "buffers" in vars(self)
 
-    @property
-    def size(self) -> int:
-        """Size of all buffers in bytes."""
-        return self._buffers * self.chunk_bytes
-
-    @property
+    @cached_property
     def buffers(self) -> ChunkPool:
         """The buffers; a CheckpointError is raised if the host has not enough memory for them."""
-        if self._pool is None:
-            self._pool = ChunkPool(self._buffers, self.chunk_bytes, self._device)
-        return self._pool
+        return self._allocate()

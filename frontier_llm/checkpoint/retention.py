@@ -35,30 +35,21 @@ def prune(
     nor deleted, so that they can be inspected. Unfinished folders of this and earlier steps, which
     a crash has left, are deleted too. A failure to delete is only logged.
     """
+    undamaged = 0
     try:
         with _pruning:
-            _prune(folder, committed_step, keep, keep_every_steps, spared)
+            _remove_leftovers(folder, committed_step, spared)
+            for step, path in committed(folder):
+                is_full = undamaged >= keep
+                if is_full and keep_every_steps is not None and step % keep_every_steps == 0:
+                    continue  # kept without a check: a long run has many of them
+                if step != committed_step and not _is_undamaged(path):
+                    continue
+                undamaged += 1
+                if undamaged > keep and step != committed_step and step not in spared:
+                    _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
-
-
-def _prune(
-    folder: Path,
-    committed_step: int,
-    keep: int,
-    keep_every_steps: int | None,
-    spared: Collection[int],
-) -> None:
-    _remove_leftovers(folder, committed_step, spared)
-    undamaged = 0
-    for step, path in committed(folder):
-        if undamaged >= keep and keep_every_steps is not None and step % keep_every_steps == 0:
-            continue  # kept without a check: a long run has many of them
-        if step != committed_step and not _is_undamaged(path):
-            continue
-        undamaged += 1
-        if undamaged > keep and step != committed_step and step not in spared:
-            _delete(path)
 
 
 def void_later(folder: Path, step: int) -> None:

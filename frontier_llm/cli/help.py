@@ -181,11 +181,6 @@ def _default(key: str, defaults: Mapping[str, Any]) -> str:
         if part not in value:
             return ""
         value = value[part]
-    written = (
-        "null"
-        if value is None
-        else str(value).lower()
-        if value is True or value is False
-        else str(value)
-    )
+    written = "null" if value is None else str(value)
+    written = written.lower() if isinstance(value, bool) else written
     return f" ({written})" if len(written) <= 60 else ""

@@ -32,7 +32,6 @@ def experiment_file(name: str) -> Path:
 def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
     """Return the content of the experiment's file; `overrides` are the command line of the plan."""
     candidate = best.candidate
-    nodes = -(-candidate.grid.size // candidate.grid.ranks_per_node)
     composed = candidate.config.model_dump(mode="json")
     choices, values = _choices_and_values(overrides, composed)
     choices["collectives"] = candidate.config.collectives.name
@@ -42,7 +41,7 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
         ranks["ranks_per_node"] = launch.ranks_per_node
     planned = {
         "parallel": composed["parallel"],
-        "sharding": {"name": "planned", **factors_of(candidate)},
+        "sharding": {"name": "planned", **candidate.factors.by_key},
         "data": {"global_batch": data.global_batch, "micro_batch": data.micro_batch},
         "launch": ranks,
     }
@@ -60,17 +59,11 @@ def experiment_text(name: str, overrides: Sequence[str], best: Estimate) -> str:
             "# @package _global_",
             f"# A plan: {candidate.description}, predicted {seconds}",
             f"# ranks: {candidate.grid.size}",
-            f"# run: srun -N {nodes} {_resources(candidate)} "
+            f"# run: srun -N {candidate.grid.nodes} {_resources(candidate)} "
             f"frontier-llm train {conf_dir_option()}experiment={name}",
             yaml.safe_dump({**body, **values, **recompute}, sort_keys=False),
         ]
     )
-
-
-def factors_of(candidate: Candidate) -> dict[str, int]:
-    """Return the sharding factors by the names of their keys."""
-    factors = candidate.factors
-    return {"params": factors.params, "grads": factors.grads, "optimizer": factors.optimizer}
 
 
 def keys_without_effect(candidate: Candidate) -> set[str]:
@@ -78,8 +71,8 @@ def keys_without_effect(candidate: Candidate) -> set[str]:
 
     A run that sets one of them would be refused.
     """
-    sharding = candidate.config.sharding.model_copy(update=factors_of(candidate))
-    return {key for key, _ in unused(candidate.config.model_copy(update={"sharding": sharding}))}
+    planned = candidate.config.changed("sharding", **candidate.factors.by_key)
+    return {key for key, _ in unused(planned)}
 
 
 def conf_dir_option() -> str:
@@ -106,8 +99,7 @@ def _choices_and_values(
     those of the experiment, whatever the order of the overrides, because all values are read from
     the composed configuration.
     """
-    current = overrides
-    given = dict(override.lstrip("+").partition("=")[::2] for override in current)
+    given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     if (experiment := given.pop("experiment", "null")) != "null":

@@ -61,28 +61,35 @@ def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: 
 
 def keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield (dotted key, type, documentation) for every key of the configuration."""
-    for name, field in section.model_fields.items():
-        key = f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, f"{key}.")
-        else:
-            doc = " ".join((field.description or "").split())
-            yield key, type_words(field.annotation), doc
+    for key, field in _fields(section, prefix):
+        yield key, type_words(field.annotation), " ".join((field.description or "").split())
 
 
-def defaults(section: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, Any]:
+def defaults() -> dict[str, Any]:
     """Return the default of every key that has one, as a JSON value, by dotted key.
 
     Older versions did not have these keys, so their configurations lack them.
     """
-    found: dict[str, Any] = {}
+    return {
+        key: to_jsonable_python(field.get_default(call_default_factory=True))
+        for key, field in _fields(RunConfig)
+        if not field.is_required()
+    }
+
+
+def _fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every dotted key with its field."""
     for name, field in section.model_fields.items():
-        key = f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= defaults(field.annotation, f"{key}.")
-        elif not field.is_required():
-            found[key] = to_jsonable_python(field.get_default(call_default_factory=True))
-    return found
+        if (nested := _section_of(field)) is not None:
+            yield from _fields(nested, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the section that a field holds; None if the field is a key."""
+    type_ = field.annotation
+    return type_ if isinstance(type_, type) and issubclass(type_, BaseModel) else None
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -161,8 +168,8 @@ def _first_error(
         return unknown_key(".".join(location), details["input"])
     key, field = _field_at(location)
     wants, got = type_words(field.annotation, _NAMES), details["input"]
-    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-        first, kind, _ = next(keys(field.annotation, f"{key}."))
+    if (section := _section_of(field)) is not None:
+        first, kind, _ = next(keys(section, f"{key}."))
         todo = f"set {first} ({kind})" + _QUOTES * isinstance(got, bool)
         return ConfigError(key, got, f"keys such as {first}", todo)
     if details["type"] == "missing":
@@ -242,12 +249,11 @@ def _field_at(location: list[str]) -> tuple[str, FieldInfo]:
 
     A location also contains branches of unions and indices of lists, which are ignored.
     """
-    section: type[BaseModel] = RunConfig
     path = location[:1]
-    field = section.model_fields[path[0]]
+    field = RunConfig.model_fields[path[0]]
     for part in location[1:]:
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        if (section := _section_of(field)) is None:
             break
         path.append(part)
-        field = field.annotation.model_fields[part]
+        field = section.model_fields[part]
     return ".".join(path), field

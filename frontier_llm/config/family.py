@@ -222,7 +222,3 @@ def _check_rotary_scaling(model: ModelConfig) -> None:
             "less than model.rotary_fast_turns",
             f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}",
         )
-
-
-def _word(value: bool) -> str:
-    return str(value).lower()

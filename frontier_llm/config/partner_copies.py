@@ -39,5 +39,4 @@ def with_partner_copies(config: RunConfig) -> RunConfig:
         )
     local = LocalTierConfig(path=recovery.copies_path, every_steps=1, keep=KEPT)
     tiers = checkpoint.tiers.model_copy(update={"local": local})
-    changed = checkpoint.model_copy(update={"tiers": tiers, "partner": True})
-    return config.model_copy(update={"checkpoint": changed})
+    return config.changed("checkpoint", tiers=tiers, partner=True)

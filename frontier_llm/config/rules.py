@@ -46,7 +46,7 @@ def _divisors(number: int) -> str:
     return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
 
 
-def _largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
+def largest_divisor(number: int, limit: int, multiple: int = 1) -> int:
     """Return the largest divisor of `number` up to `limit` that is a multiple of `multiple`."""
     return max(d for d in range(multiple, limit + 1, multiple) if number % d == 0)
 
@@ -70,7 +70,7 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             f"{context} on {data_ranks} data ranks",
             "a divisor of the data ranks, which are the ranks divided by parallel.tensor x "
             "parallel.pipeline",
-            f"set parallel.context={_largest_divisor(data_ranks, context)}"
+            f"set parallel.context={largest_divisor(data_ranks, context)}"
             f"{_fewer_stages(config, world_size)}, or start a multiple of {needed} ranks "
             f"(launch.ranks={needed})",
         )
@@ -80,7 +80,7 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             "launch.ranks_per_node",
             f"{per_node} for {world_size} ranks",
             "a divisor of the number of ranks, so that nodes have equal sizes",
-            f"set launch.ranks_per_node={_largest_divisor(world_size, per_node)}; all divisors: "
+            f"set launch.ranks_per_node={largest_divisor(world_size, per_node)}; all divisors: "
             f"{_divisors(world_size)}",
         )
 
@@ -92,7 +92,7 @@ def _fewer_stages(config: RunConfig, world_size: int) -> str:
     if parallel.pipeline == 1 or world_size % others:
         return ""
     limit = min(parallel.pipeline, world_size // others)
-    return f", or set parallel.pipeline={_largest_divisor(world_size // others, limit)}"
+    return f", or set parallel.pipeline={largest_divisor(world_size // others, limit)}"
 
 
 def _check_precision(config: RunConfig) -> None:
@@ -169,7 +169,7 @@ def _check_tensor(config: RunConfig) -> None:
             model.kv_heads,
             f"a divisor of model.heads ({model.heads}), so that each key head serves equally many "
             "query heads",
-            f"set model.kv_heads={_largest_divisor(model.heads, model.kv_heads, tensor)}; all "
+            f"set model.kv_heads={largest_divisor(model.heads, model.kv_heads, tensor)}; all "
             f"divisors: {_divisors(model.heads)}",
         )
     # If head_dim is not hidden / heads, the user has set it, and hidden need not be a multiple.

@@ -1,6 +1,6 @@
 """The configuration of a run: all sections together."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -115,3 +115,7 @@ class RunConfig(Section):
         optimizer = self.optimizer
         share = optimizer.cooldown_share or DEFAULT_COOLDOWN_SHARE
         return optimizer.cooldown_steps or max(1, round(share * self.decay_steps))
+
+    def changed(self, section: str, **values: Any) -> "RunConfig":
+        """Return a copy in which keys of a section have other values, which are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})

@@ -39,7 +39,7 @@ def with_read_share(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
     if data.documents != "separate" or data.read_share is not None:
         return config
     share = _share_of(data, folders)
-    return config.model_copy(update={"data": data.model_copy(update={"read_share": share})})
+    return config.changed("data", read_share=share)
 
 
 def with_known_share(config: RunConfig, explain: Callable[[str], object]) -> RunConfig:

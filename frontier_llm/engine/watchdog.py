@@ -3,7 +3,7 @@
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
@@ -56,13 +56,8 @@ class Watchdog:
         self._watchdog.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._watchdog.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._watchdog.__exit__(*error)
 
     def step(self, number: int) -> AbstractContextManager[None]:
         """Return a context for a step, counted from 1."""

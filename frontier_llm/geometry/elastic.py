@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.parallel import ParallelConfig
+from frontier_llm.config.rules import largest_divisor
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.sharding import ShardingConfig
 from frontier_llm.errors import ConfigError
@@ -41,13 +42,13 @@ def refit(
             "replicas that divide the global batch, which an elastic run keeps",
             f"start it with any of {', '.join(map(str, fitting))} ranks",
         )
-    fitted = {"data.micro_batch": _largest(replica_samples, data.micro_batch)}
+    fitted = {"data.micro_batch": largest_divisor(replica_samples, data.micro_batch)}
     before = {"data.micro_batch": data.micro_batch}
     limit = replicas * parallel.context_ranks
     for name in ("optimizer", "grads", "params"):
         configured = getattr(sharding, name)
         if isinstance(configured, int):  # the words `node`, `all` and `auto` fit any ranks
-            limit = _largest(limit, configured)
+            limit = largest_divisor(limit, configured)
             before[f"sharding.{name}"], fitted[f"sharding.{name}"] = configured, limit
     return {key: value for key, value in fitted.items() if value != before[key]}
 
@@ -63,8 +64,7 @@ def with_changes(config: RunConfig, changes: Mapping[str, int]) -> RunConfig:
     """Return a configuration with other values of keys."""
     for key, value in changes.items():
         section, name = key.split(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
+        config = config.changed(section, **{name: value})
     return config
 
 
@@ -78,10 +78,6 @@ def fitting_ranks(parallel: ParallelConfig, data: DataConfig, most: int) -> int 
     model_ranks = parallel.ranks_per_replica
     counts = [replicas * model_ranks for replicas in divisors(data.global_batch)]
     return max((count for count in counts if count <= most), default=None)
-
-
-def _largest(number: int, limit: int) -> int:
-    return max(d for d in divisors(number) if d <= limit)
 
 
 def divisors(number: int) -> list[int]:

@@ -47,6 +47,11 @@ class Grid:
         """Number of sets of ranks that read different samples."""
         return self.data // self.context
 
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, of which the last one may have fewer ranks."""
+        return -(-self.size // self.ranks_per_node)
+
     def replica(self, rank: int) -> int:
         """Return the number of the replica whose samples a rank reads."""
         return self.coordinates(rank).data // self.context

@@ -158,6 +158,16 @@ class Factors:
         params, grads, optimizer = numbers
         return cls(params, grads, optimizer, data)
 
+    @property
+    def by_key(self) -> dict[str, int]:
+        """The factors by the names of their keys."""
+        return {"params": self.params, "grads": self.grads, "optimizer": self.optimizer}
+
+    @property
+    def in_words(self) -> str:
+        """The factors of parameters, gradients and optimizer states: `1/8/16`."""
+        return f"{self.params}/{self.grads}/{self.optimizer}"
+
     def padded(self, elements: int) -> int:
         """Round the size of a buffer up to a multiple of `multiple()`."""
         multiple = self.multiple()

@@ -23,6 +23,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.device import identity
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import LaunchError
+from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.launch.coordination import meet, read_all
 from frontier_llm.launch.rendezvous import RankZeroLostError
@@ -35,8 +36,6 @@ _KEY = "preflight/report"
 when all ranks have reported. The prefix itself: number of ranks that have reported."""
 _BLOCK_BYTES = 512
 """Unit in which the kernel counts the blocks of a file."""
-STATE_BYTES = 12
-"""Bytes per parameter in a checkpoint: an fp32 master weight and two moments."""
 _NAMED_HOSTS = 4
 CLOCK_SKEW_SECONDS = 2.0
 """A larger difference between two hosts makes the order of two failures uncertain."""

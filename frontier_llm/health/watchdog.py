@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 
 from torch.distributed import Store
 
@@ -134,12 +133,7 @@ class Watchdog:
             self._monitor.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # a local launcher sees which rank has ended first, so it does not need the watchdog
         if error is not None and self._world.launcher != "local" and not self.report_late:
             self._handle_failure(error)

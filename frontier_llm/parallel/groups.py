@@ -129,13 +129,10 @@ def _context_ranks(
     if grid.context == grid.size and _shares_world(communicators):
         assert dist.group.WORLD is not None
         return ContextRanks(dist.group.WORLD)
-    own = None
-    for members in sorted({grid.context_group(other) for other in range(grid.size)}):
-        # a communicator of its own, as collectives of states overlap with the exchange
-        group = dist.new_group(list(members), timeout=timeout)
-        if rank in members:
-            own = ContextRanks(group)
-    return own
+    members = sorted({grid.context_group(other) for other in range(grid.size)})
+    # a communicator of its own, as collectives of states overlap with the exchange
+    own, _ = dist.new_subgroups_by_enumeration(list(map(list, members)), timeout)
+    return ContextRanks(own)
 
 
 def _shares_world(communicators: CommunicatorCount) -> bool:
@@ -181,17 +178,15 @@ def _hop_group(groups: Groups, hop: Hop) -> dist.ProcessGroup:
     grid = groups.grid
     if hop.width == grid.data:
         return groups.data
-    own_group = None
     data_groups = sorted({hop.group(data_rank) for data_rank in range(grid.data)})
-    for pipeline in range(grid.pipeline):
-        for tensor in range(grid.tensor):
-            for data_ranks in data_groups:
-                ranks = [grid.rank(Coordinates(tensor, data, pipeline)) for data in data_ranks]
-                group = dist.new_group(ranks, timeout=groups.timeout)
-                if groups.rank in ranks:
-                    own_group = group
-    assert own_group is not None
-    return own_group
+    members = [
+        [grid.rank(Coordinates(tensor, data, pipeline)) for data in data_ranks]
+        for pipeline in range(grid.pipeline)
+        for tensor in range(grid.tensor)
+        for data_ranks in data_groups
+    ]
+    own, _ = dist.new_subgroups_by_enumeration(members, groups.timeout)
+    return own
 
 
 def make_stage_groups(
@@ -218,14 +213,13 @@ def _stage_group(groups: Groups, stages: tuple[int, ...]) -> dist.ProcessGroup |
         return groups.embedding
     if len(stages) == grid.pipeline:
         return groups.pipeline
-    own_group = None
-    for data in range(grid.data):
-        for tensor in range(grid.tensor):
-            ranks = [grid.rank(Coordinates(tensor, data, stage)) for stage in stages]
-            group = dist.new_group(ranks, timeout=groups.timeout)
-            if groups.rank in ranks:
-                own_group = group
-    return own_group
+    members = [
+        [grid.rank(Coordinates(tensor, data, stage)) for stage in stages]
+        for data in range(grid.data)
+        for tensor in range(grid.tensor)
+    ]
+    own, _ = dist.new_subgroups_by_enumeration(members, groups.timeout)
+    return own
 
 
 def destroy_groups() -> None:

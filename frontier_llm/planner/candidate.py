@@ -160,13 +160,13 @@ class Candidate:
     @property
     def description(self) -> str:
         """The layout in one line: axes, schedule, micro-batch, factors, recomputation."""
-        layout, factors, grid = self.layout, self.factors, self.grid
+        layout, grid = self.layout, self.grid
         schedule = f"{self.schedule} " if grid.pipeline > 1 else ""
         context = f"CP {grid.context} " if grid.context > 1 else ""
         return (
             f"TP {grid.tensor} {context}PP {grid.pipeline}x{layout.virtual_stages} {schedule}"
             f"DP {grid.data} micro {layout.micro_batch} "
-            f"factors {factors.params}/{factors.grads}/{factors.optimizer} {layout.recompute}"
+            f"factors {self.factors.in_words} {layout.recompute}"
         )
 
     @property

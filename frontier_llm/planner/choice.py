@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -65,7 +64,7 @@ def _choose_context(
     for context in context_sizes(config, data_ranks):
         others = list[str]()
         try:
-            other = _with(config, context=context)
+            other = config.changed("parallel", context=context)
             other = choose(other, ranks, ranks_per_node, others.append)
             seconds = _fitting_seconds(other, ranks, ranks_per_node)
         except ConfigError as error:  # not legal, or nothing fits
@@ -92,7 +91,7 @@ def _choose_layers(
     """
     least = LEAST_GAIN if has_unlike_layers(config.model) else GAIN_OF_EQUAL_LAYERS
     lines, others, refused = list[str](), list[str](), None
-    chosen = _with(config, layers_per_stage=None)
+    chosen = config.changed("parallel", layers_per_stage=None)
     try:
         chosen = choose(chosen, ranks, ranks_per_node, lines.append)
     except ConfigError as error:
@@ -100,7 +99,7 @@ def _choose_layers(
     layers = _balanced(chosen, ranks, ranks_per_node)
     if layers is not None:
         with suppress(ConfigError):  # no factors fit with these layers
-            other = _with(config, layers_per_stage=layers)
+            other = config.changed("parallel", layers_per_stage=layers)
             other = choose(other, ranks, ranks_per_node, others.append)
             even = math.inf if refused else _fitting_seconds(chosen, ranks, ranks_per_node)
             seconds = _fitting_seconds(other, ranks, ranks_per_node)
@@ -145,11 +144,6 @@ def _fitting_seconds(config: RunConfig, ranks: int, ranks_per_node: int) -> floa
         return 0.0
 
 
-def _with(config: RunConfig, **values: Any) -> RunConfig:
-    parallel = config.parallel.model_copy(update=values)
-    return config.model_copy(update={"parallel": parallel})
-
-
 @dataclass(frozen=True)
 class FactorChoice:
     """The chosen factors, with the prediction by which they were chosen."""
@@ -172,7 +166,7 @@ class FactorChoice:
 
     def __str__(self) -> str:
         text = (
-            f"factors {_numbers(self.factors)} (parameters/gradients/optimizer states), "
+            f"factors {self.factors.in_words} (parameters/gradients/optimizer states), "
             f"{format_bytes(self.peak.total)}: "
         )
         if self.time is None:
@@ -188,7 +182,7 @@ class FactorChoice:
             return text
         other = self.next_best
         difference = other.seconds / self.seconds - 1
-        return f"{text}. Next best: {_numbers(other.factors)}, {difference:+.2%} per step" + (
+        return f"{text}. Next best: {other.factors.in_words}, {difference:+.2%} per step" + (
             _reason(self, other)
         )
 
@@ -208,11 +202,7 @@ def choose_factors(
     if {sharding.params, sharding.grads, sharding.optimizer} != {"auto"}:
         return config, None
     choice = _choose(config, ranks, ranks_per_node)
-    factors = choice.factors
-    numbers = {
-        "params": factors.params, "grads": factors.grads, "optimizer": factors.optimizer
-    }  # fmt: skip
-    return config.model_copy(update={"sharding": sharding.model_copy(update=numbers)}), choice
+    return config.changed("sharding", **choice.factors.by_key), choice
 
 
 def _choose(config: RunConfig, ranks: int, ranks_per_node: int) -> FactorChoice:
@@ -284,10 +274,6 @@ def _reason(best: FactorChoice, other: FactorChoice) -> str:
     return f", with {format_seconds(more[part])} more for {part.replace('_', ' ')}"
 
 
-def _numbers(factors: Factors) -> str:
-    return f"{factors.params}/{factors.grads}/{factors.optimizer}"
-
-
 def _nothing_fits(config: RunConfig, peaks: list[StageMemory], budget: int) -> ConfigError:
     least = min(peaks, key=lambda peak: peak.total)
     device = config.cluster.device
@@ -312,7 +298,7 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     if "auto" not in (parallel.schedule, parallel.waiting_weights):
         return config
     whole = Order("interleaved" if parallel.chunks > 1 else "1f1b", 0)
-    fallback = _with(config, **_with_given(config, whole)._asdict())
+    fallback = config.changed("parallel", **_with_given(config, whole)._asdict())
     tried = dict.fromkeys(
         _with_given(config, order) for order in orders(config, parallel.pipeline, parallel.chunks)
     )
@@ -321,7 +307,8 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     seconds: dict[Order, float] = {}
     for order in tried:
         try:
-            candidate = Candidate.of(_with(config, **order._asdict()), ranks, ranks_per_node)
+            ordered = config.changed("parallel", **order._asdict())
+            candidate = Candidate.of(ordered, ranks, ranks_per_node)
             if fullest(candidate).total <= budget_bytes(candidate):
                 seconds[order] = step_time(candidate).seconds
         except ConfigError:  # this schedule cannot run, or the cluster's speed is not known
@@ -331,7 +318,7 @@ def choose_schedule(config: RunConfig, ranks: int, ranks_per_node: int) -> RunCo
     fastest = min(seconds, key=lambda order: seconds[order])
     if seconds[fastest] > (1 - LEAST_GAIN) * seconds.get(whole, float("inf")):
         fastest = whole
-    return _with(config, **fastest._asdict())
+    return config.changed("parallel", **fastest._asdict())
 
 
 def _with_given(config: RunConfig, order: Order) -> Order:

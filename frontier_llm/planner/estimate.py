@@ -60,6 +60,11 @@ class Estimate:
         return samples * self.candidate.layout.lengths.total / self.time.seconds
 
     @property
+    def tokens_per_device(self) -> float:
+        """Tokens per second of one device."""
+        return self.tokens_per_second / self.candidate.grid.size
+
+    @property
     def model_tflops(self) -> float:
         """TFLOP/s per device, counting the operations of the model without recomputation."""
         config, layout = self.candidate.config, self.candidate.layout
@@ -86,11 +91,10 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return the prediction as plain values, for `frontier-llm plan --json`."""
-        config, factors = self.candidate.config, self.candidate.factors
-        parallel = config.parallel
+        config, parallel = self.candidate.config, self.candidate.config.parallel
         return {
             "layout": {
-                "nodes": -(-self.candidate.grid.size // self.candidate.grid.ranks_per_node),
+                "nodes": self.candidate.grid.nodes,
                 "ranks": self.candidate.grid.size,
                 "tensor": parallel.tensor,
                 "pipeline": parallel.pipeline,
@@ -108,11 +112,7 @@ class Estimate:
                 "collectives": config.collectives.name,
                 "grads_format": config.collectives.grads_format,
             },
-            "factors": {
-                "params": factors.params,
-                "grads": factors.grads,
-                "optimizer": factors.optimizer,
-            },
+            "factors": self.candidate.factors.by_key,
             "step_seconds": self.time.seconds,
             "tokens_per_second": self.tokens_per_second,
             "model_tflops_per_device": self.model_tflops,
@@ -216,10 +216,10 @@ class RunCost:
 def run_cost(estimate: Estimate, tokens: float) -> RunCost:
     """Return the cost of training on a number of tokens with an estimated layout."""
     candidate, step_seconds = estimate.candidate, estimate.time.seconds
-    grid, config = candidate.grid, candidate.config
+    config = candidate.config
     steps = math.ceil(tokens / (config.data.global_batch * candidate.layout.lengths.total))
     hours = steps * step_seconds / 3600
-    nodes = -(-grid.size // grid.ranks_per_node)
+    nodes = candidate.grid.nodes
     operation = config.cluster.operation
     watts = operation.node_watts if operation else None
     between_failures = operation.node_hours_per_failure if operation else None

@@ -5,7 +5,6 @@ A run calls `check_fits` before it allocates anything, unless `plan=off` is set.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -178,16 +177,11 @@ def _changed_configs(config: RunConfig, ranks: int) -> Iterator[tuple[str, RunCo
         if recompute != config.recompute:
             yield f"recompute={recompute}", config.model_copy(update={"recompute": recompute})
     for micro_batch in divisors(config.data.micro_batch)[:-1]:
-        yield f"data.micro_batch={micro_batch}", _with(config, "data", micro_batch=micro_batch)
+        yield f"data.micro_batch={micro_batch}", config.changed("data", micro_batch=micro_batch)
     for axis in ("tensor", "pipeline", "context"):
         for size in divisors(ranks):
             if size > getattr(config.parallel, axis):
                 values: dict[str, int | None] = {axis: size}
                 if axis == "pipeline":  # a list of layers per stage fits only its own pipeline size
                     values["layers_per_stage"] = None
-                yield f"parallel.{axis}={size}", _with(config, "parallel", **values)
-
-
-def _with(config: RunConfig, section: str, **values: Any) -> RunConfig:
-    changed = getattr(config, section).model_copy(update=values)
-    return config.model_copy(update={section: changed})
+                yield f"parallel.{axis}={size}", config.changed("parallel", **values)

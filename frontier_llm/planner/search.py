@@ -474,8 +474,7 @@ def with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
             "nodes can grow in proportion to a whole number of samples",
             f"choose multiples of {first} nodes, or a data.global_batch that {first} divides",
         )
-    data = config.data.model_copy(update={"global_batch": batch})
-    return config.model_copy(update={"data": data})
+    return config.changed("data", global_batch=batch)
 
 
 def _best(configs: Sequence[RunConfig], nodes: int) -> Estimate | None:
@@ -491,6 +490,4 @@ def _goal(config: RunConfig, nodes: int) -> Goal:
 def _efficiency(here: Estimate | None, first: Estimate | None) -> float | None:
     if here is None or first is None:
         return None
-    return (here.tokens_per_second / here.candidate.grid.size) / (
-        first.tokens_per_second / first.candidate.grid.size
-    )
+    return here.tokens_per_device / first.tokens_per_device

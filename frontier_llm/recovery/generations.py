@@ -95,8 +95,7 @@ class _Member:
             config = _of_restart(config, world.rank)
         self._catch_up(decision)
         if decision.precision:  # measuring it again might choose another one
-            precision = config.precision.model_copy(update={"name": decision.precision})
-            config = config.model_copy(update={"precision": precision})
+            config = config.changed("precision", name=decision.precision)
         self._log(place, decision)
         run_dir, stopped = Path(config.run.dir), None
         report_late = self._membership.report_late if self._membership.survives else None
@@ -228,15 +227,14 @@ def _of_generation(config: RunConfig, place: Place) -> RunConfig:
     config = fitted_to(config, place.world.size)
     if place.timeout_seconds is None:
         return config
-    recovery = config.recovery.model_copy(update={"timeout_seconds": place.timeout_seconds})
-    return config.model_copy(update={"recovery": recovery})
+    return config.changed("recovery", timeout_seconds=place.timeout_seconds)
 
 
 def _of_restart(config: RunConfig, rank: int) -> RunConfig:
     """Return the configuration with which a run resumes; rank 0 prepares the run directory."""
     if rank == 0:
         return prepare_restart(config)
-    return config.model_copy(update={"run": config.run.model_copy(update={"resume": "auto"})})
+    return config.changed("run", resume="auto")
 
 
 def _forget(error: BaseException) -> None:

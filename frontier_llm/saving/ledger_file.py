@@ -16,13 +16,14 @@ not depend on the layout, so two runs with equal digests have read the same data
 import json
 from contextlib import suppress
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
 from frontier_llm.data.sample_order import LengthSegment
-from frontier_llm.telemetry.jsonl import AppendedLines
+from frontier_llm.telemetry.jsonl import AppendedLines, lines_from_end
 
 LEDGER = "ledger.jsonl"
 """Name of the file in the run directory."""
@@ -98,11 +99,7 @@ class LedgerFile:
 
     def last_step(self) -> int | None:
         """Return the step of the last line about a step; None if there is no such line."""
-        try:
-            lines = self._path.read_bytes().splitlines() if self._path.is_file() else []
-        except OSError:
-            lines = []
-        for line in reversed([*lines, *self._lines.waiting]):
+        for line in chain(reversed(self._lines.waiting), lines_from_end(self._path)):
             with suppress(*_DAMAGE):
                 if "digest" in (entry := json.loads(line)):
                     return int(entry["step"])

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, print_error
 from frontier_llm.saving.ledger_file import LEDGER
 from frontier_llm.saving.tiers import newest_folder
-from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.telemetry.jsonl import METRICS_FILE, lines_from_end, parse
 
 _LOG = logging.getLogger(__name__)
 
@@ -165,8 +164,7 @@ def kept_layers(config: RunConfig) -> RunConfig:
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # a new run
         return config
     kept = None if layers is None else tuple(layers)
-    parallel = config.parallel.model_copy(update={"layers_per_stage": kept})
-    return config.model_copy(update={"parallel": parallel})
+    return config.changed("parallel", layers_per_stage=kept)
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
@@ -233,10 +231,6 @@ def _not_writable(path: Path, error: OSError) -> ConfigError:
     return ConfigError("run.dir", path, wants, "choose another run.dir, or get write permission")
 
 
-_TAIL_BYTES = 1 << 16
-"""How much of the end of a record is read at first."""
-
-
 def prepare_restart(config: RunConfig) -> RunConfig:
     """Prepare the run directory of a run that failed, and return the configuration of the restart.
 
@@ -246,30 +240,10 @@ def prepare_restart(config: RunConfig) -> RunConfig:
     has_node_tier = config.checkpoint.tiers.local.path is not None
     if newest_folder(config) is None and not has_node_tier:
         check_new(Path(config.run.dir), "auto", started_again=True)
-    run = config.run.model_copy(update={"resume": "auto"})
-    return config.model_copy(update={"run": run})
+    return config.changed("run", resume="auto")
 
 
 def recorded_steps(run: Path) -> int:
-    """Return the last recorded step, or 0. Reads from the end, as a record may have gigabytes."""
-    try:
-        with (run / METRICS_FILE).open("rb") as file:
-            start = file.seek(0, os.SEEK_END)
-            tail = b""  # begins at `start`
-            while start:
-                size = min(start, max(_TAIL_BYTES, len(tail)))
-                start = file.seek(start - size)
-                tail = file.read(size) + tail
-                for line in reversed(tail.splitlines()[bool(start) :]):  # the first may be cut
-                    if (step := _step(line)) is not None:
-                        return step
-    except OSError:
-        pass
-    return 0
-
-
-def _step(line: bytes) -> int | None:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    """Return the last recorded step, or 0."""
+    rows = map(parse, lines_from_end(run / METRICS_FILE))
+    return next((int(row["step"]) for row in rows if row is not None), 0)

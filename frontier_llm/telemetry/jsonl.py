@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ LARGEST = 1e100
 """Larger finite numbers are damage. A chart could not show them."""
 _LINE_BYTES = 4 * MIB
 """Largest length of a line."""
+_TAIL_BYTES = 1 << 16
+"""How much of the end of a file is read at first."""
 _WAITING_LINES = 100_000
 """Lines in memory while a file cannot be written, about 50 MB. The oldest are lost beyond it."""
 
@@ -60,6 +62,22 @@ def read_rows(run_dir: Path) -> tuple[list[dict[str, Any]], list[int]]:
                 line = file.readline(_LINE_BYTES)
                 is_whole = line.endswith(b"\n")
     return rows, damaged
+
+
+def lines_from_end(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, the last one first; none if the file cannot be read.
+
+    Reads no more than the caller wants, because a record may have gigabytes.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        cut_line = b""  # the end of a line that begins before `start`
+        while start:
+            size = min(start, max(_TAIL_BYTES, len(cut_line)))
+            start = file.seek(start - size)
+            cut_line, *lines = (file.read(size) + cut_line).split(b"\n")
+            yield from reversed(lines)
+        yield cut_line
 
 
 def cut(run_dir: Path, step: int) -> None:
@@ -130,14 +148,8 @@ class AppendedLines:
             self._is_late = False
             self._waiting.clear()
 
-    def keep(self, is_wanted: Callable[[bytes], bool]) -> None:
-        """Drop lines that could not be written and are not wanted any more."""
-        wanted = list(filter(is_wanted, self._waiting))
-        self._waiting.clear()
-        self._waiting.extend(wanted)
-
     def close(self) -> None:
-        """Log how many lines are lost."""
+        """Log how many lines are lost. A second call does nothing."""
         if self._waiting:
             _LOG.error("%s lacks its last %s", self._path, counted(len(self._waiting), "line"))
             self._waiting.clear()
@@ -159,17 +171,16 @@ def _append(path: Path, content: bytes) -> None:
             raise
 
 
-class JsonlSink:
-    """Appends one line per step. If a line cannot be written, it waits (`AppendedLines`)."""
+class JsonlSink(AppendedLines):
+    """Appends one line per step to metrics.jsonl."""
 
     def __init__(self, run_dir: Path) -> None:
-        path = run_dir / METRICS_FILE
-        self._run_dir, self._lines = run_dir, AppendedLines(path)
+        super().__init__(run_dir / METRICS_FILE)
         try:
-            path.touch()
+            self._path.touch()
         except OSError as error:
             raise TrainingError(
-                f"{path} cannot be written: {error.strerror}. "
+                f"{self._path} cannot be written: {error.strerror}. "
                 "Free space there, or set run.dir to another file system."
             ) from error
 
@@ -179,7 +190,7 @@ class JsonlSink:
         Raises:
             TrainingError: the run directory is gone.
         """
-        self._lines.append(metrics.to_json())
+        self.append(metrics.to_json())
 
     def cut(self, step: int) -> None:
         """Remove the lines after a step, as `cut` does, and those that wait.
@@ -187,9 +198,7 @@ class JsonlSink:
         Raises:
             TrainingError: the file cannot be written.
         """
-        cut(self._run_dir, step)
-        self._lines.keep(lambda line: json.loads(line)["step"] <= step)
-
-    def close(self) -> None:
-        """Log how many lines could not be written. A second call does nothing."""
-        self._lines.close()
+        cut(self._path.parent, step)
+        wanted = [line for line in self._waiting if json.loads(line)["step"] <= step]
+        self._waiting.clear()
+        self._waiting.extend(wanted)

@@ -4,18 +4,15 @@ A sink is a destination of these numbers, such as metrics.jsonl, the console or 
 """
 
 import json
-import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from frontier_llm.geometry.wire import Sent
 
 BITS_PER_BYTE = "bits per byte of text, over all tokens"
 """What `bits_per_byte` in trainer/evaluate.py computes, for people."""
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,36 +96,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write all buffered data. No step is written afterwards. May be called twice."""
-
-
-class UtilizationCheck:
-    """Removes an MFU or HFU above 1 from the metrics, and logs an error the first time.
-
-    Such a value means that the configured peak of the device is wrong.
-    """
-
-    def __init__(self, *, logs: bool) -> None:
-        self._report_pending = logs
-
-    def __call__(self, metrics: StepMetrics) -> StepMetrics:
-        """Return the metrics with every MFU or HFU above 1 set to None."""
-        if max(metrics.mfu or 0, metrics.hfu or 0) <= 1:
-            return metrics
-        if self._report_pending:
-            self._report_pending = False
-            _LOG.error(
-                "MFU %.2f, HFU %.2f at step %d: a value above 1 means that "
-                "cluster.device.peak_tflops is wrong for this device. Values above 1 are not "
-                "written.",
-                metrics.mfu or math.nan,
-                metrics.hfu or math.nan,
-                metrics.step,
-            )
-        return replace(metrics, mfu=_at_most_one(metrics.mfu), hfu=_at_most_one(metrics.hfu))
-
-
-def _at_most_one(share: float | None) -> float | None:
-    return share if share is not None and share <= 1 else None
 
 
 def _finite(value: Any) -> Any:

@@ -1,18 +1,21 @@
 """Turns the result of a step into metrics: tokens/s, TFLOP/s, fractions of the device's peak."""
 
+import logging
+import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.saving.checkpoints import Checkpoints
-from frontier_llm.telemetry.metrics import StepMetrics, UtilizationCheck
+from frontier_llm.telemetry.metrics import StepMetrics
 from frontier_llm.trainer.evaluate import Validation
 from frontier_llm.trainer.progress import Progress
 from frontier_llm.trainer.step_result import StepResult
 
+_LOG = logging.getLogger(__name__)
 TERA = 1e12
 """Operations per second in one TFLOP/s."""
 
@@ -100,8 +103,7 @@ class StepMeter:
         logs: bool,
     ) -> None:
         self.throughput = throughput
-        self._progress, self._checkpoints = progress, checkpoints
-        self._check = UtilizationCheck(logs=logs)
+        self._progress, self._checkpoints, self._logs = progress, checkpoints, logs
 
     def measure(
         self,
@@ -112,7 +114,7 @@ class StepMeter:
     ) -> StepMetrics:
         """Return the metrics of the last step, which `progress` has already counted."""
         progress = self._progress
-        metrics = StepMetrics(
+        return StepMetrics(
             step=progress.step,
             loss=result.loss,
             z_loss=result.z_loss,
@@ -121,7 +123,7 @@ class StepMeter:
             tokens=progress.tokens,
             samples=progress.samples,
             step_seconds=seconds,
-            **asdict(self.throughput.of(seconds)),
+            **asdict(self.checked(self.throughput.of(seconds))),
             sent_bytes=result.sent,
             unquantised_bytes=result.unquantised,
             allocator_bytes=self.throughput.accelerator.allocator_bytes(),
@@ -134,4 +136,23 @@ class StepMeter:
             validation_loss=None if validation is None else validation.loss,
             validation_bits_per_byte=None if validation is None else validation.bits_per_byte,
         )
-        return self._check(metrics)
+
+    def checked(self, speed: Speed) -> Speed:
+        """Return a speed without an MFU or HFU above 1, and log an error the first time.
+
+        Such a value means that the configured peak of the device is wrong.
+        """
+        if max(speed.mfu or 0, speed.hfu or 0) <= 1:
+            return speed
+        if self._logs:
+            self._logs = False
+            _LOG.error(
+                "MFU %.2f, HFU %.2f at step %d: a value above 1 means that "
+                "cluster.device.peak_tflops is wrong for this device. Values above 1 are not "
+                "written.",
+                speed.mfu or math.nan,
+                speed.hfu or math.nan,
+                self._progress.step,
+            )
+        mfu, hfu = (None if (share or 0) > 1 else share for share in (speed.mfu, speed.hfu))
+        return replace(speed, mfu=mfu, hfu=hfu)

@@ -11,6 +11,7 @@ from benchmarks.planner_layouts import (
     RANKS,
     RankFigures,
     TimedStep,
+    cells,
     config_of,
     main,
     make_row,
@@ -67,7 +68,7 @@ def test_the_peak_of_tensors_is_as_planned(layout):
     of its input, are not counted: they are up to 2% of this tiny model."""
     config = config_of(layout, SIZES, BATCH)
     row = make_row(layout, config, [on_ranks(run_layout, RANKS, config, 1)])
-    assert -0.02 < row.memory_error < 0.04, row.by_category
+    assert -0.02 < row["memory_error"] < 0.04, row["by_category"]
 
 
 def test_disturbed_steps_do_not_count():
@@ -81,6 +82,8 @@ def test_disturbed_steps_do_not_count():
         figures = RankFigures(1, 2, steps, {}, ())
         return make_row("zero1", config, [[figures, figures]])
 
-    assert (row(quiet, disturbed).seconds, row(quiet, disturbed).counted_steps) == (1.0, 1)
-    assert row(disturbed).is_disturbed
-    assert row(disturbed).seconds == 3.0
+    assert (row(quiet, disturbed)["seconds"], row(quiet, disturbed)["counted_steps"]) == (1.0, 1)
+    assert row(disturbed)["is_disturbed"]
+    assert row(disturbed)["seconds"] == 3.0
+    assert cells(row(quiet))[-1] == "1"
+    assert cells(row(disturbed))[2::8] == ["3000", "disturbed"]

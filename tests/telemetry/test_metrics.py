@@ -1,5 +1,4 @@
 import json
-import logging
 import math
 from contextlib import suppress
 
@@ -8,7 +7,6 @@ import pytest
 from frontier_llm.errors import TrainingError
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.jsonl import JsonlSink
-from frontier_llm.telemetry.metrics import UtilizationCheck
 from tests.telemetry.runs import step_metrics
 
 
@@ -46,17 +44,6 @@ def test_scalars_are_flat_and_finite():
     on_gpu = step_metrics(3, allocator_bytes={"allocated": 5, "reserved": 8}).scalars()
     assert on_gpu["allocator_bytes/reserved"] == 8.0
     assert scalars["step"] == 3.0
-
-
-@pytest.mark.parametrize("logs", [True, False])
-def test_an_impossible_mfu_is_withheld_and_reported_once(logs, caplog):
-    check = UtilizationCheck(logs=logs)
-    with caplog.at_level(logging.ERROR, logger="frontier_llm"):
-        checked = [check(step_metrics(step, mfu=0.9, hfu=1.2)) for step in (1, 2)]
-        checked.append(check(step_metrics(3, mfu=0.5, hfu=0.6)))
-    assert [(m.mfu, m.hfu) for m in checked] == [(0.9, None), (0.9, None), (0.5, 0.6)]
-    assert len(caplog.records) == logs
-    assert ("peak_tflops" in caplog.text) == logs
 
 
 def test_lines_are_on_disk_before_the_run_ends(tmp_path):

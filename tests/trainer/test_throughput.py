@@ -1,11 +1,17 @@
 """MFU is printed only for a device that is known, and by its own peak."""
 
+import logging
+from dataclasses import replace
+from typing import cast
+
 import pytest
 import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
-from frontier_llm.trainer.step_meter import Throughput
+from frontier_llm.saving.checkpoints import Checkpoints
+from frontier_llm.trainer.progress import Progress
+from frontier_llm.trainer.step_meter import StepMeter, Throughput
 from tests.values import tiny_values
 
 CPU = Accelerator(torch.device("cpu"), "cpu", "cpu")
@@ -35,6 +41,20 @@ def test_peak_of_another_device_is_not_used(accelerator: Accelerator, cluster: s
     throughput = make(accelerator, cluster)
     assert throughput.peak_tflops is None
     assert accelerator.name in throughput.peak_description
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_an_impossible_mfu_is_withheld_and_reported_once(
+    logs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    throughput = make(CPU, "cpu_laptop")
+    meter = StepMeter(throughput, Progress(), cast(Checkpoints, None), logs=logs)
+    with caplog.at_level(logging.ERROR, logger="frontier_llm"):
+        speeds = [replace(throughput.of(1.0), mfu=0.9, hfu=hfu) for hfu in (1.2, 1.2, 0.95)]
+        found = [meter.checked(speed) for speed in speeds]
+    assert [(speed.mfu, speed.hfu) for speed in found] == [(0.9, None), (0.9, None), (0.9, 0.95)]
+    assert len(caplog.records) == logs
+    assert ("peak_tflops" in caplog.text) == logs
 
 
 def test_peak_of_a_gcd_and_recomputation_counts_only_as_hardware() -> None:

@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.faults.slurm_lab.nodes import CONTROLLER, Nodes, address
 from frontier_llm.errors import LaunchError
@@ -73,12 +72,7 @@ class SlurmCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def start_node(self, name: str) -> None:

@@ -9,8 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
+from frontier_llm.checkpoint.rank_objects import gathered
 from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.recovery import RecoveryConfig
@@ -33,10 +32,10 @@ from frontier_llm.units import counted, format_bytes, format_count, format_secon
 _LOG = logging.getLogger(__name__)
 
 _SAMPLING_TEMPERATURE = 0.8
+"""Temperature at which the text samples of the report are drawn."""
 OF_VALIDATION = {*OF_CORPUS, "data.path", "data.corpora", "data.denoisers", "data.documents",
                  "data.packing", "data.sequence_length"}  # fmt: skip
 """Keys that change the samples of the validation."""
-"""Temperature at which the text samples of the report are drawn."""
 
 
 class RunReport(Callback):
@@ -165,9 +164,7 @@ class RunReport(Callback):
             predicted_bytes=context.model.layout.state_bytes(position.pipeline, position.data),
             peak_bytes=context.hardware.accelerator.peak_bytes(),
         )
-        gathered: list[RankSummary] = [own] * context.world.size
-        dist.all_gather_object(gathered, own)
-        return gathered
+        return gathered(own)
 
     def _describe(self, ranks: list[RankSummary], initial_loss: float | None) -> RunSummary:
         config, grid = self.context.config, self.context.groups.grid
