@@ -238,6 +238,12 @@ class ResolvedLayout:
             self.compute_bytes,
         )
 
+    @property
+    def boundary_bytes(self) -> float:
+        """Bytes of the largest message between stages for one micro-batch."""
+        of_borders = map(self.activation_traffic.boundary_bytes, self.model_chunks[1:])
+        return max(of_borders, default=0.0)
+
     def state_bytes(self, stage: int, data_rank: int | None = None) -> dict[str, int]:
         """Return the bytes of model states on a rank of a stage, by category.
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from frontier_llm.config.cluster import DeviceConfig
 from frontier_llm.config.engine import EngineConfig, HostTimes
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.model_chunks import ModelChunk, looked_up_elements
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import COMPUTE_BYTES
 from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
@@ -171,9 +171,8 @@ def chunk_seconds(
         left_out = products[-1] if engine.recompute_stops_early else 0.0
         repeated = {"none": 0.0, "selective": attention, "full": block_forward - left_out}
         recomputed += count * repeated[layout.recompute]
-    if chunk.has_embedding:
-        embedded_elements = layout.micro_batch * layout.lengths.total * layout.model.hidden
-        look_up = speed.moved(2.0 * embedded_elements * compute_bytes)
+    if embedded := looked_up_elements(layout.model, chunk, layout.lengths):
+        look_up = speed.moved(2.0 * layout.micro_batch * embedded * compute_bytes)
         forward += look_up
         inputs += look_up
     if chunk.has_head:
