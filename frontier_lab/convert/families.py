@@ -38,7 +38,8 @@ _SIZES = (
     "layers", "vocabulary", "hidden", "heads", "kv_heads", "head_dim", "ffn",
     "relative_buckets",
 )  # fmt: skip
-"""Our settings, also those of an encoder, that are limited by the number of their tensors, or by the largest dim of them."""
+"""Our settings, also those of an encoder, that the number of their tensors or their largest dim
+limits."""
 NEW_VOCABULARY = 4096
 """Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
 _BASES = {

@@ -19,6 +19,15 @@ MODELS = {
     "rmsnorm": ("model.norm=rmsnorm", "model.activation=swiglu"),
     "encoder-decoder": T5,
     "rotary encoder-decoder": (*T5, "model.positions=rotary", "model.kv_heads=2"),
+    "unequal sides": (
+        *T5,
+        "model.positions=rotary",
+        "model.encoder_embedding=true",
+        "model.encoder_hidden=320",
+        "model.encoder_heads=8",
+        "model.encoder_kv_heads=4",
+        "model.encoder_ffn=800",
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import split_layers
 from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.planner import choice, layer_split
@@ -94,6 +95,44 @@ def test_an_encoder_decoder_gets_stages_of_equal_seconds():
     times = {layers: _seconds(chosen, layers) for layers in _neighbours(split)}
     assert _estimated(chosen).time.seconds == min(times.values())
     assert _estimated(chosen).time.seconds < 0.82 * _estimated(even).time.seconds
+
+
+def _flops(encoder, decoder):
+    """Return the operations of T5Gemma 9B-2B's layers and head, per sample with these tokens.
+
+    All pairs of tokens count in layers without a window of 4096 tokens, and about all with it.
+    """
+    of_encoder = 2 * encoder * 3584 * (2 * 4096 + 2 * 2048 + 3 * 14336) + 4 * 4096 * encoder**2
+    of_decoder = 2 * decoder * 2304 * (2 * 2048 + 2 * 1024 + 3 * 9216) + 2 * 2048 * decoder**2
+    cross = 2 * decoder * 2304 * 2 * 2048 + 2 * encoder * 3584 * 2 * 1024
+    cross += 4 * 2048 * encoder * decoder
+    return [of_encoder] * 42 + [of_decoder + cross] * 26, 2 * decoder * 2304 * 256_000
+
+
+@pytest.mark.parametrize(
+    ("share", "decoder", "stages", "limit"),
+    [(0.4999, 4096, 4, 1.05), (0.4999, 4096, 8, 1.11), (0.1109, 512, 4, 1.08),
+     (0.1109, 512, 8, 1.08)],
+)  # fmt: skip
+def test_stages_of_unequal_sides_are_about_even(share, decoder, stages, limit):
+    """The stages have equal seconds, with which their operations are equal up to a layer."""
+    keys = (
+        "model=t5gemma_9b_2b", "data=stdlib_spans", "data.sequence_length=4096",
+        f"data.denoisers=[{{rate: {share}, span: null}}]", f"parallel.pipeline={stages}",
+        "cluster=a100_80g", f"launch.nodes={stages}", "launch.ranks_per_node=8",
+        f"data.global_batch={64 * stages}", "data.micro_batch=1", "sharding=zero1",
+        "recompute=full", "parallel.schedule=1f1b",
+    )  # fmt: skip
+    even, chosen = (_chosen(*keys, f"parallel.layers_per_stage={s}") for s in ("null", "auto"))
+    assert _estimated(chosen).candidate.layout.lengths == SampleLengths(4096, decoder)
+    layers, head = _flops(4096, decoder)
+    of_stages, first = [], 0
+    for size in chosen.parallel.layers_per_stage:
+        of_stages.append(sum(layers[first : first + size]))
+        first += size
+    of_stages[-1] += head
+    assert max(of_stages) * stages / sum(of_stages) < limit
+    assert _estimated(chosen).time.seconds < 0.92 * _estimated(even).time.seconds
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb_v"])
