@@ -21,6 +21,7 @@ from frontier_lab.numerics.subject import (
     paired,
     shape_of,
 )
+from frontier_llm.geometry.model_chunks import Stack
 from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.protocols import set_product_sink
 from frontier_llm.sharding import unit_gradients
@@ -47,9 +48,10 @@ def model_checks(s: Subject) -> Iterator[Check]:
         module, side = getattr(chunk, stack.name), s.side(stack.layers[0])
         for number, layer in enumerate(module.layers):
             if number == 0:
-                yield from _before_attention(side, stack.name, layer, module)
+                yield from _before_attention(side, stack, layer, module)
             kind, kernel = next(kernels)
-            attend = partial(self_attention, side, layer.self_attention, module, stack.name, number)
+            of_model = stack.layers[number]
+            attend = partial(self_attention, side, layer.self_attention, module, of_model)
             yield check(side, f"attention ({kind})", kernel, attend)
             if number == 0:
                 yield from _after_attention(side, stack.name, layer, kernels)
@@ -58,14 +60,15 @@ def model_checks(s: Subject) -> Iterator[Check]:
     yield check(s, "loss", "chunks in fp32", partial(loss, s, chunk))
 
 
-def _before_attention(s: Subject, stack: str, layer: Any, module: Any) -> Iterator[Check]:
+def _before_attention(s: Subject, part: Stack, layer: Any, module: Any) -> Iterator[Check]:
+    stack = part.name
     for name in NORMS:
         for place, norm in enumerate(getattr(layer, name, ())):
             words = name.removesuffix("_norms").replace("_", " ") + " output" * place
             yield check(s, f"norm ({stack}, {words})", s.kernels.source, partial(_norm, s, norm))
     attention = layer.self_attention
     yield _product(s, attention, "linear_qkv", stack)
-    run = partial(queries_and_keys, s, attention, module)
+    run = partial(queries_and_keys, s, attention, module, part.layers[0])
     if attention.norms is not None:
         unrotated = partial(run, turns=False)
         yield check(s, f"norms of queries and keys ({stack})", s.kernels.source, unrotated)
