@@ -104,9 +104,7 @@ class _Mask(NamedTuple):
     """[s, t] int64, the row of the table of each score."""
 
 
-def self_attention(
-    s: Subject, attention: Any, module: Any, number: int
-) -> tuple[str, Pairs]:
+def self_attention(s: Subject, attention: Any, module: Any, number: int) -> tuple[str, Pairs]:
     """The self attention of a layer with its window, documents, padding or relative positions."""
     model, causal = s.layout.model, number >= s.layout.model.encoder_layers
     lengths, samples = s.layout.lengths, min(s.layout.micro_batch, 2)

@@ -19,6 +19,9 @@ from frontier_llm.planner.layer_split import LEAST_GAIN, cheapest_split, chunk_c
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.search import Goal, search
+from frontier_llm.planner.step_time import _tied_cost
+from tests.planner.layouts import make
+from tests.values import SIDES, TINY_T5
 
 XL = ("experiment=mt5_xl", "parallel.pipeline=4")
 seconds = st.floats(0.25, 4.0)
@@ -95,6 +98,32 @@ def test_an_encoder_decoder_gets_stages_of_equal_seconds():
     times = {layers: _seconds(chosen, layers) for layers in _neighbours(split)}
     assert _estimated(chosen).time.seconds == min(times.values())
     assert _estimated(chosen).time.seconds < 0.82 * _estimated(even).time.seconds
+
+
+def _costs(*overrides):
+    candidate = make(
+        *overrides, "data.vocabulary=28", "model.layers=8", "parallel.pipeline=4", ranks=4
+    )  # fmt: skip
+    cost = chunk_cost(candidate.layout, LayoutTime(candidate))
+    return candidate, [cost(layer, layer + 1) for layer in range(8)]
+
+
+def test_the_first_decoder_layer_costs_its_embedding():
+    _, shared = _costs(*TINY_T5)
+    assert shared[4] == pytest.approx(shared[5])
+    assert shared[0] > 1.001 * shared[1]
+    _, own = _costs(*TINY_T5, "model.encoder_embedding=true")
+    assert own[4] > 1.001 * own[5]
+    assert own[5] == pytest.approx(own[6])
+    assert own[0] > 1.001 * own[1]
+
+
+def test_stages_of_the_decoder_add_up_its_tied_table():
+    candidate, _ = _costs(*SIDES, "parallel.layers_per_stage=[2,1,3,2]")
+    groups, kinds = LayoutTime(candidate).groups, candidate.stages.by_stage
+    seconds = [_tied_cost(candidate, kind, groups).seconds for kind in kinds]
+    assert seconds[:2] == [0.0, 0.0]
+    assert seconds[2] == seconds[3] > 0.0
 
 
 def _flops(encoder, decoder):
