@@ -102,7 +102,7 @@ def test_an_encoder_decoder_gets_stages_of_equal_seconds():
 
 def _costs(*overrides):
     candidate = make(
-        *overrides, "data.vocabulary=28", "model.layers=8", "parallel.pipeline=4", ranks=4
+        *overrides, "model.vocabulary=1048576", "model.layers=8", "parallel.pipeline=4", ranks=4
     )  # fmt: skip
     cost = chunk_cost(candidate.layout, LayoutTime(candidate))
     return candidate, [cost(layer, layer + 1) for layer in range(8)]
