@@ -19,11 +19,7 @@ from itertools import pairwise
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.grid import LEVELS, Grid, Level
 from frontier_llm.geometry.lengths import SampleLengths
-from frontier_llm.geometry.model_chunks import (
-    ModelChunk,
-    looked_up_elements,
-    received_elements,
-)
+from frontier_llm.geometry.model_chunks import ModelChunk, looked_up_elements, received_elements
 
 SUM_BYTES = 4
 """Bytes per sum over the elements of a token, which is fp32: in the cross entropy, and in norms

@@ -345,6 +345,9 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
             for block, _ in blocks
         ]
         elements = sum(count * of_layer for (_, count), of_layer in zip(blocks, kept, strict=True))
+        if chunk.layers.start >= layout.model.encoder_layers:  # it keeps the encoder's output
+            parts = layout.grid.tensor if layout.sequence_parallel else 1
+            elements += layout.micro_batch * of.encoder * layout.model.encoder.hidden / parts
         for stack in chunk_stacks(layout.model, chunk):
             if stack.ends:  # the norm after its last layer
                 rows = head.rows if stack.name == "decoder" else head.rows / of.decoder * of.encoder
