@@ -225,9 +225,12 @@ def _short_parts(found: Found) -> Iterator[Table | str]:
 
 def _head_warning(candidate: Candidate) -> str | None:
     """Return a warning about heads whose rows the device reads slowly; None if there is no need."""
-    width, layout = candidate.config.model.head_dim, candidate.layout
-    if width * layout.compute_bytes % ALIGNED_BYTES == 0:
+    model, layout = candidate.config.model, candidate.layout
+    widths = model.head_dim, model.encoder.head_dim
+    slow = [width for width in widths if width * layout.compute_bytes % ALIGNED_BYTES]
+    if not slow:
         return None
+    width = slow[0]
     step = ALIGNED_BYTES // layout.compute_bytes
     return (
         f"warning: heads of {width} elements slow attention down on GPUs, which wants multiples of "

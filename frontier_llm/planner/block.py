@@ -66,6 +66,8 @@ class Scores(NamedTuple):
     """Heads of all samples together."""
     queries: int
     keys: int
+    width: int
+    """Width of a head."""
 
     @property
     def elements(self) -> int:
@@ -257,10 +259,11 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     # norms keep copies of queries and keys; a rotation of their results does not keep these
     kept += normalised if rotated else 2 * normalised
     output = Product(queries, query_width, model.hidden)
+    heads_of_rank = samples * model.heads // tensor
     return _AttentionPart(
         products=(*inputs, output),
         flops=4.0 * read_pairs * query_width,
-        scores=Scores(samples * model.heads // tensor, attention.queries, attention.keys),
+        scores=Scores(heads_of_rank, attention.queries, attention.keys, model.head_dim),
         rotated=2.0 * rotated,
         moved=2.0 * (rotated + normalised) + 2 * queries * query_width + 2 * bias,
         kept=kept,

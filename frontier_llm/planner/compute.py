@@ -219,10 +219,10 @@ def _attention(
         return speed.attention(block.attention_flops)
     # Without fusion each head has two products, which include the masked half of the scores, and
     # the scores are written to memory and read again.
-    width, forward, backward = layout.model.head_dim, 0.0, 0.0
-    slower = 1.0 if width * layout.compute_bytes % ALIGNED_BYTES == 0 else MISALIGNED
+    forward = backward = 0.0
     for scores in block.scores:
-        heads, queries, keys = scores
+        heads, queries, keys, width = scores
+        slower = 1.0 if width * layout.compute_bytes % ALIGNED_BYTES == 0 else MISALIGNED
         products = slower * speed.product(Product(queries, width, keys), heads)
         products += slower * speed.product(Product(queries, keys, width), heads)
         score_bytes = scores.elements * layout.compute_bytes
