@@ -12,6 +12,7 @@ the number of samples.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -125,28 +126,25 @@ class Chunk(MegatronModule):
         if encoder_mask is not None:
             context_reads = Reads(keys=Documents.padded(encoder_mask))
         if self.encoder is not None:
-            assert context is not None
             reads = context_reads
             if self.encoder.has_windows:  # the padding reads itself: each query needs a key
                 reads = replace(reads, queries=reads.keys)
             context = self.encoder(context, reads)
         if self.decoder is not None:
-            assert decoded is not None
             reads = self._reads(tokens, cumulative_lengths, is_part=is_part)
             decoded = self.decoder(decoded, reads, context, context_reads)
         if self.model_chunk.has_head:
-            assert decoded is not None
             return self._head(decoded, labels)
         parts = [part.flatten() for part in (context, decoded) if part is not None]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _inputs(
         self, tokens: Tensor, positions: Tensor | None, encoder_tokens: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> list[Any]:
         """Return the activations of encoder and decoder, received or looked up; None = none."""
         sides = [tokens] if encoder_tokens is None else [encoder_tokens, tokens]
         lengths = SampleLengths(sum(side.shape[1] for side in sides[:-1]), tokens.shape[1])
-        samples, inputs = len(tokens), list[Tensor | None]([None, None])
+        samples, inputs = len(tokens), list[Any]([None, None])
         if self._received is not None:
             of_sides = received_elements(self._model, self.model_chunk, lengths)
             parts = self._received.split([n * samples // self._parts for n in of_sides])
@@ -160,7 +158,7 @@ class Chunk(MegatronModule):
             states = self._embed(self.embedding, read, positions)
             found = states.split([side.shape[1] // self._parts for side in read])
             inputs[-len(found) :] = found
-        return inputs[0], inputs[1]
+        return inputs
 
     def _reads(self, tokens: Tensor, cumulative_lengths: Tensor | None, *, is_part: bool) -> Reads:
         """Return the documents of the decoder's tokens."""
