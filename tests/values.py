@@ -50,6 +50,11 @@ T5GEMMA = (
     "model.logit_softcap=2", "model.start_token=2",
 )  # fmt: skip
 """Of an encoder-decoder with the variants of T5Gemma."""
+SIDES = (
+    *T5GEMMA, "model.encoder_hidden=48", "model.encoder_heads=6", "model.encoder_kv_heads=2",
+    "model.encoder_head_dim=12", "model.encoder_ffn=80",
+)  # fmt: skip
+"""The same with an encoder of other dimensions, as in T5Gemma 9B-2B."""
 _LINK = "{{name: {}, ranks: {}, latency_us: 1, gb_per_second: 1, efficiency: 1, source: test}}"
 THREE_LEVELS = [
     "cluster.links=["

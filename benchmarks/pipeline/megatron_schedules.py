@@ -82,7 +82,7 @@ class MegatronPipeline:
             data_iterator=iterators,
             model=chunks,
             num_microbatches=len(batches),
-            seq_length=batches[0].length,
+            seq_length=batches[0].lengths.decoder,
             micro_batch_size=batches[0].samples,
         )
         return losses
@@ -90,15 +90,18 @@ class MegatronPipeline:
 
 def _receive(receive: Callable[[torch.Tensor | None], None], tensors: Any) -> None:
     """Give a chunk its input, which megatron may pass in a list."""
-    receive(tensors[0] if isinstance(tensors, list) else tensors)
+    tensor = tensors[0] if isinstance(tensors, list) else tensors
+    receive(None if tensor is None else tensor.flatten())
 
 
 def _forward(batches: Iterator[AnyBatch], chunk: Chunk) -> tuple[torch.Tensor, LossFunction]:
     """Run the forward pass of the next micro-batch through a model chunk."""
     batch = next(batches)
     output = chunk(**batch.inputs(), labels=batch.labels)
-    losses = output.cross_entropy if isinstance(output, TokenLosses) else output
-    return losses, partial(_mean_loss, batch)
+    if isinstance(output, TokenLosses):
+        return output.cross_entropy, partial(_mean_loss, batch)
+    # megatron sends activations in their shape
+    return output.view(batch.lengths.decoder, batch.samples, -1), partial(_mean_loss, batch)
 
 
 def _mean_loss(batch: AnyBatch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

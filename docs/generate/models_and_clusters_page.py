@@ -48,13 +48,17 @@ def _models() -> Iterator[str]:
 
 
 def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
-    ffn = f"{model.ffn}{', gated' if model.gated else ''}"
+    sides = [model] if model.encoder == model else [model.encoder, model]
+    heads = [
+        f"{side.heads}/{side.kv_heads}" if side.kv_heads != side.heads else f"{side.heads}"
+        for side in sides
+    ]
     return (
         format_count(count_parameters(model, SEQUENCE_LENGTH)),
         model.layers,
-        model.hidden,
-        f"{model.heads}/{model.kv_heads}" if model.kv_heads != model.heads else model.heads,
-        ffn,
+        " + ".join(str(side.hidden) for side in sides),
+        " + ".join(heads),
+        " + ".join(str(side.ffn) for side in sides) + (", gated" if model.gated else ""),
         model.vocabulary,
     )
 

@@ -224,10 +224,10 @@ def _short_parts(found: Found) -> Iterator[Table | str]:
 
 def _head_warning(candidate: Candidate) -> str | None:
     """Return a warning about heads whose rows the device reads slowly; None if there is no need."""
-    width, layout = candidate.config.model.head_dim, candidate.layout
-    if width * layout.compute_bytes % ALIGNED_BYTES == 0:
+    model, step = candidate.config.model, ALIGNED_BYTES // candidate.layout.compute_bytes
+    width = next((w for w in (model.head_dim, model.encoder.head_dim) if w % step), None)
+    if width is None:
         return None
-    step = ALIGNED_BYTES // layout.compute_bytes
     return (
         f"warning: heads of {width} elements slow attention down on GPUs, which wants multiples of "
         f"{step}: choose model.heads and model.hidden so that a head has {width // step * step} or "

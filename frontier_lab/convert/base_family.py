@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from frontier_lab.convert.table import Row, Transform, split_heads
+from frontier_llm.config.model import SIZES as SIDE_SIZES
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
@@ -26,6 +27,7 @@ PLAIN: Mapping[str, Any] = {
     "rotary_local_base": None,
     "encoder_embedding": False,
     "encoder_window": None,
+    **dict.fromkeys((f"encoder_{size}" for size in SIDE_SIZES), None),
     "start_token": 0,
     "qk_norm": "none",
     "window": None,

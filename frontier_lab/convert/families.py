@@ -35,10 +35,11 @@ FAMILIES: tuple[Family, ...] = (
     T5(),
 )
 _SIZES = (
-    "layers", "encoder_layers", "vocabulary", "hidden", "heads", "kv_heads", "head_dim", "ffn",
+    "layers", "vocabulary", "hidden", "heads", "kv_heads", "head_dim", "ffn",
     "relative_buckets",
 )  # fmt: skip
-"""Our settings that are limited by the number of their tensors, or by the largest dim of them."""
+"""Our settings, also those of an encoder, that the number of their tensors or their largest dim
+limits."""
 NEW_VOCABULARY = 4096
 """Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
 _BASES = {
@@ -111,7 +112,8 @@ def model_overrides(
     base, settings = model_settings(theirs)
     for key, value in settings.items():
         limit = len(weights.names) if "layers" in key else weights.largest_dim
-        if key.removeprefix("model.") in _SIZES and value is not None and value > limit:
+        name = key.removeprefix("model.").removeprefix("encoder_")
+        if name in _SIZES and value is not None and value > limit:
             raise DataError(
                 f"config.json has an unusable setting: {key}={value}, but the tensors are for at "
                 f"most {limit}"

@@ -1,4 +1,4 @@
-"""Define the family T5Gemma, whose encoder and decoder have the dimensions of one Gemma 2.
+"""Define the family T5Gemma, whose encoder and decoder have the dimensions of a Gemma 2 each.
 
 The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
 """
@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from frontier_lab.convert.base_family import Setting, Values, query_key_value
 from frontier_lab.convert.gemma import WITHOUT_EFFECT, Gemma2
 from frontier_lab.convert.table import Row, split_heads, unfold
-from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
 
-_OF_T5GEMMA = {"encoder_window", "start_token"}
+_OF_T5GEMMA = {"encoder_window", "start_token", *(f"encoder_{size}" for size in SIZES)}
 _SIDES = "encoder", "decoder"
 _OF_SIDES = {
     "cross_attention_hidden_size", "dropout_rate", "is_decoder", "bos_token_id",
@@ -48,7 +48,7 @@ class T5Gemma(Gemma2):
         Our layers are numbered through encoder and decoder; theirs start at 0 in each of them.
         """
         border = model.encoder_layers
-        encoder = self._layer(model, "model.encoder.layers.{n}")
+        encoder = self._layer(model.encoder, "model.encoder.layers.{n}")
         decoder = self._layer(model, "model.decoder.layers.{n}") + self._cross_attention(model)
         return [
             Row("encoder_embedding.tokens.weight", ("model.encoder.embed_tokens.weight",)),
@@ -65,11 +65,12 @@ class T5Gemma(Gemma2):
         model, sides = config.model, dict[str, Any]()
         of_side = {"encoder": model.encoder_layers, "decoder": model.layers - model.encoder_layers}
         for name, layers in of_side.items():
-            side = model.model_copy(update={"layers": layers, "encoder_layers": 0})
+            own = model.encoder if name == "encoder" else model
+            side = own.model_copy(update={"layers": layers, "encoder_layers": 0})
             sides[name] = {
                 **super().to_theirs(config.model_copy(update={"model": side})),
                 "is_decoder": name == "decoder",
-                "cross_attention_hidden_size": model.hidden,
+                "cross_attention_hidden_size": model.encoder.hidden,
             }
         whole = ("tie_word_embeddings", "vocab_size", "dropout_rate", "attention_dropout")
         return {
@@ -79,18 +80,20 @@ class T5Gemma(Gemma2):
     def to_ours(self, theirs: Values) -> Values:
         """Translate config.json. We count the layers of both sides together."""
         encoder, decoder = (super(T5Gemma, self).to_ours(self._side(theirs, n)) for n in _SIDES)
-        own = {"layers", "start_token"}
+        own = {"layers", "start_token", *SIZES}
         unequal = [key for key in encoder if encoder[key] != decoder[key] and key not in own]
         if unequal:
             key = unequal[0]
             raise DataError(
                 f"config.json: {key} is {encoder[key]} in the encoder and {decoder[key]} in the "
-                "decoder, which is not supported, only equal sides\n  do: choose a model such "
-                "as 2B-2B or 9B-9B; nothing was written"
+                "decoder, which is not supported, only other sizes\n  do: our sides have one "
+                f"{key}; nothing was written"
             )
         layers, window = encoder["layers"], encoder["window"]
+        sizes = {s: encoder[s] if encoder[s] != decoder[s] else None for s in SIZES}
         return {
             **decoder,
+            **{f"encoder_{size}": value for size, value in sizes.items()},
             "layers": layers + decoder["layers"],
             "encoder_layers": layers,
             "encoder_window": None if window is None else window + 1,

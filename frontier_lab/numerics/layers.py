@@ -21,6 +21,7 @@ from frontier_lab.numerics.subject import (
     paired,
     shape_of,
 )
+from frontier_llm.geometry.model_chunks import Stack
 from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.protocols import set_product_sink
 from frontier_llm.sharding import unit_gradients
@@ -39,33 +40,35 @@ def model_checks(s: Subject) -> Iterator[Check]:
     chunk: Any = s.model.chunks[0]
     s.fill(chunk)
     kernels = iter(attention_kernels(s.layout, s.device).items())
-    tables = {"embedding of the encoder": chunk.encoder_embedding, "embedding": chunk.embedding}
-    for name, table in tables.items():
-        if table is not None:
-            yield check(s, name, "torch", partial(embedding_rows, s, table))
+    if chunk.encoder_embedding is not None:
+        run = partial(embedding_rows, s.side(0), chunk.encoder_embedding)
+        yield check(s, "embedding of the encoder", "torch", run)
+    yield check(s, "embedding", "torch", partial(embedding_rows, s, chunk.embedding))
     for stack in chunk.stacks:
-        module = getattr(chunk, stack.name)
+        module, side = getattr(chunk, stack.name), s.side(stack.layers[0])
         for number, layer in enumerate(module.layers):
             if number == 0:
-                yield from _before_attention(s, stack.name, layer, module)
+                yield from _before_attention(side, stack, layer, module)
             kind, kernel = next(kernels)
-            attend = partial(self_attention, s, layer.self_attention, module, stack.name, number)
-            yield check(s, f"attention ({kind})", kernel, attend)
+            of_model = stack.layers[number]
+            attend = partial(self_attention, side, layer.self_attention, module, of_model)
+            yield check(side, f"attention ({kind})", kernel, attend)
             if number == 0:
-                yield from _after_attention(s, stack.name, layer, kernels)
+                yield from _after_attention(side, stack.name, layer, kernels)
     yield check(s, "norm (final)", s.kernels.source, partial(_norm, s, module.final_layernorm))
     yield _product(s, chunk, "output_layer", "head")
     yield check(s, "loss", "chunks in fp32", partial(loss, s, chunk))
 
 
-def _before_attention(s: Subject, stack: str, layer: Any, module: Any) -> Iterator[Check]:
+def _before_attention(s: Subject, part: Stack, layer: Any, module: Any) -> Iterator[Check]:
+    stack = part.name
     for name in NORMS:
         for place, norm in enumerate(getattr(layer, name, ())):
             words = name.removesuffix("_norms").replace("_", " ") + " output" * place
             yield check(s, f"norm ({stack}, {words})", s.kernels.source, partial(_norm, s, norm))
     attention = layer.self_attention
     yield _product(s, attention, "linear_qkv", stack)
-    run = partial(queries_and_keys, s, attention, module)
+    run = partial(queries_and_keys, s, attention, module, part.layers[0])
     if attention.norms is not None:
         unrotated = partial(run, turns=False)
         yield check(s, f"norms of queries and keys ({stack})", s.kernels.source, unrotated)

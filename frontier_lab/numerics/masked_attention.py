@@ -18,7 +18,7 @@ smaller ones all keys would count about the same."""
 
 
 def queries_and_keys(
-    s: Subject, attention: Any, module: Any, *, turns: bool = True
+    s: Subject, attention: Any, module: Any, number: int, *, turns: bool = True
 ) -> tuple[str, Pairs]:
     """Queries, keys and values as parts of one product, normalised and, if it `turns`, rotated."""
     model, length = s.layout.model, s.tokens // s.layout.micro_batch
@@ -30,7 +30,7 @@ def queries_and_keys(
     mixed = s.rows_near(small, length, samples, wide).requires_grad_()
     product, attention.linear_qkv = attention.linear_qkv, PassThrough()
     try:
-        first = partial(module.angles, Reads(), length, model.layer_window(0))
+        first = partial(module.angles, Reads(), length, model.layer_window(number))
         results = attention.heads(mixed, first() if rotates else None)
     finally:
         attention.linear_qkv = product
@@ -104,11 +104,9 @@ class _Mask(NamedTuple):
     """[s, t] int64, the row of the table of each score."""
 
 
-def self_attention(
-    s: Subject, attention: Any, module: Any, stack: str, number: int
-) -> tuple[str, Pairs]:
+def self_attention(s: Subject, attention: Any, module: Any, number: int) -> tuple[str, Pairs]:
     """The self attention of a layer with its window, documents, padding or relative positions."""
-    model, causal = s.layout.model, stack == "decoder"
+    model, causal = s.layout.model, number >= s.layout.model.encoder_layers
     lengths, samples = s.layout.lengths, min(s.layout.micro_batch, 2)
     length = lengths.decoder if causal else lengths.encoder
     window, at = model.layer_window(number), torch.arange(length)

@@ -6,13 +6,14 @@ so that a module has the sizes of a tensor rank and sends nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from frontier_lab.numerics.references import Arithmetic, Number
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels, resolve
@@ -132,6 +133,11 @@ class Subject:
     device: torch.device
     generator: torch.Generator
 
+    def side(self, layer: int) -> "Subject":
+        """Return the same with the dimensions of a layer, those of the encoder or the decoder."""
+        model = self.layout.model.side(layer)
+        return replace(self, layout=replace(self.layout, model=model))
+
     @property
     def dtype(self) -> torch.dtype:
         """The number format of the run."""
@@ -214,12 +220,9 @@ def subject(
 def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
     """Return the configuration of one tensor rank with one layer of each kind, without dropout."""
     model, tensor = config.model, config.parallel.tensor
-    key_heads = max(1, model.kv_heads // tensor)
-    heads = model.heads // tensor
     changes: dict[str, Any] = {
-        "heads": heads,
-        "kv_heads": key_heads,
-        "ffn": model.ffn // tensor,
+        **_sizes(model, tensor, limits),
+        **{f"encoder_{k}": size for k, size in _sizes(model.encoder, tensor, limits).items()},
         "vocabulary": padded_vocabulary(model, tensor) // tensor
         if tensor > 1
         else model.vocabulary,
@@ -230,11 +233,17 @@ def _on_one_rank(config: RunConfig, limits: dict[str, int]) -> RunConfig:
     changes |= {"layers": stacks * (1 + both), "encoder_layers": (stacks - 1) * (1 + both)}
     changes["window_every"] = 1 + both
     if limits:
-        groups = min(key_heads, 2)
-        changes |= {"kv_heads": groups, "heads": groups * (heads // key_heads)}
-        dimensions = {"hidden": model.hidden} | changes
-        changes |= {name: min(limit, dimensions[name]) for name, limit in limits.items()}
+        changes["vocabulary"] = min(limits["vocabulary"], changes["vocabulary"])
     return config.changed("model", **changes).changed("parallel", **ON_ONE_RANK)
+
+
+def _sizes(model: ModelConfig, tensor: int, limits: dict[str, int]) -> dict[str, int]:
+    """Return the dimensions of a side of the model on one tensor rank."""
+    heads, key_heads = model.heads // tensor, max(1, model.kv_heads // tensor)
+    groups = min(key_heads, 2) if limits else key_heads
+    whole = {"hidden": model.hidden, "ffn": model.ffn // tensor}
+    limited = {name: min(size, limits.get(name, size)) for name, size in whole.items()}
+    return {**limited, "kv_heads": groups, "heads": groups * (heads // key_heads)}
 
 
 def shape_of(*parts: tuple[str, int, int] | tuple[str, int]) -> str:

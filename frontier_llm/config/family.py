@@ -47,13 +47,14 @@ def check_attention(config: RunConfig) -> None:
             "0, because FlexAttention has no dropout",
             "set attention=sdpa, or model.attention_dropout=0",
         )
-    if model.head_dim < FLEX_LEAST_WIDTH:
-        raise ConfigError(
-            "model.head_dim",
-            f"{model.head_dim}, with attention=flex",
-            f"at least {FLEX_LEAST_WIDTH}, for which torch has a FlexAttention kernel",
-            f"set attention=sdpa, or model.head_dim={FLEX_LEAST_WIDTH}",
-        )
+    for key, width in (("head_dim", model.head_dim), ("encoder_head_dim", model.encoder.head_dim)):
+        if width < FLEX_LEAST_WIDTH:
+            raise ConfigError(
+                f"model.{key}",
+                f"{width}, with attention=flex",
+                f"at least {FLEX_LEAST_WIDTH}, for which torch has a FlexAttention kernel",
+                f"set attention=sdpa, or model.{key}={FLEX_LEAST_WIDTH}",
+            )
 
 
 def _check_mup(model: ModelConfig) -> None:
@@ -125,6 +126,13 @@ def _check_t5(model: ModelConfig) -> None:
             model.attention_softcap,
             "null with relative positions, which are added to scores without a bound",
             "set model.attention_softcap=null, or model.positions=rotary",
+        )
+    if model.encoder.hidden != model.hidden and not model.encoder_embedding:
+        raise ConfigError(
+            "model.encoder_hidden",
+            f"{model.encoder_hidden}, with model.encoder_embedding=false",
+            f"null or model.hidden ({model.hidden}), as both sides share an embedding",
+            "set model.encoder_embedding=true, or model.encoder_hidden=null",
         )
     if model.start_token >= model.vocabulary:
         raise ConfigError(

@@ -10,6 +10,8 @@ from frontier_llm.config.section import Section
 DECODER_MULTIPLE = 8
 """The length of a T5's decoder is padded to a multiple of this many tokens. Such lengths suit the
 matrix units of GPUs, and sequence parallelism can divide them between 2, 4 or 8 tensor ranks."""
+SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn")
+"""Dimensions of which the encoder may have others than the decoder (`encoder_hidden`, ...)."""
 
 
 class ModelConfig(Section):
@@ -36,6 +38,17 @@ class ModelConfig(Section):
     """Width of one head; null = hidden / heads."""
     ffn: int = Field(ge=1)
     """Inner width of the feed-forward block; null = 4 x hidden."""
+    encoder_hidden: int | None = Field(default=None, ge=1)
+    """Width of the encoder's residual stream, if it has an embedding of its own; null = as hidden.
+    Cross-attention has the decoder's heads, and keys and values of this width as inputs."""
+    encoder_heads: int | None = Field(default=None, ge=1)
+    """Number of attention heads of queries in the encoder; null = as heads."""
+    encoder_kv_heads: int | None = Field(default=None, ge=1)
+    """Number of attention heads of keys and values in the encoder; null = as kv_heads."""
+    encoder_head_dim: int | None = Field(default=None, ge=1)
+    """Width of one head in the encoder; null = as head_dim."""
+    encoder_ffn: int | None = Field(default=None, ge=1)
+    """Inner width of the feed-forward block in the encoder; null = as ffn."""
     vocabulary: int = Field(ge=2)
     """Number of tokens, which are rows of the embedding. Rows are added as padding if tensor ranks
     do not divide this number."""
@@ -159,6 +172,16 @@ class ModelConfig(Section):
             if isinstance(hidden, int) and values.get("head_dim") is None:
                 values["head_dim"] = max(1, hidden // heads)
         return values
+
+    @property
+    def encoder(self) -> "ModelConfig":
+        """The same model with the dimensions of its encoder in place of those of its decoder."""
+        own = {size: value for size in SIZES if (value := getattr(self, f"encoder_{size}"))}
+        return self.model_copy(update=own) if own else self
+
+    def side(self, layer: int) -> "ModelConfig":
+        """Return the model with the dimensions of a layer, counted from 0."""
+        return self.encoder if layer < self.encoder_layers else self
 
     @property
     def width_factor(self) -> float:

@@ -23,14 +23,13 @@ def check(config: RunConfig, world_size: int) -> None:
     _check_precision(config)
     _check_deterministic(config)
     _check_context(config)
-    _check_tensor(config)
+    _check_sides(config)
     _check_pipeline_schedule(config)
     _check_pipeline(config)
     _check_sequence(config)
     check_decoder_length(config)
     _check_batch(config, world_size)
     check_data(config)
-    _check_positions(config)
     check_optimizer(config)
     check_checkpoint(config)
     _check_links(config)
@@ -152,36 +151,44 @@ def _check_context(config: RunConfig) -> None:
         )
 
 
-def _check_tensor(config: RunConfig) -> None:
+def _check_sides(config: RunConfig) -> None:
+    """Check the dimensions of the decoder, and those of an encoder that has others."""
+    of_encoder = config.model_copy(update={"model": config.model.encoder})
+    for side, prefix in ((config, ""), (of_encoder, "encoder_")):
+        _check_tensor(side, f"model.{prefix}")
+        _check_positions(side, f"model.{prefix}")
+
+
+def _check_tensor(config: RunConfig, section: str) -> None:
     tensor, model = config.parallel.tensor, config.model
     for key, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)):
         if size % tensor:
             fitting = next_heads(config) if key == "heads" else -(-size // tensor) * tensor
             raise ConfigError(
-                f"model.{key}",
+                f"{section}{key}",
                 f"{size}, with parallel.tensor={tensor}",
                 f"a multiple of parallel.tensor ({tensor})",
-                f"set model.{key}={fitting}, or parallel.tensor to a divisor of {size}",
+                f"set {section}{key}={fitting}, or parallel.tensor to a divisor of {size}",
             )
     if model.heads % model.kv_heads:
         raise ConfigError(
-            "model.kv_heads",
+            f"{section}kv_heads",
             model.kv_heads,
-            f"a divisor of model.heads ({model.heads}), so that each key head serves equally many "
-            "query heads",
-            f"set model.kv_heads={largest_divisor(model.heads, model.kv_heads, tensor)}; all "
+            f"a divisor of {section}heads ({model.heads}), so that each key head serves equally "
+            "many query heads",
+            f"set {section}kv_heads={largest_divisor(model.heads, model.kv_heads, tensor)}; all "
             f"divisors: {_divisors(model.heads)}",
         )
     # If head_dim is not hidden / heads, the user has set it, and hidden need not be a multiple.
     if model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads):
         heads = ", ".join(map(str, fitting_heads(config)))
         raise ConfigError(
-            "model.heads",
-            f"{model.heads} for model.hidden={model.hidden}",
-            "a divisor of model.hidden, unless model.head_dim is given",
-            f"set model.hidden={next_hidden(config)}, "
-            + (f"or model.heads to one of {heads}, " if heads else "")
-            + "or model.head_dim",
+            f"{section}heads",
+            f"{model.heads} for {section}hidden={model.hidden}",
+            f"a divisor of {section}hidden, unless {section}head_dim is given",
+            f"set {section}hidden={next_hidden(config)}, "
+            + (f"or {section}heads to one of {heads}, " if heads else "")
+            + f"or {section}head_dim",
         )
 
 
@@ -309,16 +316,16 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
         )
 
 
-def _check_positions(config: RunConfig) -> None:
+def _check_positions(config: RunConfig, section: str) -> None:
     model = config.model
     rotated = model.rotated_width
     if model.positions == "rotary" and not is_rotatable(rotated):
         head_dim = _next_rotatable(rotated, Fraction(model.rotary_fraction))
         raise ConfigError(
-            "model.head_dim",
+            f"{section}head_dim",
             f"{model.head_dim}, with {rotated} rotated dimensions",
             "an even number of rotated dimensions (2 or more), because they are rotated in pairs",
-            f"set model.head_dim={head_dim}, or another model.rotary_fraction "
+            f"set {section}head_dim={head_dim}, or another model.rotary_fraction "
             f"({model.rotary_fraction})",
         )
 

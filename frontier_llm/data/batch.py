@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 import xxhash
 
+from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.parallel.context_ranks import part_numbers
 
 LossMean = Literal["samples", "tokens"]
@@ -121,9 +122,9 @@ class Batch(_Labels):
     label_weights: torch.Tensor | None = None
 
     @property
-    def length(self) -> int:
-        """Length in tokens of the activations that pipeline stages exchange per sample."""
-        return self.tokens.shape[1]
+    def lengths(self) -> SampleLengths:
+        """Tokens of a sample."""
+        return SampleLengths(0, self.tokens.shape[1])
 
     def with_weights(self, by: LossMean) -> "Batch":
         """Give each label its share in `mean_loss`, so that samples can be cut into parts.
@@ -142,7 +143,7 @@ class Batch(_Labels):
         """
         weighted = replace(self.with_weights(by), cumulative_lengths=None)
         table = self.cumulative_lengths
-        lengths = [[self.length]] if table is None else table.diff(dim=1).tolist()
+        lengths = [[self.tokens.shape[1]]] if table is None else table.diff(dim=1).tolist()
         documents = [[length for length in row if length] for row in lengths]
         tokens = part_numbers(documents, context, rank).expand(self.samples, -1)
         part = map_tensors(weighted, lambda tensor: tensor.gather(1, tokens))
@@ -186,13 +187,9 @@ class Seq2SeqBatch(_Labels):
     loss_mask: torch.Tensor
 
     @property
-    def length(self) -> int:
-        """Length in tokens of the activations that pipeline stages exchange per sample.
-
-        It is the sum of both lengths, because stages of the decoder also receive the output of the
-        encoder.
-        """
-        return self.encoder_tokens.shape[1] + self.decoder_tokens.shape[1]
+    def lengths(self) -> SampleLengths:
+        """Tokens of a sample."""
+        return SampleLengths(self.encoder_tokens.shape[1], self.decoder_tokens.shape[1])
 
     def to(self, device: torch.device) -> "Seq2SeqBatch":
         """Copy to a device."""

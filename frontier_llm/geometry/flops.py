@@ -41,18 +41,20 @@ def forward_flops(
 
     `read_share` is that of `score_pairs`.
     """
-    query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     matrices = 3 if model.gated else 2
     products = attention = 0.0
     for layers in equal_layers(model, range(model.layers)):
+        side = model.side(layers[0])
+        query, key_value = side.heads * side.head_dim, side.kv_heads * side.head_dim
         tokens = lengths.encoder if layers[0] < model.encoder_layers else lengths.decoder
-        weights = 2 * query + 2 * key_value + matrices * model.ffn
-        products += len(layers) * 2 * tokens * model.hidden * weights
+        weights = 2 * query + 2 * key_value + matrices * side.ffn
+        products += len(layers) * 2 * tokens * side.hidden * weights
         pairs = score_pairs(model, layers[0], tokens, read_share, causal=False)
         if model.reads_encoder(layers[0]):
             # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
-            features = 2 * query * tokens + 2 * key_value * lengths.encoder
-            products += len(layers) * 2 * model.hidden * features
+            features = 2 * query * tokens * model.hidden
+            features += 2 * key_value * lengths.encoder * model.encoder.hidden
+            products += len(layers) * 2 * features
             pairs += tokens * lengths.encoder
         attention += len(layers) * 4 * query * pairs
     head = 2 * lengths.decoder * model.hidden * model.vocabulary

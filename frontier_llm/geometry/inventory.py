@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.optimizer import ParameterGroup
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, chunk_tables
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def padded_vocabulary(model: ModelConfig, tensor: int) -> int:
 
 def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]:
     """Yield the parameters of one transformer layer."""
+    encoder, model = model.encoder, model.side(layer)
     unit, hidden = f"layers.{layer}", model.hidden
     query, key_value = model.heads * model.head_dim, 2 * model.kv_heads * model.head_dim
 
@@ -77,7 +78,8 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
     if model.reads_encoder(layer):
         yield from _branch_norms(model, f"{unit}.cross_attention", unit)
         yield from matrix("cross_attention.query", (query, hidden), 0, bias=model.qkv_bias)
-        yield from matrix("cross_attention.key_value", (key_value, hidden), 0, bias=model.qkv_bias)
+        shape = key_value, encoder.hidden
+        yield from matrix("cross_attention.key_value", shape, 0, bias=model.qkv_bias)
         yield from matrix("cross_attention.output", (hidden, query), 1)
     yield from _branch_norms(model, f"{unit}.ffn", unit)
     if model.gated:
@@ -94,24 +96,25 @@ def chunk_parameters(
     If several chunks need a parameter, it is yielded for each of them. This happens to a table that
     is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
     """
-    table = (model.vocabulary, model.hidden)
-    if chunk.has_embedding and model.encoder_embedding:
-        name = "encoder_embedding"
-        yield ParameterShape(f"{name}.tokens.weight", table, name, 0, "embedding")
-    if chunk.has_embedding or (chunk.has_head and model.tied):
+    tables, table = chunk_tables(model, chunk), (model.vocabulary, model.hidden)
+    if "encoder_embedding" in tables:
+        name, of_encoder = "encoder_embedding", (model.vocabulary, model.encoder.hidden)
+        yield ParameterShape(f"{name}.tokens.weight", of_encoder, name, 0, "embedding")
+    if "embedding" in tables or (chunk.has_head and model.tied):
         yield ParameterShape("embedding.tokens.weight", table, "embedding", 0, "embedding")
     if chunk.has_embedding and model.positions == "learned":
         shape = (sequence_length, model.hidden)
         yield ParameterShape("embedding.positions.weight", shape, "positions", None, "embedding")
     for stack in chunk_stacks(model, chunk):
+        side = model.side(stack.layers[0])
         if model.positions == "relative":
-            shape = (model.relative_buckets, model.heads)
+            shape = (model.relative_buckets, side.heads)
             name = f"{stack.positions}.weight"
             yield ParameterShape(name, shape, stack.positions_unit, 1, "embedding")
         for layer in stack.layers:
             yield from layer_parameters(model, layer)
         if stack.ends:
-            yield from _norm(model, stack.norm_unit, stack.norm_unit)
+            yield from _norm(side, stack.norm_unit, stack.norm_unit)
     if chunk.has_head and not model.tied:
         yield ParameterShape("head.weight", table, "head", 0, "head")
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from frontier_llm.config.model import ModelConfig
+from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.pipeline_schedule import Placement
 
 
@@ -25,6 +26,7 @@ class ModelChunk:
     layers: range
     """Indices of the layers in the model."""
     has_embedding: bool
+    """Whether it is the first chunk, with the embedding of all tokens or of the encoder's."""
     has_head: bool
 
 
@@ -106,10 +108,43 @@ def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:
     return tuple(stacks)
 
 
+def chunk_tables(model: ModelConfig, chunk: ModelChunk) -> tuple[str, ...]:
+    """Return the units of the embeddings that a chunk looks up, in the order of the forward pass.
+
+    If the encoder has an embedding of its own, that of the decoder is where the decoder begins.
+    """
+    if not model.encoder_embedding:
+        return ("embedding",) * chunk.has_embedding
+    begins = model.encoder_layers in chunk.layers
+    return ("encoder_embedding",) * chunk.has_embedding + ("embedding",) * begins
+
+
+def looked_up_elements(model: ModelConfig, chunk: ModelChunk, lengths: SampleLengths) -> int:
+    """Count the elements of the embeddings of a sample's tokens that a chunk looks up."""
+    tables = chunk_tables(model, chunk)
+    tokens = lengths.decoder if model.encoder_embedding else lengths.total
+    of_encoder = lengths.encoder * model.encoder.hidden * ("encoder_embedding" in tables)
+    return of_encoder + tokens * model.hidden * ("embedding" in tables)
+
+
+def received_elements(
+    model: ModelConfig, chunk: ModelChunk, lengths: SampleLengths
+) -> tuple[int, int]:
+    """Count the elements of encoder and decoder per sample that a chunk gets from the previous one.
+
+    Before the chunk with its embedding, there are none of the decoder.
+    """
+    begins = model.encoder_layers if model.encoder_embedding else 0
+    decoder = lengths.decoder * model.hidden * (chunk.layers.start > begins)
+    return lengths.encoder * model.encoder.hidden, decoder
+
+
 def has_shared_table(model: ModelConfig, chunks: Sequence[ModelChunk]) -> bool:
     """Whether one table is both embedding and head of one of these chunks.
 
     The gradient of this table is complete only after the backward pass of the embedding, which is
     the last of the chunk.
     """
-    return model.tied and any(chunk.has_embedding and chunk.has_head for chunk in chunks)
+    return model.tied and any(
+        chunk.has_head and "embedding" in chunk_tables(model, chunk) for chunk in chunks
+    )

@@ -29,7 +29,12 @@ from typing import NamedTuple
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, has_shared_table
+from frontier_llm.geometry.model_chunks import (
+    ModelChunk,
+    chunk_stacks,
+    chunk_tables,
+    has_shared_table,
+)
 from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
 from frontier_llm.geometry.pipeline_schedule import Action
 from frontier_llm.geometry.state_memory import FP32_BYTES, prefetch_window, small_elements
@@ -252,8 +257,6 @@ def count_gathers(
 
 def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[tuple[bool, str]]:
     """Yield the units that one pass starts (true) or stops using, as in engine/hooks.py."""
-    tables = [["embedding", "positions"] if model.positions == "learned" else ["embedding"]]
-    tables = [["encoder_embedding"], *tables] if model.encoder_embedding else tables
     output = "embedding" if model.tied else "head"
     units = []  # all units after the embedding, in the order of the forward pass
     for stack in chunk_stacks(model, chunk):
@@ -262,10 +265,10 @@ def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator
         units += [stack.norm_unit] if stack.ends else []
     units += [output] if chunk.has_head else []
     if forward:
-        if chunk.has_embedding:
-            for read_at_once in tables:
-                yield from ((True, unit) for unit in read_at_once)
-                yield from ((False, unit) for unit in read_at_once)
+        for table in chunk_tables(model, chunk):
+            read_at_once = (table, "positions") if model.positions == "learned" else (table,)
+            yield from ((True, unit) for unit in read_at_once)
+            yield from ((False, unit) for unit in read_at_once)
         for unit in units:
             yield True, unit
             yield False, unit

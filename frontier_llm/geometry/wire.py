@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.context_cut import HeadExchange, most_rows, sent_tokens
 from frontier_llm.geometry.grid import LEVELS, Grid, Level
 from frontier_llm.geometry.lengths import SampleLengths
-from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.model_chunks import ModelChunk, looked_up_elements, received_elements
 
 SUM_BYTES = 4
 """Bytes per sum over the elements of a token, which is fp32: in the cross entropy, and in norms
@@ -130,24 +131,27 @@ class ActivationTraffic:
         """Return the bytes that a tensor rank sends for a model chunk, forward and backward."""
         if self.tensor == 1:
             return 0.0
-        token_bytes = self.micro_batch * self.model.hidden * self.element_bytes
-        # bytes of an all-reduce of the activations of each side, and of both sides
-        encoder, decoder, both = (
-            all_reduce_bytes(tokens * token_bytes, self.tensor)
-            for tokens in (self.lengths.encoder, self.lengths.decoder, self.lengths.total)
+        # bytes of an all-reduce of the activations of each side, and of looked up embeddings
+        encoder, decoder, embedded = (
+            all_reduce_bytes(elements * self.micro_batch * self.element_bytes, self.tensor)
+            for elements in (
+                self.lengths.encoder * self.model.encoder.hidden,
+                self.lengths.decoder * self.model.hidden,
+                looked_up_elements(self.model, chunk, self.lengths),
+            )
         )
         layers = sum(self._layer_bytes(layer, encoder, decoder) for layer in chunk.layers)
         layers += self.norm_bytes(chunk)
         if self.sequence_parallel:  # a gather or a reduce-scatter is half an all-reduce
             has_positions = self.model.positions == "learned"
-            embedding = (both if has_positions else both / 2) + both / 2
+            embedding = (embedded if has_positions else embedded / 2) + embedded / 2
             head = 3 / 2 * decoder
         else:
-            embedding, head = both, decoder
+            embedding, head = embedded, decoder
         predictions = self.micro_batch * self.lengths.decoder
         # the loss has three all-reduces: maximum, logit of the target, and sum of exponentials
         loss = 3 * all_reduce_bytes(predictions * SUM_BYTES, self.tensor)
-        return layers + chunk.has_embedding * embedding + chunk.has_head * (head + loss)
+        return layers + embedding + chunk.has_head * (head + loss)
 
     def norm_bytes(self, chunk: ModelChunk) -> float:
         """Return the part of `tensor_bytes` that norms of queries and keys send.
@@ -170,11 +174,10 @@ class ActivationTraffic:
         is_divided = self.model.qk_norm == "width" and self.tensor > 1
         return (3 if self.recompute == "full" else 2) * is_divided
 
-    def boundary_bytes(self) -> float:
-        """Return the bytes of an activation, of both sides, or of its gradient to another stage."""
-        tokens = self.micro_batch * self.lengths.total
-        parts = self.tensor if self.sequence_parallel else 1
-        return tokens * self.model.hidden * self.element_bytes / parts
+    def boundary_bytes(self, chunk: ModelChunk) -> float:
+        """Return the bytes of the activations that a chunk gets from another stage."""
+        elements = self.micro_batch * sum(received_elements(self.model, chunk, self.lengths))
+        return elements * self.element_bytes / (self.tensor if self.sequence_parallel else 1)
 
     @property
     def head_bytes(self) -> int:
@@ -219,14 +222,12 @@ class ActivationTraffic:
         `chunks` are those of the whole pipeline, in the order of the forward pass.
         """
         group, stage = grid.pipeline_group(rank), grid.coordinates(rank).pipeline
-        boundary_bytes, sent = self.boundary_bytes(), Sent()
-        for index, chunk in enumerate(chunks):
-            if chunk.stage != stage:
-                continue
-            # the gradient goes to the previous chunk, the activation to the next one
-            for neighbour in (*chunks[max(0, index - 1) : index], *chunks[index + 1 : index + 2]):
-                if neighbour.stage != stage:
-                    sent += to_peer(grid, rank, group[neighbour.stage], boundary_bytes)
+        sent = Sent()
+        for before, after in pairwise(chunks):  # the activation goes there, its gradient back
+            stages = {before.stage, after.stage}
+            if stage in stages and len(stages) == 2:
+                (other,) = stages - {stage}
+                sent += to_peer(grid, rank, group[other], self.boundary_bytes(after))
         return sent
 
     def _layer_bytes(self, layer: int, encoder: float, decoder: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.attention import SDPBackend
 
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -66,6 +67,8 @@ class _Kind(NamedTuple):
     keys: int
     reads: Reads
     scores: Scores
+    side: ModelConfig
+    """The model with the dimensions of the attention."""
     separate: bool = False
 
     @property
@@ -87,11 +90,10 @@ def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
         spans = [] if window is None else [f"window of {window} tokens"]
         tokens = lengths.encoder if in_encoder else lengths.decoder
         reads = Reads(window, window if in_encoder else 1)
-        yield _Kind(
-            ", ".join([*sides, *spans]) or "causal", tokens, tokens, reads, scores, separate
-        )
+        name, side = ", ".join([*sides, *spans]) or "causal", model.side(layers[0])
+        yield _Kind(name, tokens, tokens, reads, scores, side, separate)
         if model.encoder_layers == layers[0] > 0:
-            yield _Kind("cross", lengths.decoder, lengths.encoder, Reads(), plain)
+            yield _Kind("cross", lengths.decoder, lengths.encoder, Reads(), plain, model)
 
 
 def _call(
@@ -102,7 +104,7 @@ def _call(
     In blocks of queries they are those of the last block, which reads all keys, or those of its
     window.
     """
-    model, tensor, dtype = layout.model, layout.grid.tensor, DTYPES[layout.precision]
+    model, tensor, dtype = kind.side, layout.grid.tensor, DTYPES[layout.precision]
     heads, key_heads = model.heads // tensor, model.kv_heads // tensor
     queries = min(query_block(device), kind.queries) if blocks else kind.queries
     read = kind.reads.key_range(range(kind.queries - queries, kind.queries), kind.keys)

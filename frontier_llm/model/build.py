@@ -107,7 +107,7 @@ def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
     """Yield the readers of a model chunk, in the order of the forward pass."""
     if chunk.encoder_embedding is not None:
         yield UnitReader(chunk.encoder_embedding, ("encoder_embedding",), in_backward=False)
-    if chunk.model_chunk.has_embedding:
+    if chunk.embedding is not None:
         yield UnitReader(chunk.embedding, ("embedding", "positions"), in_backward=False)
     for stack in chunk.stacks:
         block = getattr(chunk, stack.name)
@@ -144,30 +144,29 @@ def _fill(local: torch.Tensor, placement: Placement, model: ModelConfig, seed: i
         view.fill_(0.0 if model.zero_centred_norms else 1.0)
         return
     factor = {"gpt": _gpt_factor, "t5": _t5_factor}[model.kind]
-    deviation = model.init_std * factor(placement.name, model)
+    deviation = model.init_std * factor(placement, model)
     _fill_normal(view, placement, deviation, seed)
     is_small = model.kind == "t5" and not model.scaled_attention
     if is_small and placement.name.endswith(".attention.qkv.weight"):
         _shrink_queries(view, placement, model)
 
 
-def _gpt_factor(name: str, model: ModelConfig) -> float:
+def _gpt_factor(placement: Placement, model: ModelConfig) -> float:
     """Return the standard deviation of a GPT's matrix divided by `init_std`."""
+    name = placement.name
     factor = math.sqrt(model.width_factor) if name.startswith("layers.") else 1.0
     return factor / math.sqrt(2 * model.layers) if name.endswith(_BRANCH_ENDS) else factor
 
 
-def _t5_factor(name: str, model: ModelConfig) -> float:
+def _t5_factor(placement: Placement, model: ModelConfig) -> float:
     """Return the standard deviation of a T5's matrix divided by `init_std`."""
+    name, (_, inputs) = placement.name, placement.global_shape
     if "embedding." in name and not model.scaled_embedding:
         return 1.0
-    if name.endswith(".ffn.down.weight"):
-        return 1 / math.sqrt(model.ffn)
-    if name.endswith("attention.output.weight"):
-        return 1 / math.sqrt(model.heads * model.head_dim)
+    if "_positions." in name:
+        inputs = (model.encoder if name.startswith("encoder") else model).hidden
     is_small = name.endswith(".query.weight") and not model.scaled_attention
-    query_factor = model.head_dim if is_small else 1
-    return 1 / math.sqrt(model.hidden * query_factor)
+    return 1 / math.sqrt(inputs * (model.head_dim if is_small else 1))
 
 
 def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig) -> None:
@@ -175,6 +174,7 @@ def _shrink_queries(view: torch.Tensor, placement: Placement, model: ModelConfig
 
     It is ordered by head of keys: its queries, its key, its value.
     """
+    model = _layer_side(placement.name, model)
     first_row, width = placement.global_start[0], model.head_dim
     rows = torch.arange(first_row, first_row + placement.shape[0], device=view.device)
     queries = model.heads // model.kv_heads
@@ -288,6 +288,7 @@ def _record(
 
 def _fused_rows(model: ModelConfig, name: str, parameter: nn.Parameter) -> tuple[int, ...]:
     """Return `ParameterRecord.fused`, for megatron's order of rows."""
+    model = _layer_side(name, model)
     head, queries = model.head_dim, model.heads // model.kv_heads
     if name.endswith(".attention.qkv.weight"):
         return queries * head, head, head
@@ -296,6 +297,12 @@ def _fused_rows(model: ModelConfig, name: str, parameter: nn.Parameter) -> tuple
     if name.endswith(".ffn.up.weight") and model.gated:
         return (parameter.shape[0] // 2,) * 2
     return ()
+
+
+def _layer_side(name: str, model: ModelConfig) -> ModelConfig:
+    """Return the model with the dimensions of the layer to which a parameter belongs, if any."""
+    match = _LAYER_MODULE.fullmatch(name)
+    return model if match is None else model.side(int(match[1]))
 
 
 def _placements(
@@ -363,8 +370,8 @@ def build_model(
 
 
 def _share_table(chunks: Sequence[Chunk], layout: ResolvedLayout) -> None:
-    """Let the last model chunk read the tied table of the first one, if both are on this stage."""
-    first, last = chunks[0], chunks[-1]
-    has_both = first.model_chunk.has_embedding and last.model_chunk.has_head
-    if layout.model.tied and has_both and first is not last:
-        last.output_layer.weight = first.embedding.word_embeddings.weight
+    """Let the last model chunk read the tied table of another one, if both are on this stage."""
+    tables = [chunk.embedding for chunk in chunks[:-1] if chunk.embedding is not None]
+    last = chunks[-1]
+    if layout.model.tied and tables and last.model_chunk.has_head:
+        last.output_layer.weight = tables[0].word_embeddings.weight

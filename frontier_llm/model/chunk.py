@@ -1,18 +1,18 @@
 """Define the module of a model chunk of a GPT or of an encoder-decoder.
 
 A GPT is a decoder without an encoder. The layers of an encoder and then those of the decoder form
-one list, which is divided into model chunks at any layer. Each chunk sends one tensor to the next
-chunk: the activations of the encoder and those of the decoder, concatenated along the sequence. The
-first chunk looks up the embeddings of both, in one table or in two. A chunk of encoder layers
-passes the decoder's embeddings on unchanged, and a chunk of decoder layers passes the encoder's
-output on unchanged.
+one list, which is divided into model chunks at any layer. Each chunk sends one flat tensor to the
+next chunk: the activations of the encoder, and after them those of the decoder. If both sides share
+an embedding, the first chunk looks up the tokens of both, and a chunk of encoder layers passes the
+decoder's on unchanged. With two embeddings, there is nothing of the decoder before its first layer.
+A chunk of decoder layers passes the encoder's output on unchanged.
 
 In shapes, s is the number of tokens of the encoder, t the number of tokens of the decoder, and b
 the number of samples.
 """
 
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,13 +23,20 @@ from torch import Tensor
 
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.inventory import padded_vocabulary
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
+from frontier_llm.geometry.lengths import SampleLengths
+from frontier_llm.geometry.model_chunks import (
+    ModelChunk,
+    chunk_stacks,
+    chunk_tables,
+    received_elements,
+)
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.cut_samples import ContextPart, ContextRanks
 from frontier_llm.model.layer_stack import LayerStack
 from frontier_llm.model.linear import ColumnLinear, ScaledHead
 from frontier_llm.model.loss import TokenLosses, token_losses
 from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.transformer import side_config
 
 _EMBEDDED_POSITIONS = {"learned": "learned_absolute", "rotary": "none", "relative": "none"}
 
@@ -60,13 +67,15 @@ class Chunk(MegatronModule):
         self._received: Tensor | None = None
         rows = padded_vocabulary(model, group.size())
         positions = _EMBEDDED_POSITIONS[model.positions]
-        embed = partial(
-            LanguageModelEmbedding, config, rows, layout.sequence_length, positions, tp_group=group
+        tables = chunk_tables(model, model_chunk)
+        self.encoder_embedding, self.embedding = (
+            LanguageModelEmbedding(
+                side_config(config, side), rows, layout.sequence_length, positions, tp_group=group
+            )
+            if unit in tables
+            else None
+            for unit, side in (("encoder_embedding", model.encoder), ("embedding", model))
         )
-        has_two = model_chunk.has_embedding and model.encoder_embedding
-        self.encoder_embedding = embed() if has_two else None
-        if model_chunk.has_embedding:
-            self.embedding = embed()
         stacks = {
             stack.name: LayerStack(stack, layout, config, group, kernels) for stack in self.stacks
         }
@@ -80,13 +89,13 @@ class Chunk(MegatronModule):
                 init_method=config.init_method,
                 bias=False,
                 gather_output=False,
-                skip_weight_param_allocation=model.tied and model_chunk.has_embedding,
+                skip_weight_param_allocation=model.tied and self.embedding is not None,
                 tp_group=group,
             )
             self.output_layer.input_factor = model.head_factor
 
     def set_input_tensor(self, input_tensor: Tensor | None) -> None:
-        """Receive [s + t, b, hidden] of the previous chunk, or None, from trainer/pipeline.py."""
+        """Receive the output of the previous chunk, or None, from trainer/pipeline.py."""
         self._received = input_tensor
 
     def forward(
@@ -109,21 +118,14 @@ class Chunk(MegatronModule):
 
         The last chunk returns the losses of [b, t] tokens, or without labels the logits, [b, t,
         this tensor rank's part of the padded vocabulary]. Other chunks return the activations for
-        the next chunk, [s + t, b, hidden]; with sequence parallelism only those of this rank's
-        tokens.
+        the next chunk, flat: [s, b, hidden of the encoder] unless this is a GPT, and [t, b, hidden]
+        if they exist. With sequence parallelism they are those of this rank's tokens.
         """
-        sides = [tokens] if encoder_tokens is None else [encoder_tokens, tokens]
-        states = self._received
-        if self.model_chunk.has_embedding:
-            states = self._embed(sides, positions)
-        assert states is not None, "the schedule must set the input of a chunk without embedding"
-        context, decoded, context_reads = None, states, Reads()
-        if encoder_tokens is not None:
-            context, decoded = states.split([side.shape[1] // self._parts for side in sides])
+        context, decoded = self._inputs(tokens, positions, encoder_tokens)
+        context_reads = Reads()
         if encoder_mask is not None:
             context_reads = Reads(keys=Documents.padded(encoder_mask))
         if self.encoder is not None:
-            assert context is not None
             reads = context_reads
             if self.encoder.has_windows:  # the padding reads itself: each query needs a key
                 reads = replace(reads, queries=reads.keys)
@@ -133,7 +135,30 @@ class Chunk(MegatronModule):
             decoded = self.decoder(decoded, reads, context, context_reads)
         if self.model_chunk.has_head:
             return self._head(decoded, labels)
-        return decoded if context is None else torch.cat([context, decoded])
+        parts = [part.flatten() for part in (context, decoded) if part is not None]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _inputs(
+        self, tokens: Tensor, positions: Tensor | None, encoder_tokens: Tensor | None
+    ) -> list[Any]:
+        """Return the activations of encoder and decoder, received or looked up; None = none."""
+        sides = [tokens] if encoder_tokens is None else [encoder_tokens, tokens]
+        lengths = SampleLengths(sum(side.shape[1] for side in sides[:-1]), tokens.shape[1])
+        samples, inputs = len(tokens), list[Any]([None, None])
+        if self._received is not None:
+            of_sides = received_elements(self._model, self.model_chunk, lengths)
+            parts = self._received.split([n * samples // self._parts for n in of_sides])
+            widths = self._model.encoder.hidden, self._model.hidden
+            for side, (part, width) in enumerate(zip(parts, widths, strict=True)):
+                inputs[side] = part.view(-1, samples, width) if len(part) else None
+        if self.encoder_embedding is not None:
+            inputs[0] = self._embed(self.encoder_embedding, sides[:1], None)
+        if self.embedding is not None:
+            read = sides[-1:] if self._model.encoder_embedding else sides
+            states = self._embed(self.embedding, read, positions)
+            found = states.split([side.shape[1] // self._parts for side in read])
+            inputs[-len(found) :] = found
+        return inputs
 
     def _reads(self, tokens: Tensor, cumulative_lengths: Tensor | None, *, is_part: bool) -> Reads:
         """Return the documents of the decoder's tokens."""
@@ -150,6 +175,7 @@ class Chunk(MegatronModule):
     def _head(self, hidden: Tensor, labels: Tensor | None) -> Tensor | TokenLosses:
         table = None
         if self.output_layer.weight is None:  # the embedding of this chunk is the head, too
+            assert self.embedding is not None
             table = self.embedding.word_embeddings.weight
         logits, _ = self.output_layer(hidden, table)
         if labels is not None:
@@ -171,22 +197,20 @@ class Chunk(MegatronModule):
         """Number of parts into which sequence parallelism splits each sequence; 1 without it."""
         return self._group.size() if self.config.sequence_parallel else 1
 
-    def _embed(self, sides: list[Tensor], positions: Tensor | None) -> Tensor:
-        """Look up the embeddings of all tokens.
+    def _embed(
+        self, table: LanguageModelEmbedding, sides: list[Tensor], positions: Tensor | None
+    ) -> Tensor:
+        """Look up the embeddings of the tokens of the sides that share a table.
 
         With sequence parallelism megatron's embedding gives each tensor-parallel rank one range of
-        the tokens. If both sides share a table, the tokens are ordered so that each range has a
+        the tokens. If both sides share the table, the tokens are ordered so that each range has a
         part of the tokens of each side.
         """
-        if self.encoder_embedding is not None:
-            of_encoder = self.encoder_embedding(sides[0], None)
-            states = torch.cat([of_encoder, self.embedding(sides[1], positions)])
-        else:
-            parts = zip(*(side.chunk(self._parts, dim=1) for side in sides), strict=True)
-            in_order = [part for of_rank in parts for part in of_rank]
-            tokens = torch.cat(in_order, dim=1) if len(sides) > 1 else sides[0]
-            states = self.embedding(tokens, positions)
+        parts = zip(*(side.chunk(self._parts, dim=1) for side in sides), strict=True)
+        in_order = [part for of_rank in parts for part in of_rank]
+        tokens = torch.cat(in_order, dim=1) if len(sides) > 1 else sides[0]
+        states: Tensor = table(tokens, positions)
         if not self._model.scaled_embedding:
             return states
         # in 16 bits the factor is rounded first, as in the models trained in this way
-        return states * torch.tensor(self._model.hidden**0.5, dtype=states.dtype).item()
+        return states * torch.tensor(states.shape[-1] ** 0.5, dtype=states.dtype).item()

@@ -83,7 +83,6 @@ class Attention(nn.Module):
         options: dict[str, Any] = {"config": config, "skip_bias_add": False, "tp_group": group}
         project = partial(
             ColumnLinear,
-            model.hidden,
             init_method=config.init_method,
             bias=model.qkv_bias,
             gather_output=False,
@@ -99,9 +98,10 @@ class Attention(nn.Module):
             **(options | {"skip_bias_add": True}),
         )
         if is_cross:
-            self.linear_q, self.linear_kv = project(query), project(2 * key)
+            self.linear_q = project(model.hidden, query)
+            self.linear_kv = project(model.encoder.hidden, 2 * key)
         else:
-            self.linear_qkv = project(query + 2 * key)
+            self.linear_qkv = project(model.hidden, query + 2 * key)
         widths = query // tensor, key // tensor
         make: dict[str, Callable[[], HeadNorms | WidthNorms | None]] = {
             "none": lambda: None,
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         angles: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Output:
-        """Compute attention of [s, b, hidden], or to the context, [t, b, hidden].
+        """Compute attention of [s, b, hidden], or to the context, [t, b, the encoder's hidden].
 
         The bias is that of `Scores`, the angles are those of `rotate`; None without rotation.
         """
@@ -194,8 +194,8 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Run the layer on [s tokens, b samples, hidden].
 
-        A decoder of an encoder-decoder reads the context, [t, b, hidden]. With sequence parallelism
-        the tokens are those of this tensor-parallel rank.
+        A decoder of an encoder-decoder reads the context, [t, b, the encoder's hidden]. With
+        sequence parallelism the tokens are those of this tensor-parallel rank.
         """
         attend = partial(self.self_attention, reads=reads, bias=bias, angles=angles)
         total = self._add(self.attention_norms, attend, hidden, hidden)

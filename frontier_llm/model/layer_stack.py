@@ -22,6 +22,7 @@ from frontier_llm.model.layer import Layer, Norm
 from frontier_llm.model.reads import Reads
 from frontier_llm.model.relative import RelativePositions
 from frontier_llm.model.rotary import angles, frequencies
+from frontier_llm.model.transformer import side_config
 
 
 class LayerStack(nn.Module):
@@ -41,8 +42,9 @@ class LayerStack(nn.Module):
         kernels: Kernels,
     ) -> None:
         super().__init__()
-        model = layout.model
-        self._config, self._attention = config, layout.attention
+        model = layout.model.side(stack.layers[0])
+        self._config = config = side_config(config, model)
+        self._attention = layout.attention
         recompute = {"none": None, "selective": "attention", "full": "layers"}[layout.recompute]
         self._recompute_layers = recompute == "layers"
         self._causal = stack.name == "decoder"
@@ -82,8 +84,8 @@ class LayerStack(nn.Module):
         """Run the layers on [s tokens, b samples, hidden]; the result has the same shape.
 
         `reads` has the documents of the tokens; the layers add their bounds. A decoder reads the
-        context, [t, b, hidden], the output of the encoder. With sequence parallelism the tokens are
-        those of this tensor-parallel rank.
+        context, [t, b, the encoder's hidden], the output of the encoder. With sequence parallelism
+        the tokens are those of this tensor-parallel rank.
         """
         parts = self._config.tensor_model_parallel_size if self._config.sequence_parallel else 1
         tokens = parts * hidden.shape[0]

@@ -1,6 +1,7 @@
 """Translate the configuration of a run to megatron's TransformerConfig."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -65,6 +66,18 @@ def transformer_config(
         bias_activation_fusion=fused_activation,
         bias_dropout_fusion=fuses,
         apply_rope_fusion=False,
+    )
+
+
+def side_config(config: TransformerConfig, side: ModelConfig) -> TransformerConfig:
+    """Return megatron's configuration of the encoder or the decoder, of its dimensions."""
+    return replace(
+        config,
+        hidden_size=side.hidden,
+        num_attention_heads=side.heads,
+        num_query_groups=side.kv_heads,
+        kv_channels=side.head_dim,
+        ffn_hidden_size=side.ffn,
     )
 
 

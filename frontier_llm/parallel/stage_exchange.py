@@ -12,6 +12,7 @@ messages of two ranks by their order, and gloo by a tag.
 """
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +23,19 @@ from frontier_llm.parallel.groups import Groups
 
 
 class StageExchange:
-    """The messages that one stage exchanges with others in one run of a schedule."""
+    """The messages that one stage exchanges with others in one run of a schedule.
+
+    `elements` counts those of a message, a flat tensor.
+    """
 
     def __init__(
-        self, groups: Groups, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self,
+        groups: Groups,
+        elements: Callable[[Message], int],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._groups, self._shape = groups, shape
+        self._groups, self._elements = groups, elements
         self._options: dict[str, Any] = {"dtype": dtype, "device": device}
         self._ranks = dist.get_process_group_ranks(groups.pipeline)
         self._received: dict[Message, tuple[dist.Work, torch.Tensor, Launch]] = {}
@@ -41,7 +49,7 @@ class StageExchange:
         The result must not be written to afterwards.
         """
         if result is None:
-            tensor = torch.empty(self._shape, **self._options)
+            tensor = torch.empty(self._elements(one.message), **self._options)
         else:
             tensor = result.contiguous()
         operation = dist.P2POp(

@@ -65,6 +65,8 @@ class Scores(NamedTuple):
     """Heads of all samples together."""
     queries: int
     keys: int
+    width: int
+    """Width of a head."""
 
     @property
     def elements(self) -> int:
@@ -166,7 +168,8 @@ def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[B
             first = layers[0]
             kind = first < model.encoder_layers, model.layer_window(first)
             if kind not in blocks:
-                blocks[kind] = layer_block(layout, _attentions(layout, first))
+                of_side = replace(layout, model=model.side(first))
+                blocks[kind] = layer_block(of_side, _attentions(layout, first))
             of_chunk.append((blocks[kind], len(layers)))
     return found
 
@@ -227,7 +230,7 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     if attention.cross:
         inputs = (
             Product(queries, model.hidden, query_width),
-            Product(keys, model.hidden, 2 * key_width),
+            Product(keys, model.encoder.hidden, 2 * key_width),
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
@@ -255,10 +258,11 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     # norms keep copies of queries and keys; a rotation of their results does not keep these
     kept += normalised if rotated else 2 * normalised
     output = Product(queries, query_width, model.hidden)
+    heads_of_rank = samples * model.heads // tensor
     return _AttentionPart(
         products=(*inputs, output),
         flops=4.0 * read_pairs * query_width,
-        scores=Scores(samples * model.heads // tensor, attention.queries, attention.keys),
+        scores=Scores(heads_of_rank, attention.queries, attention.keys, model.head_dim),
         rotated=2.0 * rotated,
         moved=2.0 * (rotated + normalised) + 2 * queries * query_width + 2 * bias,
         kept=kept,
@@ -335,7 +339,6 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
     head = head_product(layout)
     has_head = any(chunk.has_head for chunk in kind.chunks)
     logits = head.rows * head.columns if has_head else 0
-    boundary = layout.activation_traffic.boundary_bytes() if layout.grid.pipeline > 1 else 0.0
     per_norm = 3.0 if on_cpu and layout.model.norm == "rmsnorm" else 2.0
     passes, factors, per_layer, matrix = list[int](), list[int](), list[int](), list[int]()
     for chunk, blocks in zip(kind.chunks, of_chunks, strict=True):
@@ -344,10 +347,13 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
             for block, _ in blocks
         ]
         elements = sum(count * of_layer for (_, count), of_layer in zip(blocks, kept, strict=True))
+        if chunk.layers.start >= layout.model.encoder_layers:  # it keeps the encoder's output
+            parts = layout.grid.tensor if layout.sequence_parallel else 1
+            elements += layout.micro_batch * of.encoder * layout.model.encoder.hidden / parts
         for stack in chunk_stacks(layout.model, chunk):
             if stack.ends:  # the norm after its last layer
                 rows = head.rows if stack.name == "decoder" else head.rows / of.decoder * of.encoder
-                elements += per_norm * rows * layout.model.hidden
+                elements += per_norm * rows * layout.model.side(stack.layers[0]).hidden
         split = sum(count * block.factor_elements for block, count in blocks)
         sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
         passes.append(int(elements * compute_bytes))
@@ -359,7 +365,7 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
         kept=0,
         logits=logits * compute_bytes + min(4 * logits, loss_chunk),
         working=int(_working_bytes(layout, of_chunks, per_norm, on_cpu=on_cpu)),
-        exchange=int(2 * boundary),
+        exchange=int(2 * layout.boundary_bytes),
         passes=tuple(passes),
         factors=tuple(factors),
         per_layer=tuple(per_layer),

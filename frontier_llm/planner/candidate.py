@@ -16,7 +16,7 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import Communicator, TiedStages, communicators, tied_stages
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.grid import Grid
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, chunk_tables
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 
@@ -196,7 +196,7 @@ def _shape(model: ModelConfig, chunks: tuple[ModelChunk, ...]) -> Shape:
             tuple(
                 (stack.name, len(stack.layers), stack.ends) for stack in chunk_stacks(model, chunk)
             ),
-            chunk.has_embedding,
+            chunk_tables(model, chunk),
             chunk.has_head,
         )
         for chunk in chunks

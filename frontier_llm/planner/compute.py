@@ -23,7 +23,7 @@ from typing import NamedTuple
 from frontier_llm.config.cluster import DeviceConfig
 from frontier_llm.config.engine import EngineConfig, HostTimes
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.model_chunks import ModelChunk, looked_up_elements
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import COMPUTE_BYTES
 from frontier_llm.planner.block import Block, Product, chunk_blocks, head_product
@@ -171,9 +171,8 @@ def chunk_seconds(
         left_out = products[-1] if engine.recompute_stops_early else 0.0
         repeated = {"none": 0.0, "selective": attention, "full": block_forward - left_out}
         recomputed += count * repeated[layout.recompute]
-    if chunk.has_embedding:
-        embedded_elements = layout.micro_batch * layout.lengths.total * layout.model.hidden
-        look_up = speed.moved(2.0 * embedded_elements * compute_bytes)
+    if embedded := looked_up_elements(layout.model, chunk, layout.lengths):
+        look_up = speed.moved(2.0 * layout.micro_batch * embedded * compute_bytes)
         forward += look_up
         inputs += look_up
     if chunk.has_head:
@@ -220,10 +219,10 @@ def _attention(
         return speed.attention(block.attention_flops)
     # Without fusion each head has two products, which include the masked half of the scores, and
     # the scores are written to memory and read again.
-    width, forward, backward = layout.model.head_dim, 0.0, 0.0
-    slower = 1.0 if width * layout.compute_bytes % ALIGNED_BYTES == 0 else MISALIGNED
+    forward = backward = 0.0
     for scores in block.scores:
-        heads, queries, keys = scores
+        heads, queries, keys, width = scores
+        slower = 1.0 if width * layout.compute_bytes % ALIGNED_BYTES == 0 else MISALIGNED
         products = slower * speed.product(Product(queries, width, keys), heads)
         products += slower * speed.product(Product(queries, keys, width), heads)
         score_bytes = scores.elements * layout.compute_bytes

@@ -64,9 +64,12 @@ def chunk_cost(layout: ResolvedLayout, time: LayoutTime) -> Cost:
 
     of_layers = [_Parts()] * model.layers
     for equal in equal_layers(model, range(model.layers)):
-        each = seconds(range(equal[0], equal[0] + 1), False, False)
+        each = seconds(range(equal[-1], equal[-1] + 1), False, False)
         for layer in equal:
             of_layers[layer] = each
+    if model.encoder_embedding:  # that of the decoder belongs to its first layer
+        begins = model.encoder_layers
+        of_layers[begins] = seconds(range(begins, begins + 1), False, False)
     ends = seconds(range(0), True, False), seconds(range(0), False, True)
     until = list(accumulate([ends[0], *of_layers, ends[1]], _Parts.plus, initial=_Parts()))
 

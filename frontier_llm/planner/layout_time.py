@@ -314,7 +314,7 @@ class LayoutTime:
         tensor, split = layout.grid.tensor, engine.split_exchange
         if layout.grid.pipeline == 1:
             return Send()
-        sent = layout.activation_traffic.boundary_bytes()
+        sent = layout.boundary_bytes
         seconds = self.groups.send(sent / tensor if split else sent).seconds
         if split and tensor > 1:
             seconds += self.groups.tensor.gather(sent * (tensor - 1) / tensor).seconds

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from frontier_llm.geometry.host_pool import STATE_BYTES
-from frontier_llm.geometry.inventory import chunk_parameters
-from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.inventory import chunk_parameters, padded_vocabulary
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_tables
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes
@@ -242,13 +242,18 @@ def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cos
 
     A tied table is both embedding and head. Stages with copies of it add up their gradients.
     """
-    layout = candidate.layout
-    has_table = any(chunk.has_embedding or chunk.has_head for chunk in kind.chunks)
-    if not (has_table and layout.model.tied and layout.head_stage > 0):
+    layout, model = candidate.layout, candidate.layout.model
+
+    def has_table(chunk: ModelChunk) -> bool:
+        return chunk.has_head or "embedding" in chunk_tables(model, chunk)
+
+    stages = [chunk.stage for chunk in filter(has_table, layout.model_chunks)]
+    distance = abs(stages[-1] - stages[0])
+    if not (model.tied and distance and any(map(has_table, kind.chunks))):
         return Cost(0.0, "")
-    table_elements = kind.units[-1][0]  # the table is the largest unit
-    shard_bytes = FP32_BYTES * (table_elements / candidate.factors.optimizer)
-    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=layout.grid.pipeline - 1)
+    rows = padded_vocabulary(model, layout.grid.tensor) / layout.grid.tensor
+    shard_bytes = FP32_BYTES * (rows * model.hidden / candidate.factors.optimizer)
+    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)
 
 
 def update_seconds(
@@ -285,11 +290,12 @@ def orthogonal_seconds(
 def _matrices(layout: ResolvedLayout, chunks: tuple[ModelChunk, ...]) -> Iterator[tuple[int, int]]:
     """Yield the shapes of the matrices of layers; query, key and value are separate."""
     model = layout.model
-    query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    fused = {"attention.qkv": (query, key, key), "cross_attention.key_value": (key, key)}
     for chunk in chunks:
         for shape in chunk_parameters(model, chunk, layout.sequence_length):
             if not shape.is_matrix_of_layer:
                 continue
+            side = model.side(int(shape.unit.removeprefix("layers.")))
+            query, key = side.heads * side.head_dim, side.kv_heads * side.head_dim
+            fused = {"attention.qkv": (query, key, key), "cross_attention.key_value": (key, key)}
             for rows in fused.get(shape.module, (shape.shape[0],)):
                 yield rows, shape.shape[1]

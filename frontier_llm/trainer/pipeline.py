@@ -20,6 +20,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from frontier_llm.data.batch import AnyBatch, LossMean
+from frontier_llm.geometry.model_chunks import received_elements
 from frontier_llm.geometry.pipeline_schedule import forward_actions
 from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs, received_early
 from frontier_llm.model.build import Model, unit_readers
@@ -213,11 +214,10 @@ class _Passes:
         # results that are not yet sent, or not yet read by another chunk of this stage
         self._to_read: dict[Message, torch.Tensor] = {}
         self._results: dict[int, torch.Tensor] = {}
-        parts = groups.grid.tensor if layout.sequence_parallel else 1
-        shape = batches[0].length // parts, batches[0].samples, layout.model.hidden
+        self._layout = layout
         device = next(model.chunks[0].parameters()).device
         dtype = model.transformer.params_dtype
-        self._exchange = StageExchange(groups, shape, dtype, device)
+        self._exchange = StageExchange(groups, self._elements, dtype, device)
 
     def launch(self, one: Launch) -> None:
         self._exchange.launch(one, self._to_read.pop(one.message) if one.is_send else None)
@@ -259,6 +259,13 @@ class _Passes:
         """Wait for all sends; return the results by micro-batch on the stage with the head."""
         self._exchange.finish()
         return [self._results[micro_batch] for micro_batch in sorted(self._results)]
+
+    def _elements(self, message: Message) -> int:
+        """Count the elements of a message, those of the border before or behind its chunk."""
+        layout, batch = self._layout, self._batches[message.micro_batch]
+        chunk = layout.model_chunks[message.chunk + (not message.forward)]
+        parts = layout.grid.tensor if layout.sequence_parallel else 1
+        return sum(received_elements(layout.model, chunk, batch.lengths)) * batch.samples // parts
 
     def _receive(self, message: Message) -> torch.Tensor:
         if message in self._to_read:

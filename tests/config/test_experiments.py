@@ -143,6 +143,7 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
         ("t5gemma_xl_xl", 3_766_980_608, 0),
         ("t5gemma_2b_2b", 5_596_853_760, 0),
         ("t5gemma_9b_9b", 20_333_401_088, 0),
+        ("t5gemma_9b_2b", 12_292_375_296, 0),
         ("mt5_large", 1_229_581_312, 0),
         ("mt5_xl", 3_742_619_648, 0),
         ("mt5_xxl", 12_921_057_280, 0),

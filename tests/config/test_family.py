@@ -47,6 +47,36 @@ REFUSED = {
         {"attention": "flex", "model.head_dim": 8},
         "model.head_dim",
     ),
+    "FlexAttention for narrow heads of an encoder": (
+        T5,
+        4,
+        {"attention": "flex", "model.encoder_head_dim": 8},
+        "model.encoder_head_dim",
+    ),
+    "heads of an encoder that tensor ranks do not divide": (
+        T5,
+        4,
+        {"parallel.tensor": 2, "model.encoder_heads": 5},
+        "model.encoder_heads",
+    ),
+    "queries of an encoder in unequal groups": (
+        T5,
+        4,
+        {"model.encoder_kv_heads": 3},
+        "model.encoder_kv_heads",
+    ),
+    "heads of an encoder that are rotated in odd widths": (
+        T5,
+        4,
+        {"model.positions": "rotary", "model.encoder_head_dim": 15},
+        "model.encoder_head_dim",
+    ),
+    "another width of an encoder with a shared embedding": (
+        T5,
+        4,
+        {"model.encoder_hidden": 128},
+        "model.encoder_hidden",
+    ),
     "learned positions in an encoder-decoder": (
         T5,
         4,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from frontier_lab.convert.t5gemma import T5Gemma
+from frontier_llm.config.model import SIZES as MODEL_SIZES
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.single_process_model import read_config, single_process_model
 from tests.convert.test_gemma import SIZES, configs_of_round_trip, convert
@@ -21,14 +22,22 @@ SIDES = {
     "decoder": {**SIDE, "bos_token_id": 7},
 }
 """The encoder has an odd number of layers: the pattern of windows starts again in the decoder."""
+UNEQUAL = {
+    **SIDES,
+    "encoder": {
+        **SIDES["encoder"], "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "head_dim": 8, "intermediate_size": 80,
+    },
+}  # fmt: skip
 
 
 @cache
-def their_model(dtype: torch.dtype = torch.float32) -> Any:
+def their_model(dtype: torch.dtype = torch.float32, *, equal: bool = True) -> Any:
     """Return a random model, whose norms and scores are large enough to tell."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
-    config = transformers.T5GemmaConfig(**SIDES, vocab_size=151, attn_implementation="eager")
+    sides = SIDES if equal else UNEQUAL
+    config = transformers.T5GemmaConfig(**sides, vocab_size=151, attn_implementation="eager")
     model = transformers.T5GemmaForConditionalGeneration(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -53,8 +62,9 @@ CONTROLS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_logits_are_those_of_transformers(tmp_path: Path):
-    theirs = their_model()
+@pytest.mark.parametrize("equal", [True, False], ids=["equal sides", "unequal sides"])
+def test_logits_are_those_of_transformers(tmp_path: Path, equal: bool):
+    theirs = their_model(equal=equal)
     theirs.save_pretrained(tmp_path / "theirs")
     convert("--from", "hf", str(tmp_path / "theirs"), str(tmp_path / "ours"))
     generator = torch.Generator().manual_seed(5)
@@ -75,14 +85,15 @@ def test_logits_are_those_of_transformers(tmp_path: Path):
         inputs = {"tokens": tokens, "encoder_tokens": encoder_tokens, "encoder_mask": is_token}
         ours = our_logits(tmp_path / "ours", inputs)
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
-    for change in CONTROLS:
+    for change in CONTROLS if equal else CONTROLS[:4]:
         other = our_logits(tmp_path / "ours", inputs, **change)
         assert (other - expected).abs().max() > 0.1, change
 
 
+@pytest.mark.parametrize("equal", [True, False], ids=["equal sides", "unequal sides"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_theirs_comes_back_bit_by_bit(dtype: str, tmp_path: Path):
-    theirs = their_model({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+def test_theirs_comes_back_bit_by_bit(dtype: str, equal: bool, tmp_path: Path):
+    theirs = their_model({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], equal=equal)
     old, new = configs_of_round_trip(theirs, dtype, tmp_path)
     config = read_config(tmp_path / "ours").model
     assert (config.layers, config.encoder_layers, config.start_token) == (7, 3, 7)
@@ -90,14 +101,19 @@ def test_theirs_comes_back_bit_by_bit(dtype: str, tmp_path: Path):
         keys = {*SIDE, "rope_parameters", "layer_types", "is_decoder", "rms_norm_eps"}
         keys |= {"bos_token_id"} if side == "decoder" else set()
         assert {k: new[side][k] for k in keys} == {k: old[side][k] for k in keys}
-    assert new["decoder"]["cross_attention_hidden_size"] == 32
+    wanted = {
+        size: None if equal else value
+        for size, value in zip(MODEL_SIZES, (48, 6, 3, 8, 80), strict=True)
+    }
+    assert {size: getattr(config, f"encoder_{size}") for size in MODEL_SIZES} == wanted
+    assert new["decoder"]["cross_attention_hidden_size"] == (32 if equal else 48)
     assert (new["vocab_size"], new["tie_word_embeddings"]) == (151, True)
 
 
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        ({"encoder": {**SIDE, "hidden_size": 48}}, "hidden is 48 in the encoder and 32 in the"),
+        ({"encoder": {**SIDE, "query_pre_attn_scalar": 48}}, "score_width is 48 in the encoder"),
         ({"decoder": {**SIDE, "sliding_window": 6}}, "window is 5 in the encoder and 6 in the"),
         ({"decoder": {**SIDE, "hidden_activation": "silu"}}, "hidden_activation='silu'"),
         ({"encoder": {**SIDE, "experts": 4}}, "experts=4"),

@@ -71,7 +71,7 @@ def test_chunks_of_one_stage_send_each_other_nothing() -> None:
             for rank in grid.pipeline_group(0)
         ]
         total = sum(each.total for each in sent)
-        assert total == 2 * borders * traffic.boundary_bytes()
+        assert total == 2 * borders * layout.boundary_bytes
 
 
 def test_auto_interleaves_chunks_and_lets_no_gradients_wait() -> None:

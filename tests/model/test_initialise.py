@@ -79,3 +79,27 @@ def test_a_t5_starts_with_scores_and_outputs_of_deviation_one() -> None:
         "layers.3.ffn.down.weight": 128**-0.5,
     }.items():
         assert found[name].std() == pytest.approx(deviation, rel=0.2), name
+
+
+def test_an_encoder_of_other_dimensions_starts_with_its_own_deviations() -> None:
+    values = tiny_values(
+        *TINY_T5, "model.encoder_embedding=true", "model.scaled_embedding=true",
+        "model.encoder_hidden=96", "model.encoder_heads=8", "model.encoder_kv_heads=2",
+        "model.encoder_head_dim=16", "model.encoder_ffn=200", "model.relative_buckets=32",
+        "model.relative_distance=64",
+    )  # fmt: skip
+    found = assemble(run_ranks(weights, 1, values))
+    qkv = found["layers.1.attention.qkv.weight"].reshape(2, 6, 16, 96)
+    assert qkv[:, :4].std() == pytest.approx((96 * 16) ** -0.5, rel=0.05)
+    assert qkv[:, 4:].std() == pytest.approx(96**-0.5, rel=0.05)
+    for name, deviation in {
+        "encoder_embedding.tokens.weight": 96**-0.5,
+        "embedding.tokens.weight": 32**-0.5,
+        "encoder_positions.weight": 96**-0.5,
+        "decoder_positions.weight": 32**-0.5,
+        "layers.1.ffn.down.weight": 200**-0.5,
+        "layers.1.attention.output.weight": 128**-0.5,
+        "layers.3.cross_attention.query.weight": (32 * 8) ** -0.5,
+        "layers.3.cross_attention.key_value.weight": 96**-0.5,
+    }.items():
+        assert found[name].std() == pytest.approx(deviation, rel=0.2), name

@@ -9,7 +9,7 @@ from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
 from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import GEMMA3, T5GEMMA, TINY_T5, tiny_values
+from tests.values import GEMMA3, SIDES, T5GEMMA, TINY_T5, tiny_values
 
 VARIANTS = {
     "gpt2": [],
@@ -26,6 +26,7 @@ VARIANTS = {
     "gemma3": [*GEMMA3, "model.layers=4"],
     "t5": list(TINY_T5),
     "t5gemma": list(T5GEMMA),
+    "sides": list(SIDES),
 }  # fmt: skip
 
 
@@ -74,3 +75,14 @@ def test_counted_parts_are_the_whole_model_once(size: int, layout: list[str], va
 def test_biases_and_norms_are_a_group() -> None:
     for name, _, _, _, _, group in run_ranks(describe, 1, tiny_values())[0]:
         assert (group == "norms") == (name.endswith(".bias") or "norm" in name), name
+
+
+def fused_rows(world: World, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {record.name: record.fused for record in make_rig(world, values).model.records}
+
+
+def test_fused_rows_are_those_of_the_side() -> None:
+    (found,) = run_ranks(fused_rows, 1, tiny_values(*SIDES))
+    assert found["layers.1.attention.qkv.weight"] == (36, 12, 12)
+    assert found["layers.2.attention.qkv.weight"] == (16, 8, 8)
+    assert found["layers.2.cross_attention.key_value.weight"] == (8, 8)

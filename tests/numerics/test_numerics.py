@@ -44,6 +44,11 @@ MODELS = {
         "model=mt5_tiny", *GROUPED, "optimizer=adamw", "model.positions=rotary", "model.window=20",
         "model.attention_softcap=20", "model.qk_norm=head", "model.tied=true",
     ),
+    "t5gemma": (
+        "model=t5gemma_9b_2b", "data=stdlib_spans", *GROUPED, "optimizer=adamw", "model.window=20",
+        "model.encoder_window=21", "model.encoder_hidden=96", "model.encoder_heads=6",
+        "model.encoder_kv_heads=3", "model.encoder_head_dim=24", "model.encoder_ffn=160",
+    ),
 }  # fmt: skip
 
 

@@ -19,6 +19,15 @@ MODELS = {
     "rmsnorm": ("model.norm=rmsnorm", "model.activation=swiglu"),
     "encoder-decoder": T5,
     "rotary encoder-decoder": (*T5, "model.positions=rotary", "model.kv_heads=2"),
+    "unequal sides": (
+        *T5,
+        "model.positions=rotary",
+        "model.encoder_embedding=true",
+        "model.encoder_hidden=320",
+        "model.encoder_heads=8",
+        "model.encoder_kv_heads=4",
+        "model.encoder_ffn=800",
+    ),
 }
 
 
@@ -30,4 +39,17 @@ def test_what_a_step_keeps_is_planned(model):
     candidate = make(*values, "cluster=cpu_laptop", "precision=fp32", ranks=1)
     planned = stage_activations(candidate, 0, candidate.stages.kinds[0])
     (measured,) = run_ranks(measure_peak, 1, tiny_values(*values))
+    assert planned.kept == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["[4,4]", "[6,2]"])
+def test_a_stage_of_the_decoder_keeps_the_encoders_output(split):
+    values = (
+        *MODELS["unequal sides"], *SIZES, "parallel.pipeline=2", "parallel.schedule=1f1b",
+        f"parallel.layers_per_stage={split}",
+    )  # fmt: skip
+    candidate = make(*values, "cluster=cpu_laptop", "precision=fp32", ranks=2)
+    planned = stage_activations(candidate, 1, candidate.stages.by_stage[1])
+    _, measured = run_ranks(measure_peak, 2, tiny_values(*values))
     assert planned.kept == pytest.approx(measured, rel=0.05)

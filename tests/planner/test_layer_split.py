@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import split_layers
 from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.planner import choice, layer_split
@@ -18,6 +19,9 @@ from frontier_llm.planner.layer_split import LEAST_GAIN, cheapest_split, chunk_c
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
 from frontier_llm.planner.search import Goal, search
+from frontier_llm.planner.step_time import _tied_cost
+from tests.planner.layouts import make
+from tests.values import SIDES, TINY_T5
 
 XL = ("experiment=mt5_xl", "parallel.pipeline=4")
 seconds = st.floats(0.25, 4.0)
@@ -94,6 +98,70 @@ def test_an_encoder_decoder_gets_stages_of_equal_seconds():
     times = {layers: _seconds(chosen, layers) for layers in _neighbours(split)}
     assert _estimated(chosen).time.seconds == min(times.values())
     assert _estimated(chosen).time.seconds < 0.82 * _estimated(even).time.seconds
+
+
+def _costs(*overrides):
+    candidate = make(
+        *overrides, "model.vocabulary=1048576", "model.layers=8", "parallel.pipeline=4", ranks=4
+    )  # fmt: skip
+    cost = chunk_cost(candidate.layout, LayoutTime(candidate))
+    return candidate, [cost(layer, layer + 1) for layer in range(8)]
+
+
+def test_the_first_decoder_layer_costs_its_embedding():
+    _, shared = _costs(*TINY_T5)
+    assert shared[4] == pytest.approx(shared[5])
+    assert shared[0] > 1.001 * shared[1]
+    _, own = _costs(*TINY_T5, "model.encoder_embedding=true")
+    assert own[4] > 1.001 * own[5]
+    assert own[5] == pytest.approx(own[6])
+    assert own[0] > 1.001 * own[1]
+
+
+def test_stages_of_the_decoder_add_up_its_tied_table():
+    candidate, _ = _costs(*SIDES, "parallel.layers_per_stage=[2,1,3,2]")
+    groups, kinds = LayoutTime(candidate).groups, candidate.stages.by_stage
+    seconds = [_tied_cost(candidate, kind, groups).seconds for kind in kinds]
+    assert seconds[:2] == [0.0, 0.0]
+    assert seconds[2] == seconds[3] > 0.0
+
+
+def _flops(encoder, decoder):
+    """Return the operations of T5Gemma 9B-2B's layers and head, per sample with these tokens.
+
+    All pairs of tokens count in layers without a window of 4096 tokens, and about all with it.
+    """
+    of_encoder = 2 * encoder * 3584 * (2 * 4096 + 2 * 2048 + 3 * 14336) + 4 * 4096 * encoder**2
+    of_decoder = 2 * decoder * 2304 * (2 * 2048 + 2 * 1024 + 3 * 9216) + 2 * 2048 * decoder**2
+    cross = 2 * decoder * 2304 * 2 * 2048 + 2 * encoder * 3584 * 2 * 1024
+    cross += 4 * 2048 * encoder * decoder
+    return [of_encoder] * 42 + [of_decoder + cross] * 26, 2 * decoder * 2304 * 256_000
+
+
+@pytest.mark.parametrize(
+    ("share", "decoder", "stages", "limit"),
+    [(0.4999, 4096, 4, 1.05), (0.4999, 4096, 8, 1.11), (0.1109, 512, 4, 1.08),
+     (0.1109, 512, 8, 1.08)],
+)  # fmt: skip
+def test_stages_of_unequal_sides_are_about_even(share, decoder, stages, limit):
+    """The stages have equal seconds, with which their operations are equal up to a layer."""
+    keys = (
+        "model=t5gemma_9b_2b", "data=stdlib_spans", "data.sequence_length=4096",
+        f"data.denoisers=[{{rate: {share}, span: null}}]", f"parallel.pipeline={stages}",
+        "cluster=a100_80g", f"launch.nodes={stages}", "launch.ranks_per_node=8",
+        f"data.global_batch={64 * stages}", "data.micro_batch=1", "sharding=zero1",
+        "recompute=full", "parallel.schedule=1f1b",
+    )  # fmt: skip
+    even, chosen = (_chosen(*keys, f"parallel.layers_per_stage={s}") for s in ("null", "auto"))
+    assert _estimated(chosen).candidate.layout.lengths == SampleLengths(4096, decoder)
+    layers, head = _flops(4096, decoder)
+    of_stages, first = [], 0
+    for size in chosen.parallel.layers_per_stage:
+        of_stages.append(sum(layers[first : first + size]))
+        first += size
+    of_stages[-1] += head
+    assert max(of_stages) * stages / sum(of_stages) < limit
+    assert _estimated(chosen).time.seconds < 0.92 * _estimated(even).time.seconds
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb_v"])

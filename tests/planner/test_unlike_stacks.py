@@ -79,8 +79,8 @@ def test_norms_send_sums_of_the_tokens_of_their_side(recompute):
 
 
 def test_unfused_attention_multiplies_matrices_of_its_own_lengths():
-    """An encoder layer has [s, d] [d, s] products, a decoder layer those and [t, d] [d, s]."""
-    layout = _layout()
+    """An encoder layer has [s, e] [e, s] products, a decoder layer [t, d] [d, t] and [d, s]."""
+    layout = _layout(encoder_head_dim=12)
     calls = []
 
     def product(shape, count):
@@ -94,7 +94,7 @@ def test_unfused_attention_multiplies_matrices_of_its_own_lengths():
     assert s != t
     encoder, decoder = (block for block, _ in blocks)
     compute._attention(layout, encoder, speed, UNFUSED)
-    assert calls == [(Product(s, d, s), heads), (Product(s, s, d), heads)]
+    assert calls == [(Product(s, 12, s), heads), (Product(s, s, 12), heads)]
     calls.clear()
     compute._attention(layout, decoder, speed, UNFUSED)
     assert calls == [

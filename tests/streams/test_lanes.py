@@ -109,7 +109,7 @@ def test_a_sent_tensor_lives_until_it_has_arrived(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dist, "P2POp", lambda *arguments: None)
     monkeypatch.setattr(dist, "batch_isend_irecv", lambda _: [Underway()])
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
-    exchange = StageExchange(mock.Mock(), (4,), torch.float32, torch.device("cpu"))
+    exchange = StageExchange(mock.Mock(), lambda _: 4, torch.float32, torch.device("cpu"))
     tensor = torch.ones(4)
     reference = weakref.ref(tensor)
     exchange.launch(Launch(Message(True, 1, 0), 1, is_send=True), tensor)

@@ -12,7 +12,7 @@ from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
 from tests.trainer.test_traffic import SeenCalls
-from tests.values import T5GEMMA, THREE_LEVELS, TINY_T5, tiny_values
+from tests.values import SIDES, T5GEMMA, THREE_LEVELS, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +36,7 @@ LAYOUTS = {
         8, ["parallel.pipeline=2", "parallel.chunks=2", "parallel.tensor=2"],
     ),
     "t5gemma_data4": (4, [*T5GEMMA]),
+    "sides_pipeline3_data2": (6, [*SIDES, "parallel.pipeline=3"]),
     "t5_pipeline2_tensor2_data2": (
         8, [*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2", "data.micro_batch=2"],
     ),
