@@ -48,6 +48,7 @@ OF_CORPUS = {
 _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attention_dropout"}
 """Keys that do not change what a trained model computes."""
 _LENGTH = "data.sequence_length"
+_RESUMED = "as in the checkpoint that the run resumes from"
 
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, value in the resumed run) by key."""
@@ -63,7 +64,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def refuse(found: Changes, config: RunConfig) -> None:
+def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     """Refuse changes to the data, the model or the update rule, unless they are allowed by name.
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
@@ -71,7 +72,7 @@ def refuse(found: Changes, config: RunConfig) -> None:
     hold, and another length of packed samples. The ConfigError names the first of the refused
     changes, and says how to allow all of them.
     """
-    now = config.model_dump(mode="json")
+    now, allowed = config.model_dump(mode="json"), config.run.allow_changes
     _refuse_other_shapes(found, now)
     _refuse_absent_states(found, now)
     if _LENGTH in found and config.data.packing == "best_fit":
@@ -83,11 +84,6 @@ def refuse(found: Changes, config: RunConfig) -> None:
             "so the run would read again what it has read",
             "set it back, or start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN",
         )
-    _refuse_unless_allowed(found, config, "as in the checkpoint that the run resumes from")
-
-
-def _refuse_unless_allowed(found: Changes, config: RunConfig, wanted: str) -> None:
-    now, allowed = config.model_dump(mode="json"), config.run.allow_changes
     idle = {key for key, _ in unused(config)}
     refused = [
         key
@@ -168,7 +164,7 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
 def _refuse_other_shapes(
     found: Changes,
     now: Mapping[str, Any],
-    wanted: str = "as in the checkpoint that the run resumes from",
+    wanted: str = _RESUMED,
     otherwise: str = "start a new run without these weights: run.dir=NEW_RUN",
 ) -> None:
     old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
@@ -295,7 +291,7 @@ def check_initial_model(config: RunConfig) -> None:
         _refuse_other_shapes(found, now, wanted, "leave out run.init_from")
         for key in sorted(found.keys() - _OF_TRAINING) if is_copied else ():
             if _is_within(key, ("model",)):
-                _refuse_unless_allowed({key: found[key]}, config, wanted)
+                refuse({key: found[key]}, config, wanted)
     shapes = model_shapes(model, config.data.sequence_length)
     for name in sorted(shapes | stored):
         if shapes.get(name) != stored.get(name):

@@ -31,9 +31,7 @@ class Progress:
     recent_losses: Sequence[float] = ()
     """With `trainer.spike_factor`: losses of the last steps, at most `trainer.spike_window`."""
 
-    def advance(
-        self, samples: int, tokens_per_sample: int, *, skipped: bool, alone: int = 0
-    ) -> None:
+    def advance(self, samples: int, tokens_per_sample: int, *, skipped: bool, alone: int) -> None:
         """Count a step; up to step `alone`, cross-attention alone is updated."""
         self.step += 1
         self.next_sample += samples

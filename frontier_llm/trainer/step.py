@@ -120,8 +120,7 @@ class TrainStep:
         """
         totals = torch.tensor(sums.numbers, dtype=torch.float64, device=self._device)
         choice = self._choose(totals, sums.loss_scale)
-        left_out = self._left_out(sums.step)
-        self._states.update(learning_rate, choice.divisor, choice.skip, left_out)
+        self._states.update(learning_rate, choice.divisor, choice.skip, self._left_out(sums.step))
         self.sums = sums
 
     def _left_out(self, step: int) -> Collection[ParameterRecord]:
