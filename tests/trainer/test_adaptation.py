@@ -82,7 +82,8 @@ def begin(world: World, values: dict[str, Any], folder: Path) -> Rig:
 def outputs(world: World, values: dict[str, Any], folder: Path) -> dict[str, Tensor]:
     """Return the logits and the output of each stack; cross-attention returns 0."""
     chunk = begin(world, values, folder).model.chunks[0]
-    tokens, found = (torch.arange(32).view(2, 16) * 11 + 3) % 300, dict[str, Tensor]()
+    tokens = (torch.arange(32).view(2, 16) * 11 + 3) % values["model"]["vocabulary"]
+    found = {"tokens": tokens}
     sides = {"decoder": chunk.decoder, "encoder": chunk.encoder}
     for name, stack in sides.items():
         if stack is not None:
