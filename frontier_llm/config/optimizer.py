@@ -60,6 +60,9 @@ class OptimizerConfig(Section):
     (`1-sqrt`); null = `1-sqrt`."""
     timescale_steps: int | None = Field(default=None, ge=1)
     """Step from which on `inverse_sqrt` lets the learning rate fall; null = `warmup_steps`."""
+    cross_attention_steps: int = Field(default=0, ge=0)
+    """First steps of an encoder-decoder in which only cross-attention and its norms are updated, as
+    suits a run that begins from a decoder (`run.init_from`). Only with AdamW; 0 = none."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """Factor of Muon's momentum; null = 0.95. AdamW needs null."""
     beta1: float = Field(ge=0, lt=1)

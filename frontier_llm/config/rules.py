@@ -359,9 +359,18 @@ def _check_links(config: RunConfig) -> None:
 
 def check_optimizer(config: RunConfig) -> None:
     """Refuse settings of the optimizer that contradict each other."""
+    optimizer = config.optimizer
     _check_rates(config)
     _check_cooldown(config)
     _check_timescale(config)
+    steps, found = optimizer.cross_attention_steps, (optimizer.name, config.model.kind)
+    if steps and found != ("adamw", "t5"):
+        raise ConfigError(
+            "optimizer.cross_attention_steps",
+            f"{steps}, with optimizer.name={found[0]} and model.kind={found[1]}",
+            "0, unless AdamW trains an encoder-decoder: other optimizers update all parameters",
+            "set optimizer.cross_attention_steps=0, or optimizer=adamw and an encoder-decoder",
+        )
 
 
 def _check_rates(config: RunConfig) -> None:

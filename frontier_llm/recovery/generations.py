@@ -33,6 +33,7 @@ from frontier_llm.recovery.agreement import (
     is_overdue,
 )
 from frontier_llm.recovery.survivor import Survivor, lend, restore_counters, save_remains
+from frontier_llm.saving.adaptation import missed_updates
 from frontier_llm.saving.run_directory import FAILURES, prepare_restart, recorded_steps
 from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.telemetry.log import setup_logging
@@ -196,7 +197,8 @@ class _Member:
         # if another rank dies from now on, this one keeps the new states and not the old copy
         self._has_states, self._ended, self._kept = True, decision.ended, None
         progress = context.progress
-        context.states.adopt(progress.updates, progress.step)
+        missed = missed_updates(context.states, progress.to_meta())
+        context.states.adopt(progress.updates, progress.step, missed)
         return Continuation(progress.step, decision.ended, decision.saves)
 
     def _log(self, place: Place, decision: Decision) -> None:

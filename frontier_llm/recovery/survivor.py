@@ -112,7 +112,8 @@ def counters_after(decision: Decision, config: RunConfig) -> dict[str, Any]:
     if progress.step < sums.step:  # the rank that reported them was still ending the update
         loss_scale.update(finite=not sums.skipped)
         length = sample_lengths(config.model, config.data).total
-        progress.advance(config.data.global_batch, length, skipped=sums.skipped)
+        alone = config.optimizer.cross_attention_steps
+        progress.advance(config.data.global_batch, length, skipped=sums.skipped, alone=alone)
     assert progress.step == sums.step, (progress, sums)
     found = {"progress": progress.to_meta(), "loss_scale": loss_scale.to_meta()}
     return {**counters, **found}

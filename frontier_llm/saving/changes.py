@@ -5,7 +5,7 @@ Some keys determine the model, the data or the update rule. A resumed run may ch
 hardware and the precision, because checkpoints do not depend on them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,10 @@ OF_CORPUS = {
     "data.vocabulary", "data.validation_percent", "data.broken", "data.unique",
 }  # fmt: skip
 """Keys that change how a text becomes a corpus."""
+_OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attention_dropout"}
+"""Keys that do not change what a trained model computes."""
 _LENGTH = "data.sequence_length"
+_RESUMED = "as in the checkpoint that the run resumes from"
 
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, value in the resumed run) by key."""
@@ -61,7 +64,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def refuse(found: Changes, config: RunConfig) -> None:
+def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     """Refuse changes to the data, the model or the update rule, unless they are allowed by name.
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
@@ -97,7 +100,7 @@ def refuse(found: Changes, config: RunConfig) -> None:
     raise ConfigError(
         refused[0],
         f"{after}{others}",
-        f"{before}, as in the checkpoint that the run resumes from",
+        f"{before}, {wanted}",
         f"{back if others else 'set it back'}, or allow the change: {names}",
     )
 
@@ -161,7 +164,7 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
 def _refuse_other_shapes(
     found: Changes,
     now: Mapping[str, Any],
-    wanted: str = "as in the checkpoint that the run resumes from",
+    wanted: str = _RESUMED,
     otherwise: str = "start a new run without these weights: run.dir=NEW_RUN",
 ) -> None:
     old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
@@ -258,6 +261,7 @@ def _initial_weights(config: RunConfig) -> "Checkpoint | None":
 def check_initial_model(config: RunConfig) -> None:
     """Refuse initial weights of another kind of model, or of other shapes.
 
+    An encoder-decoder may begin with a decoder, if each side can be a copy of it.
     Raises a ConfigError, or a CheckpointError if there is no checkpoint.
     """
     if (checkpoint := _initial_weights(config)) is None:
@@ -266,7 +270,14 @@ def check_initial_model(config: RunConfig) -> None:
     stored = {name: tensor.shape for name, tensor in checkpoint.manifest.weights.items()}
     kind = "t5" if "encoder_norm.weight" in stored else "gpt"
     before = checkpoint.manifest.meta.get("config")
-    if model.kind != kind:
+    is_copied = (model.kind, kind) == ("t5", "gpt")
+    if is_copied:
+        _check_sides(model, stored, source)
+        alone = {"kind": "gpt", "layers": model.encoder_layers, "encoder_layers": 0}
+        alone |= {"encoder_embedding": False, "encoder_window": None, "start_token": 0}
+        model = model.model_copy(update=alone)
+        config = config.model_copy(update={"model": model})
+    elif model.kind != kind:
         named = f" (theirs is model={before['model']['name']})" if before else ""
         raise ConfigError(
             "model.kind",
@@ -276,8 +287,11 @@ def check_initial_model(config: RunConfig) -> None:
         )
     now = config.model_dump(mode="json")
     if before:
-        wanted = f"as in the weights of {source}"
-        _refuse_other_shapes(changes(before, now), now, wanted, "leave out run.init_from")
+        found, wanted = changes(before, now), f"as in the weights of {source}"
+        _refuse_other_shapes(found, now, wanted, "leave out run.init_from")
+        for key in sorted(found.keys() - _OF_TRAINING) if is_copied else ():
+            if _is_within(key, ("model",)):
+                refuse({key: found[key]}, config, wanted)
     shapes = model_shapes(model, config.data.sequence_length)
     for name in sorted(shapes | stored):
         if shapes.get(name) != stored.get(name):
@@ -288,6 +302,24 @@ def check_initial_model(config: RunConfig) -> None:
                 f"the model of the weights of {source}, in which {name} is {theirs}",
                 "set the keys that frontier-llm convert has printed, or leave out run.init_from",
             )
+
+
+def _check_sides(model: ModelConfig, stored: Collection[str], source: str) -> None:
+    layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
+    if (model.encoder_layers, model.layers) != (layers, 2 * layers):
+        raise ConfigError(
+            "model.layers",
+            f"{model.layers}, of which {model.encoder_layers} are the encoder's",
+            f"{2 * layers}: encoder and decoder both copy the {layers} layers of {source}",
+            f"set model.layers={2 * layers} model.encoder_layers={layers}",
+        )
+    if model.head_factor != 1:
+        raise ConfigError(
+            "model.tied",
+            "true, with model.scaled_embedding=false",
+            f"false: a tied encoder-decoder scales its logits, unlike the decoder of {source}",
+            "choose a decoder with model.tied=false or model.scaled_embedding=true",
+        )
 
 
 def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:

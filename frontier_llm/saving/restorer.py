@@ -24,6 +24,7 @@ from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
+from frontier_llm.saving.adaptation import in_decoder, missed_updates
 from frontier_llm.saving.changes import Changes, changes, check_corpus, refuse
 from frontier_llm.saving.ledger_file import BlendSegment, StoredLengths
 from frontier_llm.saving.node_assembly import NodeAssembly
@@ -96,7 +97,8 @@ class Restorer:
             if not errors and resumed is not None:
                 progress = resumed.meta["progress"]
                 # the parameters follow the loaded master weights, and the counters are set
-                self._states.adopt(progress["updates"], progress["step"])
+                missed = missed_updates(self._states, progress)
+                self._states.adopt(progress["updates"], progress["step"], missed)
                 self._void_later(resumed.step)
                 return resumed
             if self._has_another(step, candidates, assembled):
@@ -117,13 +119,19 @@ class Restorer:
     def load_initial_weights(self, path: Path) -> None:
         """Load weights into a new run from another run's checkpoint or a converted model.
 
-        Collective over all ranks. `path` is a checkpoint, or a folder that holds checkpoints.
-        Raises a CheckpointError if there is none, or it is damaged or of another model.
+        Collective over all ranks. `path` is a checkpoint, or a folder that holds checkpoints. An
+        encoder-decoder may begin with a decoder that `check_initial_model` has accepted. Raises a
+        CheckpointError if there is none, or it is damaged or of another model.
         """
         self._states.settle()
-        checkpoint, weights = self._open(lambda: find(path))
-        check_model(checkpoint.folder, weights, self._shapes)
-        load_masters(checkpoint, self._states.shards(), self._config.checkpoint.verify)
+        model, shards = self._config.model, list(self._states.shards())
+        copies = [in_decoder(shard, model) for shard in shards if model.kind == "t5"]
+        checkpoint, weights = self._open(lambda: find(path), tensor_names(copies))
+        if copies and "encoder_norm.weight" not in weights:
+            shards = copies
+        else:
+            check_model(checkpoint.folder, weights, self._shapes)
+        load_masters(checkpoint, shards, self._config.checkpoint.verify)
         self._states.adopt(updates=0, step=0)
 
     def _load(self, candidate: Checkpoint | Path) -> Resumed:
@@ -157,9 +165,9 @@ class Restorer:
         )
 
     def _open(
-        self, open_checkpoint: Callable[[], Checkpoint]
+        self, open_checkpoint: Callable[[], Checkpoint], others: Collection[str] = ()
     ) -> tuple[Checkpoint, Collection[str]]:
-        opened = opened_by_rank_0(open_checkpoint, self._names())
+        opened = opened_by_rank_0(open_checkpoint, self._names().union(others))
         assert opened is not None
         return opened[0], opened[1].weights
 

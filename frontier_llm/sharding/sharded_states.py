@@ -160,12 +160,18 @@ class ShardedStates:
         for unit in units:
             self.reads.release(unit)
 
-    def finish_backward(self) -> None:
-        """Complete all gradients: sum them over replicas, tensor ranks and tied copies; blocks."""
+    def finish_backward(self, left_out: Collection[ParameterRecord] = ()) -> None:
+        """Complete all gradients: sum them over replicas, tensor ranks and tied copies; blocks.
+
+        Those of parameters that the update will leave out become 0, and do not count in the norm.
+        """
         self.passes.finish()
         self.reads.end_step()
         self._add_partial()
         self._add_tied()
+        for record, _, gradient in self.gradients():
+            if record in left_out:
+                gradient.zero_()
 
     def _add_partial(self) -> None:
         """Sum gradients of norms and biases over tensor ranks; each rank has those of its tokens.
@@ -289,10 +295,10 @@ class ShardedStates:
         Args:
             updates: number of updates in the new states.
             step: the step that they were saved after; larger if updates were skipped.
-            missed: number of updates that left a parameter out, by its name; only for AdamW.
+            missed: number of updates that left a parameter out, by its name. Only AdamW counts
+                the updates of each parameter.
         """
-        if missed:
-            assert type(self._optimizer) is AdamW
+        if missed and type(self._optimizer) is AdamW:
             self._optimizer.resume(updates, missed)
         else:
             self._optimizer.resume(updates)

@@ -107,8 +107,8 @@ class Loop:
             # a step that is saved sends its parameters in full, so that a resume repeats the run
             will_be_saved=self._checkpoints.is_due(step),
         )
-        tokens_per_sample = context.model.layout.lengths.total
-        self._progress.advance(result.samples, tokens_per_sample, skipped=result.skipped)
+        length, alone = context.model.layout.lengths, self._config.optimizer.cross_attention_steps
+        self._progress.advance(result.samples, length.total, skipped=result.skipped, alone=alone)
         self.unjudged = self._progress.to_meta()
         return self._end_step(result, learning_rate, start)
 

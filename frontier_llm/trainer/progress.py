@@ -22,6 +22,8 @@ class Progress:
     """Number of tokens that the model has read in these samples, in encoder and decoder."""
     updates: int = 0
     """Number of steps whose update was not skipped. Adam's bias correction depends on it."""
+    cross_attention_updates: int = 0
+    """Number of updates of cross-attention alone (optimizer.cross_attention_steps)."""
     bad_steps: int = 0
     """Number of steps in a row, up to the last step, whose loss or gradient was not finite."""
     rewinds: int = 0
@@ -29,13 +31,14 @@ class Progress:
     recent_losses: Sequence[float] = ()
     """With `trainer.spike_factor`: losses of the last steps, at most `trainer.spike_window`."""
 
-    def advance(self, samples: int, tokens_per_sample: int, *, skipped: bool) -> None:
-        """Count a step."""
+    def advance(self, samples: int, tokens_per_sample: int, *, skipped: bool, alone: int) -> None:
+        """Count a step; up to step `alone`, cross-attention alone is updated."""
         self.step += 1
         self.next_sample += samples
         self.samples += samples
         self.tokens += samples * tokens_per_sample
         self.updates += not skipped
+        self.cross_attention_updates += not skipped and self.step <= alone
 
     def to_meta(self) -> dict[str, Any]:
         """Return the counters as plain JSON for a checkpoint."""

@@ -5,7 +5,7 @@ update. The update does nothing if a gradient is not finite. On a GPU the host w
 the sums of the all-reduce, and the update has been submitted before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -16,6 +16,8 @@ from frontier_llm.engine.update import Update, UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
+from frontier_llm.protocols import ParameterRecord
+from frontier_llm.saving.adaptation import without_cross_attention
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.trainer.pipeline import DropoutSeeds, Pipeline
 from frontier_llm.trainer.progress import LossScale
@@ -56,6 +58,7 @@ class TrainStep:
         loss_mean = config.data.loss_mean
         self._pipeline = Pipeline(model, groups, config.optimizer.z_loss, loss_mean)
         self._dropout = DropoutSeeds(model, groups, config.trainer.seed)
+        self._others = without_cross_attention(states)
         self.loss_scale, self._update = loss_scale, Update(states, before_update)
         self.timer = PhaseTimer(self._device, self._pipeline.times)
 
@@ -87,14 +90,15 @@ class TrainStep:
         loss_scale = self.loss_scale.value / self._groups.grid.replicas
         losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
         self.timer.mark("passes")
-        self._states.finish_backward()
+        left_out = self._left_out(step)
+        self._states.finish_backward(left_out)
         count_activations(self._traffic, self._groups, self._layout, len(batches))
         share = self._share(batches, losses, flags())
         totals = reduce_totals(share, self._device, self._traffic)
         self.timer.mark("reductions")
         scale = self.loss_scale.value
         choice = self._choose(totals, scale)
-        skipped, numbers = self._update.run(choice, totals, learning_rate)
+        skipped, numbers = self._update.run(choice, totals, learning_rate, left_out)
         self._check_ranks(step, numbers[SCALARS.index("ranks")])
         self.sums = StepSums(step, scale, skipped, tuple(numbers))
         self._check_samples(numbers[SCALARS.index("samples")])
@@ -116,8 +120,12 @@ class TrainStep:
         """
         totals = torch.tensor(sums.numbers, dtype=torch.float64, device=self._device)
         choice = self._choose(totals, sums.loss_scale)
-        self._states.update(learning_rate, choice.divisor, choice.skip)
+        self._states.update(learning_rate, choice.divisor, choice.skip, self._left_out(sums.step))
         self.sums = sums
+
+    def _left_out(self, step: int) -> Collection[ParameterRecord]:
+        """Return the parameters that the update of a step leaves as they are."""
+        return self._others if step <= self._config.optimizer.cross_attention_steps else ()
 
     def _choose(self, totals: torch.Tensor, loss_scale: float) -> UpdateChoice:
         clip_norm, samples = self._config.optimizer.clip_norm, self._config.data.global_batch

@@ -38,7 +38,8 @@ READERS = {
     " optimizer.weight_decay optimizer.decayed optimizer.rate_factors.embedding"
     " optimizer.rate_factors.matrices optimizer.rate_factors.norms",
     "sharding/muon.py": "optimizer.momentum",
-    "trainer/step.py": "optimizer.z_loss optimizer.clip_norm data.loss_mean",
+    "trainer/step.py": "optimizer.z_loss optimizer.clip_norm data.loss_mean"
+    " optimizer.cross_attention_steps",
     "data/source.py": "data.kind data.path data.text_key",
     "data/source_choice.py": "data.format",
     "data/corpora.py": "data.corpora data.blend_alpha",

@@ -15,6 +15,9 @@ from frontier_lab.convert.gemma import Gemma2, Gemma3
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.single_process_model import read_config, single_process_model
+from tests.ranks import run_ranks
+from tests.trainer.test_adaptation import outputs
+from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps
 pytestmark = [pytest.mark.forked, pytest.mark.slow]
@@ -178,3 +181,21 @@ def test_released_files_of_gemma_3_name_rotary_positions_otherwise():
                 "rotary_scaling": "linear", "window_every": 3}  # fmt: skip
     assert {key: ours[key] for key in expected} == expected
     assert json.loads(json.dumps(ours)) == ours
+
+
+def test_an_encoder_decoder_begins_with_a_converted_gemma_2(tmp_path: Path):
+    """Without cross-attention its logits are those of transformers, and so is a causal encoder."""
+    theirs, folder = their_model("gemma2"), tmp_path / "ours"
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert("--from", "hf", str(tmp_path / "theirs"), str(folder))
+    sizes = dict(zip(("layers", "encoder_layers", "head_dim", "ffn"), (8, 4, 16, 48), strict=True))
+    sizes |= {"vocabulary": 151, "kv_heads": 2, "score_width": 24, "window": 5, "encoder_window": 5}
+    words = [f"model.{key}={value}" for key, value in sizes.items()]
+    words += ["model.attention_softcap=2", "model.logit_softcap=3", "data=stdlib_spans"]
+    values = tiny_values("model=t5gemma_tiny", *words)
+    ours = run_ranks(outputs, 1, values, folder)[0]
+    with torch.no_grad():
+        found = theirs(ours["tokens"], output_hidden_states=True)
+    torch.testing.assert_close(ours["logits"][..., :151], found.logits, rtol=0, atol=1e-5)
+    encoded = ours["encoder"].transpose(0, 1)
+    torch.testing.assert_close(encoded, found.hidden_states[-1], rtol=1e-5, atol=1e-5)

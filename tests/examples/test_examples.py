@@ -1,5 +1,6 @@
 """The examples run: their scripts with tiny models and few steps."""
 
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,19 @@ def test_laptop_text_trains_and_generates(tmp_path, text):
     more = ("trainer.steps=3", "run.allow_changes=[trainer.steps]", "launch.ranks=2")
     output = run(EXAMPLES / "laptop_text" / "run.sh", text, *TINY, data, *more, folder=tmp_path)
     assert "step 3/3" in output
+
+
+@pytest.mark.exhaustive
+def test_an_encoder_decoder_begins_with_a_decoder(tmp_path, text):
+    words = [w for w in TINY if not w.startswith(("model.layers", "model.vocab", "trainer.steps"))]
+    words += ["model.vocabulary=500", "model.head_dim=16", f"data.directory={tmp_path}/corpora"]
+    words += ["trainer.steps=40", "optimizer.warmup_steps=5"]
+    output = run(EXAMPLES / "encoder_decoder" / "run.sh", text, *words, folder=tmp_path)
+    assert "nats per token" in output, "the evaluation"
+    assert "\nThe " in output, "the continued prompt"
+    runs = [tmp_path / "run" / name / "summary.json" for name in ("decoder", "adapted")]
+    decoder, adapted = (json.loads(file.read_text()) for file in runs)
+    assert adapted["initial_validation_loss"] < decoder["initial_validation_loss"] - 0.2
 
 
 @pytest.mark.exhaustive

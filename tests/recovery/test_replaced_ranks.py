@@ -123,6 +123,12 @@ CONTEXT = ("launch.ranks=4", "parallel.context=2", "parallel.pipeline=1", "shard
            "sharding.optimizer=1", "sharding.grads=1", "data.documents=separate",
            "model.positions=rotary")  # fmt: skip
 
+CROSS_ATTENTION = ("launch.ranks=4", "parallel.pipeline=2", "sharding=zero1", "sharding.grads=1",
+                   "sharding.optimizer=1", "model=t5gemma_tiny", "data=text_spans",
+                   "model.layers=4", "model.head_dim=16", "model.vocabulary=500",
+                   "optimizer.cross_attention_steps=5")  # fmt: skip
+"""One rank dies while only cross-attention is updated, two die later."""
+
 
 @pytest.mark.parametrize(
     "layout",
@@ -131,8 +137,9 @@ CONTEXT = ("launch.ranks=4", "parallel.context=2", "parallel.pipeline=1", "shard
          "sharding.grads=1", "precision=bf16"),
         pytest.param(EIGHT_BITS, marks=pytest.mark.exhaustive),
         pytest.param(CONTEXT, marks=pytest.mark.exhaustive),
+        pytest.param(CROSS_ATTENTION, marks=pytest.mark.exhaustive),
     ],
-    ids=["pipeline bf16", "tensor 8-bit states", "context"],
+    ids=["pipeline bf16", "tensor 8-bit states", "context", "cross-attention"],
 )  # fmt: skip
 def test_ranks_die_and_the_others_keep_their_states(
     layout: tuple[str, ...], corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]

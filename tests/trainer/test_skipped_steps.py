@@ -127,5 +127,6 @@ def test_rounding_errors_that_are_kept_are_noticed() -> None:
 def test_a_skipped_step_is_a_step_without_an_update() -> None:
     progress = Progress()
     for skipped in (False, True, False):
-        progress.advance(8, 16, skipped=skipped)
+        progress.advance(8, 16, skipped=skipped, alone=2)
     assert (progress.step, progress.samples, progress.updates) == (3, 24, 2)
+    assert progress.cross_attention_updates == 1

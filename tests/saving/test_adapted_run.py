@@ -1,0 +1,96 @@
+"""Runs that begin with the weights of a decoder: what is refused, and how they resume."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from frontier_llm.cli.compose import configured
+from frontier_llm.config.rules import check_optimizer
+from frontier_llm.errors import ConfigError
+from frontier_llm.saving.changes import check_initial_model
+from tests.forked_train import TINY, train
+from tests.texts import prose
+from tests.trainer.test_resume import learned, same_states
+
+pytestmark = pytest.mark.slow
+
+SIZES = ("model.kv_heads=2", "model.head_dim=16", "model.ffn=64", "model.vocabulary=500")
+SIDES = ("model=t5gemma_tiny", "data=text_spans", "model.layers=4")
+ALONE = ("optimizer.cross_attention_steps=3", "optimizer.schedule=constant", "trainer.steps=6")
+LAYOUT = ("launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=2", "sharding=zero1")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The overrides of an encoder-decoder that begins with a decoder that was trained a step."""
+    folder = tmp_path_factory.mktemp("decoder")
+    (folder / "text.txt").write_text(prose(40))
+    data = (f"data.path={folder}/text.txt", f"data.directory={folder}/prepared")
+    keys = (*TINY, *data, *SIZES)
+    ended = train(*keys, "model=gemma2_tiny", "trainer.steps=1", f"run.dir={folder}/run")
+    assert ended.code == 0, ended.text
+    return (*keys, *SIDES, f"run.init_from={folder}/run", "parallel.pipeline=1")
+
+
+REFUSED = {
+    ("model.layers=2",): ("model.layers", r"set model\.layers=4 model\.encoder_layers=2"),
+    ("model.encoder_layers=1",): ("model.layers", r"set model\.layers=4 model\.encoder_layers=2"),
+    ("model.hidden=64",): ("model.hidden", r"set model\.hidden=32"),
+    ("model.vocabulary=600",): ("model.vocabulary", r"set model\.vocabulary=500"),
+    ("model.tied=false",): ("model.tied", r"set model\.tied=True"),
+    ("model.scaled_embedding=false",): ("model.tied", r"model\.scaled_embedding=true"),
+    ("model.window=32",): ("model.window", r"run\.allow_changes=\[model\.window\]"),
+    ("model.attention_softcap=null",): ("model.attention_softcap", "set it back, or allow"),
+    ("model.zero_centred_norms=false",): ("model.zero_centred_norms", "set it back, or allow"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_sides_that_are_no_copies_are_refused(
+    words: tuple[str, ...], begun: tuple[str, ...]
+) -> None:
+    key, todo = REFUSED[words]
+    with pytest.raises(ConfigError, match=todo) as caught:
+        check_initial_model(configured([*begun, *words, "run.dir=new"]).config)
+    assert caught.value.key == key
+
+
+def test_what_does_not_concern_the_copies_may_differ(begun: tuple[str, ...]) -> None:
+    words = ("model.dropout=0.1", "model.encoder_window=9", "model.start_token=1", "model.name=new")
+    check_initial_model(configured([*begun, *words, "run.dir=new"]).config)
+    words = ("model.window=32", "run.allow_changes=[model.window]")
+    check_initial_model(configured([*begun, *words, "run.dir=new"]).config)
+
+
+@pytest.mark.parametrize(
+    "other", ["optimizer=muon", "optimizer=adafactor", "model=gpt_tiny data=text"]
+)
+def test_cross_attention_trains_alone_only_where_it_can(other: str) -> None:
+    words = ("model=t5gemma_tiny", "data=stdlib_spans", "optimizer.cross_attention_steps=2")
+    check_optimizer(configured(words).config)
+    with pytest.raises(ConfigError) as caught:
+        check_optimizer(configured([*words, *other.split()]).config)
+    assert caught.value.key == "optimizer.cross_attention_steps"
+
+
+def test_a_run_resumes_while_cross_attention_trains_alone_and_later(
+    begun: tuple[str, ...], tmp_path: Path
+) -> None:
+    keys = (*begun, *ALONE, *LAYOUT, "checkpoint.every_steps=1", "checkpoint.keep=9")
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    ended = train(*keys, f"run.dir={alone}")
+    assert ended.code == 0, ended.text
+    for step in (2, 4):
+        shutil.copytree(alone, run)
+        for later in range(step + 1, 7):
+            shutil.rmtree(run / "checkpoints" / f"step_{later:08}")
+        ended = train(*keys, f"run.dir={run}", "run.resume=required")
+        assert ended.code == 0, ended.text
+        assert same_states(run, alone), step
+        assert learned(run)[-(6 - step) :] == learned(alone)[step:]
+        shutil.rmtree(run)
+    manifest = json.loads((alone / "checkpoints/step_00000006/manifest.json").read_text())
+    progress = manifest["meta"]["progress"]
+    assert (progress["updates"], progress["cross_attention_updates"]) == (6, 3)
