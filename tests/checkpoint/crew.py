@@ -20,7 +20,7 @@ from tests.patience import Limit, patient
 
 HANGS_AFTER_SECONDS = 20
 PATIENCE = timedelta(minutes=5)
-IMPATIENCE = timedelta(seconds=round(patient(0.175), 1))
+IMPATIENCE = timedelta(seconds=round(patient(0.5), 1))
 """Timeout for tests in which a rank never arrives."""
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,21 @@ POINTS = (*EVERY_RANK, "manifest.half", "manifest.synced", "sealed", *COMMITTED)
 
 
 def save_two(
-    rank: int, size: int, store: Any, folder: Path, mode: Any, kill_at: str, keep: int = 2
+    rank: int,
+    size: int,
+    store: Any,
+    folder: Path,
+    mode: Any,
+    kill_at: str,
+    keep: int = 2,
+    timeout: timedelta = PATIENCE,
 ) -> list[str]:
-    """Save step 1, then step 2 with a fault; return the error messages."""
+    """Save step 1, then step 2 with a fault and a time limit; return the error messages."""
     states, wrong = States(tensor=2, data=2, rank=rank), []
     # create both first: after a kill the store may be lost, and no manager could be created
     managers = [
-        CheckpointManager(folder, Ranks(rank, size, store, timeout), mode, keep, SMALL)
-        for timeout in (PATIENCE, IMPATIENCE if kill_at else PATIENCE)
+        CheckpointManager(folder, Ranks(rank, size, store, limit), mode, keep, SMALL)
+        for limit in (PATIENCE, timeout)
     ]
     for step, manager in enumerate(managers, start=1):
         if step == 2 and kill_at:
@@ -91,7 +99,11 @@ COVERED = [fault for place, fault in enumerate(FAULTS) if fault[1:] != (0, "tcp"
 )
 def test_one_rank_is_killed(point: str, rank: int, store: str, tmp_path: Path) -> None:
     keep = 1 if point == "deleting" else 2
-    outcomes = run_crew(save_two, SIZE, tmp_path, "lazy", f"{point}@{rank}", keep, store=store)
+    # ranks that lose their store need no time limit to see it
+    timeout = PATIENCE if (rank, store) == (0, "tcp") else IMPATIENCE
+    outcomes = run_crew(
+        save_two, SIZE, tmp_path, "lazy", f"{point}@{rank}", keep, timeout, store=store
+    )
     assert [index for index, outcome in enumerate(outcomes) if outcome.killed] == [rank]
     if point in COMMITTED:
         assert resumed(tmp_path) == 2
