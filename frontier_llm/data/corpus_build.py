@@ -16,6 +16,7 @@ from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import (
+    BROKEN,
     FILES_FILE,
     FORMAT,
     MANIFEST_FILE,
@@ -221,8 +222,15 @@ class CorpusBuild:
         return _StageProgress(stage, self._size(self._part_numbers), self.report)
 
     def check_files(self) -> None:
-        """Refuse a source of which a large part is in another format, unless it is skipped."""
-        if self.config.broken == "refuse" and self.config.format in CONTENT_DECIDES:
+        """Refuse damaged files and a large part in another format, unless they are skipped."""
+        if self.config.broken == "skip":
+            return
+        unread = files_without_text(self.source.files, self.scans, self.config.format)
+        problems = [f"{file.path}: {problem}" for file, why, problem in unread if why == BROKEN]
+        self.source.refuse(
+            problems, "convert them to UTF-8 (iconv -f latin1 -t utf-8 FILE), or remove them"
+        )
+        if self.config.format in CONTENT_DECIDES:
             left_out, read = self._files_left_out()
             check_left_out(self.source.root, left_out, read.bytes)
 
@@ -230,7 +238,9 @@ class CorpusBuild:
         """Return the files that are left out, by reason, and the files that are read."""
         left_out = {r: tally.model_copy(deep=True) for r, tally in self.source.left_out.items()}
         unread = set[str]()
-        for file, reason, problem in files_without_text(self.source.files, self.scans):
+        for file, reason, problem in files_without_text(
+            self.source.files, self.scans, self.config.format
+        ):
             unread.add(file.name)
             left_out.setdefault(reason, Tally()).add(f"{file.name} ({problem})", file.size)
         read = Tally()

@@ -232,14 +232,19 @@ def _describe(files: Sequence[SourceFile]) -> str:
 
 
 def files_without_text(
-    files: Sequence[SourceFile], scans: Sequence[Scan]
+    files: Sequence[SourceFile], scans: Sequence[Scan], wanted: str
 ) -> Iterator[tuple[SourceFile, str, str]]:
-    """Yield (file, reason of the account, problem) for each file whose scan found no text."""
+    """Yield (file, reason of the account, problem) for each file whose scan found no text.
+
+    Other formats beside the data may be left out, but no file that should be text: by its name, or
+    because `wanted`, the value of data.format, says that all are.
+    """
     for file, scan in zip(files, scans, strict=True):
         if not scan.cuts:
             problem = file.detected.title if file.detected.format is None else scan.problem
+            is_wanted = wanted not in CONTENT_DECIDES or claim_of(file.name)[0] == "text"
             is_empty = not file.size or problem in ("it is empty", "it has no rows")
-            yield file, EMPTY if is_empty else OTHER_FORMAT, problem
+            yield file, EMPTY if is_empty else BROKEN if is_wanted else OTHER_FORMAT, problem
 
 
 def check_left_out(root: Path, left_out: Mapping[str, Tally], read_bytes: int) -> None:

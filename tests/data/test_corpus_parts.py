@@ -22,7 +22,7 @@ from frontier_llm.data import (
     file_readers,
     worker_pool,
 )
-from frontier_llm.data.corpus_manifest import EMPTY, MANIFEST_FILE, OTHER_FORMAT
+from frontier_llm.data.corpus_manifest import BROKEN, EMPTY, MANIFEST_FILE, OTHER_FORMAT
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
 from frontier_llm.errors import ConfigError, DataError
@@ -228,12 +228,25 @@ def test_files_without_text_are_counted_and_named(tmp_path: Path):
     (root / "b.bin").write_bytes(b"\x00\x01")
     (root / "c.txt").write_bytes("früh".encode("latin-1"))
     (root / "d.txt").write_bytes(b"")
-    account = open_corpus(prepare(config(tmp_path / "c", root))).manifest.account
-    assert (account.found.files, account.read.files) == (4, 1)
-    other, empty = account.left_out[OTHER_FORMAT], account.left_out[EMPTY]
-    assert (other.files, other.bytes, empty.files, empty.bytes) == (2, 6, 1, 0)
-    assert "b.bin (not UTF-8 text: null byte at byte 0)" in other.examples
-    assert any("c.txt (not UTF-8 text: invalid" in example for example in other.examples)
+    for chosen in ("auto", "mixed"):
+        corpus = prepare(config(tmp_path / chosen, root, broken="skip", format=chosen))
+        left_out = open_corpus(corpus).manifest.account.left_out
+        other, empty, broken = (left_out[why] for why in (OTHER_FORMAT, EMPTY, BROKEN))
+        assert (other.files, other.bytes, empty.files, empty.bytes) == (1, 2, 1, 0)
+        assert other.examples == ["b.bin (not UTF-8 text: null byte at byte 0)"]
+        (example,) = broken.examples
+        assert example.startswith("c.txt (not UTF-8 text: invalid")
+
+
+@pytest.mark.parametrize("chosen", ["auto", "mixed", "text"])
+def test_a_small_text_in_another_encoding_is_not_left_out(tmp_path: Path, chosen: str):
+    """However small its share is, and whatever the format was said to be."""
+    root = tmp_path / "text"
+    root.mkdir()
+    (root / "a.txt").write_text("a river\n\n" * 50_000)
+    (root / "c.txt").write_bytes("früh".encode("latin-1"))
+    with pytest.raises(DataError, match=r"(?s)c\.txt: not UTF-8.*\n  do: .*iconv.*broken=skip"):
+        prepare(config(tmp_path / "c", root, format=chosen))
 
 
 def test_broken_bytes_deep_in_a_long_text_are_named(tmp_path: Path):
