@@ -35,7 +35,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
-from frontier_llm.data.tokenizer_source import digest_tokenizer
+from frontier_llm.data.tokenizer_source import digest_tokenizer, mode_tokens
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import count_parameters, model_shapes
 from frontier_llm.saving import run_directory
@@ -81,6 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = converted.config
     count = count_parameters(config.model, config.data.sequence_length)
     print(f"{out}: {format_count(count)} parameters")
+    if options.to and (modes := mode_tokens(config)):
+        ids = ", ".join(f"{name} is {token}" for name, token in modes.items())
+        first = config.data.mode_of_prompt(has_gaps=False)
+        print(
+            f"inputs begin with the token id of a mode, which has no text in the tokenizer: {ids}; "
+            f"a text that is to be continued begins with {first}"
+        )
     if converted.overrides:
         words = [f"run.init_from={out.absolute()}", *converted.overrides]
         print(f"start a run with these weights:\n  frontier-llm train {shlex.join(words)}")

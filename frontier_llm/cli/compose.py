@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -43,7 +44,7 @@ from frontier_llm.config.decode import decode, keys, leaves, nearest, unknown_ke
 from frontier_llm.config.needed import Need, unused
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.section import Section
-from frontier_llm.config.synonyms import nearest_value
+from frontier_llm.config.synonyms import KEYS, nearest_value
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.elastic import changes_for, with_changes
 from frontier_llm.saving import run_directory
@@ -52,6 +53,15 @@ OPTIONAL_GROUPS = ("experiment", "sweep")
 """Groups of which no file is chosen by default. Their files set keys of any section."""
 _NOT_KEYS = ("hydra", *OPTIONAL_GROUPS)
 """Top-level keys of the composed values that are not sections of the configuration."""
+_EXPERIMENT = "put the file in DIR/experiment/NAME.yaml, and write --conf-dir DIR experiment=NAME"
+_OPTIONS = {
+    "--config": _EXPERIMENT, "--config-name": _EXPERIMENT, "--config-file": _EXPERIMENT,
+    "--job.config_file": "read a file of torchtitan with frontier-llm plan --from FILE",
+    "--deepspeed": "read a file of DeepSpeed with frontier-llm plan --from FILE, or write "
+    "sharding=zero3",
+    "--deepspeed_config": "read a file of DeepSpeed with frontier-llm plan --from FILE",
+}  # fmt: skip
+"""What to do instead of options of other programs that name a file."""
 
 
 class ConfDirSearchPath(SearchPathPlugin):
@@ -196,6 +206,8 @@ def _parse(words: Sequence[str], index: int) -> Override:
         todo = f"quote the value: {quoted(key, value, following)}"
         raise ConfigError(key, value or text, wants, todo) from None
     if override.is_sweep_override():
+        if all(key != known for known, _, _ in keys()) and key not in groups():
+            raise unknown_key(key, value)
         wants = "one value: a run is one configuration"
         todo = "quote the value if it contains a comma; start two runs, or a sweep with -m"
         raise ConfigError(key, value, wants, todo)
@@ -210,9 +222,11 @@ def _no_override(before: Sequence[str], text: str, following: Sequence[str]) -> 
     key, equals, value = text.partition("=")
     similar = nearest(key.lstrip("-+"))
     got = value if equals else f"{text!r}, without a value"
+    if option := _OPTIONS.get(key):
+        return ConfigError(key, got, "key=value, without dashes", option)
     if not key.startswith("--"):
         todo = f"write {similar or 'key'}=VALUE; options are --help and --cfg job"
-        if before and not similar:
+        if before and (not similar or ("/" in before[-1] and key not in KEYS)):
             name, _, first = before[-1].partition("=")
             rest = takewhile(lambda word: "=" not in word, following)
             todo = f"if it belongs to {name}, write {quoted(name, ' '.join([first, text, *rest]))}"
@@ -262,6 +276,8 @@ def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> Non
     todo = (
         f"did you mean {key}={meant}?" if meant else f"choose one, or add conf/{group}/{got}.yaml"
     )
+    if group == "data" and Path(str(got)).exists():
+        todo = f"write data=text {shlex.quote(f'data.path={got}')}"
     if group == "model":
         todo += " Published weights are converted first: frontier-llm convert --help"
     raise ConfigError(

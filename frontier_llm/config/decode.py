@@ -112,7 +112,7 @@ def nearest(key: str) -> str | None:
     if last_part in KEYS and last_part not in full_names:
         return KEYS[last_part]
     similar = difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5)
-    if similar:
+    if similar and not key.startswith(f"{similar[0]}."):
         return similar[0]
     # compare the last part of the key alone, because its section may be wrong or missing
     similar = difflib.get_close_matches(last_part, list(full_names), n=1, cutoff=0.7)
@@ -126,7 +126,9 @@ def unknown_key(key: str, got: object) -> ConfigError:
         wants = f"the key {name} below {section}, not both in one word"
         return ConfigError(key, got, wants, f"in a file, write `{section}: {{{name}: {got}}}`")
     similar = nearest(key)
-    todo = f"did you mean {similar}?" if similar else "choose a key of that list"
+    has_section = any(known.startswith(f"{section}.") for known, _, _ in keys())
+    listed = f"frontier-llm train --help {section}" if has_section else "that list"
+    todo = f"did you mean {similar}?" if similar else f"choose a key of {listed}"
     if note := NOTES.get(name.replace("-", "_")):
         todo += f" ({note})"
     return ConfigError(key, got, "a key that `frontier-llm train --help` lists", todo)

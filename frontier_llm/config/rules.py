@@ -296,14 +296,16 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
     data, parallel = config.data, config.parallel
     replicas = data_size(config, world_size)
     multiple = replicas * data.micro_batch
+    samples, rest = divmod(data.global_batch, replicas)
+    fits = 0 if rest else math.gcd(samples, data.micro_batch)
     if data.global_batch % multiple:
         raise ConfigError(
             "data.global_batch",
             f"{data.global_batch} on {replicas} data-parallel replicas with "
             f"data.micro_batch={data.micro_batch}",
             f"a multiple of {replicas} x {data.micro_batch} = {multiple}",
-            f"set data.global_batch={-(-data.global_batch // multiple) * multiple}, or another "
-            "data.micro_batch",
+            f"set data.global_batch={-(-data.global_batch // multiple) * multiple}"
+            + (f", or data.micro_batch={fits}" if fits else ""),
         )
     micro_batches = data.global_batch // multiple
     if parallel.chunks > 1 and micro_batches < parallel.pipeline:

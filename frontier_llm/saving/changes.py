@@ -230,7 +230,7 @@ def _shapes(now: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, tupl
 
 def _allowing(config: RunConfig, *keys: str) -> str:
     names = dict.fromkeys([*config.run.allow_changes, *keys])
-    return f"run.allow_changes=[{','.join(names)}]"
+    return f"'run.allow_changes=[{','.join(names)}]'"  # zsh reads brackets without quotes
 
 
 def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
@@ -347,7 +347,7 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
         f"the tokenizer of run.init_from={run.init_from} (digest {str(wanted)[:_SHOWN]}): to the "
         "weights, the tokens of another one are other texts",
         f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
-        f"another tokenizer: run.allow_changes=[{allowed}]",
+        f"another tokenizer: 'run.allow_changes=[{allowed}]'",
     )
 
 

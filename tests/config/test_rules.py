@@ -191,7 +191,7 @@ REFUSED = {
         4,
         {"data.global_batch": 12},
         "data.global_batch",
-        "set data.global_batch=16, or another data.micro_batch",
+        "set data.global_batch=16, or data.micro_batch=2",
     ),
     "fewer micro-batches than stages": (
         4,

@@ -203,7 +203,7 @@ def test_what_a_refusal_advises_works(tmp_path: Path) -> None:
     ended = train(*changed)
     assert ended.code == 2, ended.text
     assert contents(tmp_path / "run") == before, "a refused start changes nothing"
-    (allowing,) = re.findall(r"run\.allow_changes=\S+", ended.text)
+    (allowing,) = re.findall(r"'(run\.allow_changes=\S+)'", ended.text)
     ended = train(*changed, allowing)
     assert ended.code == 0, ended.text
     assert "ids of tokens have changed their meaning" in ended.text

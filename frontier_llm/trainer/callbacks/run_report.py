@@ -209,6 +209,8 @@ class Announcements(Callback):
     def __init__(self, context: TrainerContext, report: RunReport) -> None:
         super().__init__(context)
         self._report = report
+        self._first_step = 0
+        """Step of the checkpoint that this start has loaded."""
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
         """Log model, layout, data and precision; after a resume, also the changed settings."""
@@ -218,7 +220,7 @@ class Announcements(Callback):
             _LOG.warning("%s", warning)
         if resumed is None:
             return
-        step = self.context.progress.step
+        self._first_step = step = self.context.progress.step
         _log_line(
             "resumed",
             f"step {step} of {resumed.folder}; validation loss {validation_loss:.3f} nats per "
@@ -259,10 +261,10 @@ class Announcements(Callback):
             _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
         done = f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}"
         step, total = self.context.progress.step, self.context.config.trainer.steps
-        if step > total:
+        if step >= total and step == self._first_step:
             done = (
                 f"no step: the run is at step {step} and trainer.steps={total}; to train on, set "
-                f"trainer.steps above {step}"
+                f"trainer.steps above {step} with 'run.allow_changes=[trainer.steps]'"
             )
         _log_line("done", done)
         _log_line("report", str(self._report.path))
@@ -311,7 +313,9 @@ class Announcements(Callback):
             divided = ""
         lines = {
             "layout": f"{counted(grid.size, 'rank')} = tensor {grid.tensor} x pipeline "
-            f"{grid.pipeline} x data {grid.data}{parts}; sharding={config.sharding.name}{divided}",
+            f"{grid.pipeline} x data {grid.data}{parts}; sharding={config.sharding.name}{divided}; "
+            f"{counted(self.context.model.layout.micro_batches, 'micro-batch')} "
+            f"of {counted(config.data.micro_batch, 'sample')}",
             "sharding": f"{config.sharding.name}: parameters / {factors.params}, gradients / "
             f"{factors.grads}, optimizer / {factors.optimizer}; {state_bytes} on rank 0",
         }
@@ -325,6 +329,11 @@ class Announcements(Callback):
 def _warnings(context: TrainerContext) -> Iterator[str]:
     """Yield what is probably not meant: a rate of small models, an embedding without tokens."""
     config, rate = context.config, context.config.optimizer.learning_rate
+    if context.hardware.accelerator.is_cpu and config.precision.name == "fp16":
+        yield (
+            "precision=fp16 on a CPU: torch multiplies matrices in fp16 up to 100 times slower "
+            "than in fp32; precision=auto takes the best that this processor has"
+        )
     count = count_parameters(config.model, config.data.sequence_length)
     is_scaled = config.optimizer.name == "adafactor" or config.model.mup_base_hidden is not None
     if rate > SMALL_RATE and count > SMALL_PARAMETERS and not is_scaled:

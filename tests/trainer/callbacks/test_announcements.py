@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.trainer.callbacks.run_report import ON_THE_CONSOLE, _warnings
 from tests.forked_train import TINY, train
 from tests.texts import prose
@@ -30,7 +32,8 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     shown = [label for label in LABEL.findall(before) if label not in ("start", "corpus", "the")]
     assert shown == [label for label in ON_THE_CONSOLE if label != "recovery"]
     assert "the tokenizer has 300 tokens, the embedding 700 rows" in before
-    assert "data 1; sharding=zero3, which divides nothing on one data rank\n" in before
+    assert "data 1; sharding=zero3, which divides nothing on one data rank; " in before
+    assert re.search(r"; [0-9]+ micro-batch(es)? of [0-9]+ samples?\n", before)
     assert "optimizer.learning_rate" not in ended.text, "the model is small"
     log = (run_dir / "run.log").read_text()
     for label in ("preflight", "kernels", "attention", "rates", "plan", *shown):
@@ -44,7 +47,14 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
 def _context(config: RunConfig, tokens: int, warnings: Mapping[str, str] | None = None) -> Any:
     tokenizer = SimpleNamespace(vocabulary=tokens)
     corpus = SimpleNamespace(tokenizer=tokenizer, warnings=warnings or {})
-    return SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus))
+    hardware = SimpleNamespace(accelerator=Accelerator(torch.device("cpu"), "cpu", "cpu"))
+    return SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus), hardware=hardware)
+
+
+def test_slow_products_of_fp16_on_a_cpu_are_said() -> None:
+    config = decode(compose(["optimizer.warmup_steps=0", "precision=fp16"]))
+    (warning,) = _warnings(_context(config, config.model.vocabulary))
+    assert "precision=fp16 on a CPU" in warning
 
 
 def test_a_text_in_single_bytes_is_said_with_its_corpus() -> None:
