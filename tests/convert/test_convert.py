@@ -342,6 +342,16 @@ def test_names_without_a_place_are_told(tmp_path: Path, capsys, name: str, messa
     assert name.strip("-") in said
 
 
+def test_the_modes_of_ul2_are_told_with_their_token_ids(tmp_path: Path, capsys):
+    overrides = (*VARIANTS["mt5"], "data=stdlib_ul2")
+    ours = make_ours(tmp_path / "ours", *overrides)
+    last = decode(tiny_values(*overrides)).model.vocabulary - 1
+    assert main(["--to", "hf", str(ours), str(tmp_path / "out"), "--no-check"]) == 0
+    said = capsys.readouterr().out
+    assert f": NLU is {last}, NLG is {last - 1}, S2S is {last - 2}; a text" in said
+    assert "continued begins with S2S\n" in said
+
+
 def test_released_gpt2_has_shorter_names(tmp_path: Path):
     folder = their_gpt2(tmp_path)
     tensors = load_file(folder / "model.safetensors")
