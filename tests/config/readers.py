@@ -94,7 +94,7 @@ READERS = {
     "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
     " planner.context planner.micro_batch planner.recompute planner.params planner.grads"
     " planner.optimizer planner.survives planner.engine.shards",
-    "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
+    "planning/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
     "health/rank_checks.py": "cluster.environment",
     "saving/changes.py": "run.allow_changes",
     "config/cluster.py": "cluster.host.cores",

@@ -1,6 +1,5 @@
 """Write a layout that the planner found as an experiment file, which frontier-llm train can run."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,7 @@ import yaml
 
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.group_files import file_choices, file_values
-from frontier_llm.cli.package_files import (
-    CONF_DIR_OPTION,
-    conf_folders,
-    new_conf_file,
-)
+from frontier_llm.cli.package_files import conf_dir_option, new_conf_file
 from frontier_llm.config.needed import unused
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
@@ -82,12 +77,6 @@ def keys_without_effect(candidate: Candidate) -> set[str]:
     return {key for key, _ in unused(candidate.config.model_copy(update={"sharding": sharding}))}
 
 
-def conf_dir_option() -> str:
-    """Return the option `--conf-dir` with which the program finds the file; empty for `conf/`."""
-    of_user = conf_folders()[:-1]
-    return shlex.quote(f"{CONF_DIR_OPTION}={of_user[0]}") + " " if of_user else ""
-
-
 def _resources(candidate: Candidate) -> str:
     """Return srun's options for the resources of a node, the same as in scripts/*.sbatch."""
     cluster, ranks = candidate.config.cluster, candidate.grid.ranks_per_node
@@ -106,8 +95,7 @@ def _choices_and_values(
     those of the experiment, whatever the order of the overrides, because all values are read from
     the composed configuration.
     """
-    current = overrides
-    given = dict(override.lstrip("+").partition("=")[::2] for override in current)
+    given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     if (experiment := given.pop("experiment", "null")) != "null":
