@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 
 from docs.generate.blocks import DOCS, filled, table
+from frontier_lab.planning.state_traffic import StateTraffic
 from frontier_llm.cli.compose import compose
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid, level_borders
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import gather_bytes
 
 PAGE = DOCS / "collectives.md"

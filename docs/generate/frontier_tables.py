@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from docs.generate.blocks import table
 from docs.generate.predictions import BF16_GRADIENTS, predict
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import Header, composed
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import Estimate, estimate
-from frontier_llm.planner.search import Goal, search
 from frontier_llm.units import GIB, format_count
 
 RANKS_PER_NODE = 8

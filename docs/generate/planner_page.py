@@ -10,11 +10,11 @@ from benchmarks.planner_accuracy import TABLES, errors, in_sample, left_out, tab
 from docs.generate import frontier_tables
 from docs.generate.blocks import DOCS, filled, table
 from docs.generate.predictions import predict, with_factors
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.estimate import Estimate
-from frontier_llm.planner.search import Goal, search
 
 PAGE, FRONTIER_PAGE = DOCS / "planner.md", DOCS / "running-on-frontier.md"
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}

@@ -20,15 +20,18 @@ from rich.table import Table
 
 from frontier_lab.commands.plan_foreign import plan_file
 from frontier_lab.commands.plan_measured import compare
-from frontier_lab.planning.plan_page import make_page
-from frontier_llm.cli.compose import assumed_cluster, compose, configured, warn_of_short_samples
-from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
-from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
-from frontier_llm.cli.planned_experiment import (
+from frontier_lab.commands.planned_experiment import (
     experiment_file,
     experiment_text,
     keys_without_effect,
 )
+from frontier_lab.planning import search
+from frontier_lab.planning.plan_page import make_page
+from frontier_lab.planning.run_cost import run_cost
+from frontier_lab.planning.search import Found, Goal, Point
+from frontier_llm.cli.compose import assumed_cluster, compose, configured, warn_of_short_samples
+from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
+from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError
@@ -42,11 +45,8 @@ from frontier_llm.planner.estimate import (
     Estimate,
     budget_bytes,
     estimate,
-    nearly_equal,
-    run_cost,
 )
 from frontier_llm.planner.memory import StageMemory
-from frontier_llm.planner.search import Found, Goal, Point, fewest_nodes, scaling_curves, search_all
 from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure, told_apart
 
 SEARCHED = ("parallel", "sharding", "collectives")
@@ -162,7 +162,7 @@ def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Cons
             raise ConfigError(option, got, wants, "set planner.nodes to one of them")
     configs = _configs(config, options.overrides)
     with DelayedProgress(console) as progress:
-        points = scaling_curves(configs, progress)
+        points = search.scaling_curves(configs, progress)
     console.print(scaling_table(configs[0], points))
     if options.json:
         write_json(options.json, {"scaling": [point.to_json() for point in points]})
@@ -193,9 +193,8 @@ def _configs(config: RunConfig, overrides: Sequence[str]) -> list[RunConfig]:
 def _search(configs: Sequence[RunConfig], console: Console) -> Found:
     with DelayedProgress(console) as progress:
         if configs[0].planner.objective == "nodes":
-            return fewest_nodes(configs, progress)
-        ranks, ranks_per_node = ranks_to_plan(configs[0])
-        return search_all(configs, Goal(ranks=ranks, ranks_per_node=ranks_per_node), progress)
+            return search.fewest_nodes(configs, progress)
+        return search.search_all(configs, Goal(*ranks_to_plan(configs[0])), progress)
 
 
 def _print(found: Found, console: Console) -> None:
@@ -302,7 +301,7 @@ def layouts_table(found: Found) -> Table:
     )
     table = plain_table(title, ["", *columns])
     by_memory = config.planner.objective == "memory"
-    equal_rows = 0 if by_memory else nearly_equal(found.best)
+    equal_rows = 0 if by_memory else search.nearly_equal(found.best)
     for number, row in enumerate(rows, start=1):
         mark = "~" if number <= equal_rows > 1 else ""
         table.add_row(f"{number}{mark}", *(row[name] for name in columns))
@@ -322,7 +321,7 @@ def layouts_table(found: Found) -> Table:
 
 def _ranking_notes(layouts: Sequence[Estimate]) -> Iterator[str]:
     """Yield what a reader must know about the order of layouts that are ranked by their speed."""
-    equal_rows = nearly_equal(layouts)
+    equal_rows = search.nearly_equal(layouts)
     if equal_rows > 1:
         yield f"~: at most {FREE_COST:.0%} slower than the fastest, so the roomiest comes first"
     if any(layout.judged_seconds > layout.time.seconds for layout in layouts):

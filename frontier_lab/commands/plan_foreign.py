@@ -17,6 +17,7 @@ from rich.table import Table
 from frontier_lab.commands.plan_measured import RANKS, candidate_of
 from frontier_lab.foreign.files import read_run
 from frontier_lab.foreign.foreign_run import ForeignRun
+from frontier_lab.planning.search import Found, Goal, search_all
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
 from frontier_llm.cli.options import write_json
@@ -25,7 +26,6 @@ from frontier_llm.config.engine import EngineConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
-from frontier_llm.planner.search import Found, Goal, search_all
 from frontier_llm.units import GIB, counted, format_count, format_figure
 
 ERRORS = Path(__file__).parents[1] / "planning" / "engine_errors.json"

@@ -1,1 +1,1 @@
-"""Studies on top of frontier_llm/planner: published runs, failures, pages of a plan, drawings."""
+"""Studies on top of frontier_llm/planner: the search of layouts, published runs, drawings."""

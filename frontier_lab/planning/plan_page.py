@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 
-from frontier_llm.planner.estimate import Estimate, run_cost
-from frontier_llm.planner.search import Found
+from frontier_lab.planning.run_cost import run_cost
+from frontier_lab.planning.search import Found
+from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.timeline import simulate
 from frontier_llm.telemetry import html_page as page
 from frontier_llm.telemetry.html_page import UNKNOWN, Tile

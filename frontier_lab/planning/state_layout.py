@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from frontier_lab.planning.state_traffic import StateTraffic
 from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import data_size
 from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
@@ -12,7 +13,6 @@ from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import DIGITS, Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import feedback_bytes
-from frontier_llm.geometry.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.planner.candidate import ranks_to_plan
 from frontier_llm.planner.choice import choose

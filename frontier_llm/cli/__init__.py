@@ -7,6 +7,6 @@ This package and the sweeps of frontier_lab import hydra, which composes configu
 - `package_files` locates `conf/`, `group_files` reads one file, `experiments` its header.
 - `options`, `help` and `console` are shared by commands.
 - Every other file is one command with a function `main(arguments)` that returns the exit code, or
-  a part of some: `launch_options` and `launch_checks` of `launch`, `run_preparation` of `train`,
-  `planned_experiment` of `launch` and of `plan`. frontier_lab has the commands that study.
+  a part of some: `launch_options` and `launch_checks` of `launch`, `run_preparation` of `train`.
+  frontier_lab has the commands that study.
 """

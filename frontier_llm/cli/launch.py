@@ -54,7 +54,7 @@ from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.search import with_grown_batch
+from frontier_llm.planner.space import with_grown_batch
 from frontier_llm.saving import run_directory
 from frontier_llm.units import counted
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from frontier_llm.checkpoint.folders import step_folders
 from frontier_llm.cli.launch_options import TimeLimit
 from frontier_llm.cli.options import check_writable
-from frontier_llm.cli.planned_experiment import conf_dir_option
+from frontier_llm.cli.package_files import conf_dir_option
 from frontier_llm.cli.run_preparation import lock_run_dir
 from frontier_llm.config import RunConfig
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest

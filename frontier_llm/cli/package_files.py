@@ -5,6 +5,7 @@ A checkout has both folders next to the package. An installed wheel has them ins
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import frontier_llm
@@ -31,6 +32,12 @@ def conf_folders() -> list[Path]:
     """Return the folders with configuration files: first that of `--conf-dir`, then `conf/`."""
     of_user = os.environ.get(CONF_DIR_VARIABLE)
     return [*([Path(of_user)] if of_user else []), CONF]
+
+
+def conf_dir_option() -> str:
+    """Return the option `--conf-dir` with which the program finds the file; empty for `conf/`."""
+    of_user = conf_folders()[:-1]
+    return shlex.quote(f"{CONF_DIR_OPTION}={of_user[0]}") + " " if of_user else ""
 
 
 def conf_file(group: str, name: str) -> Path:

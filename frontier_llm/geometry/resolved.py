@@ -43,7 +43,7 @@ from frontier_llm.geometry.state_memory import (
     saved_bytes,
     updates_whole_matrices,
 )
-from frontier_llm.geometry.state_traffic import Gathers, count_gathers
+from frontier_llm.geometry.unit_gathers import Gathers, count_gathers
 from frontier_llm.geometry.wire import ActivationTraffic
 
 

@@ -1,8 +1,7 @@
 """Predict peak memory, seconds per step and speed of a candidate layout."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
@@ -172,68 +171,3 @@ def judged_seconds(candidate: Candidate, seconds: float, peak: int) -> float:
     """
     filled = peak / (candidate.config.cluster.device.memory_gib * GIB)
     return seconds * (1 + FULL_COST * max(0.0, filled - 1 + FREE_SHARE) / FREE_SHARE)
-
-
-def ranked(layouts: Sequence[Estimate], objective: str) -> list[Estimate]:
-    """Return layouts with the best first: of those that are nearly as fast, the roomiest."""
-    if objective == "memory":
-        return sorted(layouts, key=lambda layout: (layout.peak.total, layout.time.seconds))
-    by_speed = sorted(layouts, key=lambda layout: (layout.judged_seconds, layout.peak.total))
-    near = nearly_equal(by_speed)
-    return sorted(by_speed[:near], key=lambda layout: layout.peak.total) + by_speed[near:]
-
-
-def nearly_equal(layouts: Sequence[Estimate]) -> int:
-    """Return how many layouts are at most FREE_COST slower than the fastest, as they are judged."""
-    fastest = min((layout.judged_seconds for layout in layouts), default=0.0)
-    return sum(layout.judged_seconds <= (1 + FREE_COST) * fastest for layout in layouts)
-
-
-@dataclass(frozen=True)
-class RunCost:
-    """Predicted cost of a run. Times without restarts, and without computing lost work again."""
-
-    tokens: float
-    steps: int
-    days: float
-    """Duration, including the time in which training waits for checkpoints."""
-    node_hours: float
-    megawatt_hours: float | None
-    """Energy; None = the cluster file does not give the power of a node."""
-    checkpoint_share: float
-    """Share of the duration in which training waits for checkpoints."""
-    interruptions: float | None
-    """Failures of nodes to expect; None = the cluster file does not give their rate."""
-    lost_days: float | None
-    """Work to compute again after these failures: each loses half the time between two checkpoints
-    on average."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the cost as plain values."""
-        return asdict(self)
-
-
-def run_cost(estimate: Estimate, tokens: float) -> RunCost:
-    """Return the cost of training on a number of tokens with an estimated layout."""
-    candidate, step_seconds = estimate.candidate, estimate.time.seconds
-    config = candidate.config
-    steps = math.ceil(tokens / (config.data.global_batch * candidate.layout.lengths.total))
-    hours = steps * step_seconds / 3600
-    nodes = candidate.grid.nodes
-    operation = config.cluster.operation
-    watts = operation.node_watts if operation else None
-    between_failures = operation.node_hours_per_failure if operation else None
-    interruptions = nodes * hours / between_failures if between_failures else None
-    lost_days = None
-    if interruptions is not None and config.checkpoint.mode != "off":
-        lost_days = interruptions * config.checkpoint.every_steps * step_seconds / 2 / 86400
-    return RunCost(
-        tokens=tokens,
-        steps=steps,
-        days=hours / 24,
-        node_hours=nodes * hours,
-        megawatt_hours=nodes * hours * watts / 1e6 if watts else None,
-        checkpoint_share=estimate.time.parts["checkpoint"] / step_seconds,
-        interruptions=interruptions,
-        lost_days=lost_days,
-    )

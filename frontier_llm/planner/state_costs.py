@@ -1,7 +1,7 @@
 """Predict seconds of the communication of model states on one stage, without overlap.
 
-The collectives and their bytes are those that geometry/state_traffic.py counts, along the hops of
-geometry/partition.py. The collectives of the hops of a digit run one after the other.
+The collectives and their bytes are those that frontier_lab/planning/state_traffic.py counts, along
+the hops of geometry/partition.py. The collectives of the hops of a digit run one after the other.
 
 Messages in integer formats are quantised before they are sent and dequantised when they have
 arrived. These kernels read and write memory (collectives/blockwise.py). They occupy the device, so

@@ -90,13 +90,15 @@ READERS = {
     " planner.engine.host.micro_batch_us planner.engine.host.step_us",
     "planner/communication.py": "cluster.links",
     "planner/step_time.py": "cluster.storage",
-    "planner/estimate.py": "cluster.operation cluster.device.peak_tflops",
+    "planner/estimate.py": "cluster.device.peak_tflops",
+    "planning/run_cost.py": "cluster.operation",
     "calibration/network.py": "cluster.environment_alternatives",
     "planner/candidate.py": "planner.nodes",
-    "planner/space.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
-    " planner.context planner.micro_batch planner.recompute planner.params planner.grads"
-    " planner.optimizer planner.survives planner.engine.shards",
-    "planner/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
+    "planner/space.py": "planner.params planner.grads planner.optimizer planner.survives"
+    " planner.engine.shards",
+    "planning/cuts.py": "planner.tensor planner.pipeline planner.chunks planner.schedule"
+    " planner.context planner.micro_batch planner.recompute",
+    "planning/search.py": "planner.objective planner.rows planner.goal_tokens_per_second",
     "health/rank_checks.py": "cluster.environment",
     "saving/changes.py": "run.allow_changes",
     "config/cluster.py": "cluster.host.cores",

@@ -67,7 +67,7 @@ CHOOSERS = {
     "planner.schedule": "geometry/pipeline_schedule.py",
     "planner.recompute": "planner/compute.py",
     "planner.survives": "geometry/partition.py",
-    "planner.objective": "planner/search.py",
+    "planner.objective": "planning/search.py",
     "planner.engine.shards": "planner/space.py",
     "telemetry.wandb": "telemetry/trackers.py trainer/callbacks/records.py:off",
     "run.resume": "saving/run_directory.py",

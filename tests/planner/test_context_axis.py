@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.planning.cuts import cuts
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.cli.train import configure
 from frontier_llm.config import decode
@@ -16,8 +18,6 @@ from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import budget_bytes, judged_seconds
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.search import Goal, search
-from frontier_llm.planner.space import cuts
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.saving.run_directory import from_yaml
 from frontier_llm.units import format_seconds

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
@@ -11,7 +12,6 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import FREE_COST, FREE_SHARE, choose, choose_factors
 from frontier_llm.planner.estimate import budget_bytes, estimate
-from frontier_llm.planner.search import Goal, search
 from tests.covering import covering
 from tests.values import tiny_values
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.lengths import SampleLengths
@@ -18,7 +19,6 @@ from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layer_split import LEAST_GAIN, cheapest_split, chunk_cost, stage_costs
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.search import Goal, search
 from frontier_llm.planner.step_time import _tied_cost
 from tests.planner.layouts import make
 from tests.values import SIDES, TINY_T5

@@ -2,7 +2,8 @@
 
 import pytest
 
-from frontier_llm.planner.estimate import estimate, run_cost
+from frontier_lab.planning.run_cost import run_cost
+from frontier_llm.planner.estimate import estimate
 from tests.planner.layouts import make
 
 OPERATION = (

@@ -2,6 +2,7 @@
 
 import pytest
 
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
 from frontier_llm.planner import choice
@@ -9,7 +10,6 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import LEAST_GAIN, choose_schedule
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.search import Goal, search
 from frontier_llm.planner.space import orders
 from frontier_llm.planner.step_time import step_time
 from tests.values import tiny_values

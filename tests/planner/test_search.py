@@ -2,6 +2,8 @@
 
 import pytest
 
+from frontier_lab.planning.cuts import cuts
+from frontier_lab.planning.search import Goal, fewest_nodes, scaling_curves, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
@@ -9,8 +11,7 @@ from frontier_llm.geometry.partition import survives
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import budget_bytes
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.search import Goal, fewest_nodes, scaling_curves, search
-from frontier_llm.planner.space import cuts, legal_factors
+from frontier_llm.planner.space import legal_factors
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import GIB
 from tests.values import tiny_values

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from frontier_lab.commands import explain_layout, plan
+from frontier_lab.commands.planned_experiment import experiment_text
 from frontier_llm.cli import launch
 from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.launch_checks import forecast
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF, CONF_DIR_VARIABLE
-from frontier_llm.cli.planned_experiment import experiment_text
 from frontier_llm.config import decode
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose

@@ -3,8 +3,8 @@
 import re
 
 from frontier_lab.planning.plan_page import _add_label, make_page
+from frontier_lab.planning.search import Goal, search
 from frontier_llm.config import decode
-from frontier_llm.planner.search import Goal, search
 from tests.values import tiny_values
 
 

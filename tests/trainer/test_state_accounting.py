@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.geometry.state_traffic import StateTraffic
+from frontier_lab.planning.state_traffic import StateTraffic
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
 from tests.covering import exhaustive

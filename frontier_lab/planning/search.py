@@ -1,6 +1,6 @@
 """Search the best layouts of a configuration among all legal ones.
 
-A layout is a cut of the model (`space.Cut`: tensor, pipeline and context sizes, chunks, schedule,
+A layout is a cut of the model (`cuts.Cut`: tensor, pipeline and context sizes, chunks, schedule,
 micro-batch and recomputation) together with sharding factors. The search is branch and bound. Each
 cut has two lower bounds: one on its step time, without communication of model states, and one on
 its memory, with the finest sharding factors. A cut that does not fit by the second bound is
@@ -11,7 +11,7 @@ ascending order of the bound on the time, and a cut is skipped if its bounds sho
 one of the fastest layouts nor on the Pareto front of time and memory. The long list of actions of a
 schedule with split backward passes is made, and then simulated, only if the bounds do not exclude
 the cut. Layouts in nearly full memory are judged slower than predicted, and of layouts that are
-nearly as fast as the fastest, the roomiest comes first (`estimate.ranked`). The search is
+nearly as fast as the fastest, the roomiest comes first (`ranked`). The search is
 deterministic.
 """
 
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from frontier_lab.planning.cuts import Cut, cuts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.host_pool import STATE_BYTES
@@ -35,16 +36,16 @@ from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.planner.block import Activations, least_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import (
+    FREE_COST,
     Estimate,
     budget_bytes,
     estimate,
     judged_seconds,
-    ranked,
 )
 from frontier_llm.planner.layer_split import balanced_layers, has_unlike_layers
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
-from frontier_llm.planner.space import Cut, Order, cuts, legal_factors
+from frontier_llm.planner.space import Order, legal_factors, with_grown_batch
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import GIB, counted, format_bytes
 
@@ -225,6 +226,21 @@ def search_all(
     planner = configs[0].planner
     merged.best = ranked(merged.best, planner.objective)[: planner.rows]
     return merged
+
+
+def ranked(layouts: Sequence[Estimate], objective: str) -> list[Estimate]:
+    """Return layouts with the best first: of those that are nearly as fast, the roomiest."""
+    if objective == "memory":
+        return sorted(layouts, key=lambda layout: (layout.peak.total, layout.time.seconds))
+    by_speed = sorted(layouts, key=lambda layout: (layout.judged_seconds, layout.peak.total))
+    near = nearly_equal(by_speed)
+    return sorted(by_speed[:near], key=lambda layout: layout.peak.total) + by_speed[near:]
+
+
+def nearly_equal(layouts: Sequence[Estimate]) -> int:
+    """Return how many layouts are at most FREE_COST slower than the fastest, as they are judged."""
+    fastest = min((layout.judged_seconds for layout in layouts), default=0.0)
+    return sum(layout.judged_seconds <= (1 + FREE_COST) * fastest for layout in layouts)
 
 
 def _bounded_cuts(
@@ -461,20 +477,6 @@ def fewest_nodes(configs: Sequence[RunConfig], progress: Progress) -> Found:
         f"at most {best:g}, the most that {config.cluster.name} reaches on {node_counts} nodes",
         "allow more nodes in planner.nodes, or a larger data.global_batch",
     )
-
-
-def with_grown_batch(config: RunConfig, nodes: int, first: int) -> RunConfig:
-    """Return a configuration whose global batch has grown in proportion from `first` nodes."""
-    batch, rest = divmod(config.data.global_batch * nodes, first)
-    if rest:
-        raise ConfigError(
-            "planner.nodes",
-            nodes,
-            f"numbers of nodes on which data.global_batch={config.data.global_batch} of {first} "
-            "nodes can grow in proportion to a whole number of samples",
-            f"choose multiples of {first} nodes, or a data.global_batch that {first} divides",
-        )
-    return config.changed("data", global_batch=batch)
 
 
 def _best(configs: Sequence[RunConfig], nodes: int) -> Estimate | None:

@@ -1,11 +1,11 @@
 """Count the bytes of model states that ranks send in a step, by the level of links.
 
 For a unit of n elements and M micro-batches per step, a rank takes part in these flows, along the
-digits and with the sharding factors p, g, o of partition.py:
+digits and with the sharding factors p, g, o of geometry/partition.py:
 
     flow            times  collectives
     gather_params   2M     all-gather n along params: once for the forward and once for the backward
-                           pass, unless the unit stays gathered (`count_gathers`)
+                           pass, unless the unit stays gathered (`geometry/unit_gathers.py`)
     reduce_grads    M      reduce-scatter n along params, then n/p along grads; nothing if g = 1
     reduce_states   1      reduce-scatter n/g along optimizer, then all-reduce n/o along replica
                            (if sums are not sent in fp32: reduce-scatter and all-gather n/o)
@@ -13,31 +13,24 @@ digits and with the sharding factors p, g, o of partition.py:
 
 A digit that is divided into hops has one collective per hop: reduce-scatters from the nearest to
 the farthest hop, gathers in the reverse order. A message is encoded once per gather, and passed on
-in the next hop. Quantised messages are counted in slots (formats.py).
+in the next hop. Quantised messages are counted in slots (geometry/formats.py).
 
-Bytes are counted as for rings (wire.py). With gloo, gathers and reduce-scatters are messages
-between all pairs of ranks, which send the same number of bytes over other links. So are those of
-buffers whose intervals differ in length (`partition.Cut`).
+Bytes are counted as for rings (geometry/wire.py). With gloo, gathers and reduce-scatters are
+messages between all pairs of ranks, which send the same number of bytes over other links. So are
+those of buffers whose intervals differ in length (`partition.Cut`).
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
-from frontier_llm.geometry.model_chunks import (
-    ModelChunk,
-    chunk_stacks,
-    chunk_tables,
-    has_shared_table,
-)
 from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
-from frontier_llm.geometry.pipeline_schedule import Action
-from frontier_llm.geometry.state_memory import FP32_BYTES, prefetch_window, small_elements
+from frontier_llm.geometry.state_memory import FP32_BYTES
+from frontier_llm.geometry.unit_gathers import Gathers
 from frontier_llm.geometry.wire import (
     Sent,
     all_reduce_bytes,
@@ -48,13 +41,6 @@ from frontier_llm.geometry.wire import (
 )
 
 ALL_FP32 = StateFormats()
-
-
-class Gathers(NamedTuple):
-    """Number of times that a unit is gathered per step, for forward and for backward passes."""
-
-    forward: int
-    backward: int
 
 
 class Flow(NamedTuple):
@@ -212,73 +198,3 @@ class StateTraffic:
         ranks = self.grid.data_group(rank)
         data_ranks = hop.group(self.grid.coordinates(rank).data)
         return tuple(ranks[data_rank] for data_rank in data_ranks)
-
-
-def count_gathers(
-    model: ModelConfig,
-    chunks: Sequence[ModelChunk],
-    actions: Sequence[Action],
-    sizes: Mapping[str, int],
-    units_in_flight: int,
-) -> dict[str, Gathers]:
-    """Count how often each unit is gathered in a step of a stage whose parameters are sharded.
-
-    A unit is needed in the forward pass and again in the backward pass. It stays gathered in
-    between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
-    the first step of a run, in which the order of the passes is not known yet and no unit stays.
-    Weight gradients, among the `actions` of the stage, read no parameters.
-    """
-    events = [
-        (kind == "forward", acquires, unit)
-        for kind, virtual_stage, _ in actions
-        if kind != "weight_gradients"
-        for acquires, unit in _events(model, chunks[virtual_stage], forward=kind == "forward")
-    ]
-    limit = small_elements(Counter(sizes.values()))
-    small = {unit for unit, size in sizes.items() if size <= limit}
-    uses = [(unit, not forward) for forward, acquires, unit in events if acquires]
-    counts: Counter[tuple[str, bool]] = Counter()  # by unit and whether a backward pass reads it
-    gathered: set[str] = set()  # units that have memory at this moment
-    position = 0  # index of the next use
-    reading: list[tuple[str, bool]] = []  # the use that has started and not stopped
-    for _, acquires, unit in events:
-        if acquires:
-            reading = [uses[position]]
-            counts[uses[position]] += unit not in gathered
-            gathered.add(unit)
-            position += 1
-            continue
-        reading = [use for use in reading if use[0] != unit]
-        next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
-        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
-            gathered.discard(unit)
-    return {unit: Gathers(counts[unit, False], counts[unit, True]) for unit, _ in uses}
-
-
-def _events(model: ModelConfig, chunk: ModelChunk, *, forward: bool) -> Iterator[tuple[bool, str]]:
-    """Yield the units that one pass starts (true) or stops using, as in engine/hooks.py."""
-    output = "embedding" if model.tied else "head"
-    units = []  # all units after the embedding, in the order of the forward pass
-    for stack in chunk_stacks(model, chunk):
-        # the table of relative positions belongs to the unit of the first layer
-        units += [f"layers.{layer}" for layer in stack.layers]
-        units += [stack.norm_unit] if stack.ends else []
-    units += [output] if chunk.has_head else []
-    if forward:
-        for table in chunk_tables(model, chunk):
-            read_at_once = (table, "positions") if model.positions == "learned" else (table,)
-            yield from ((True, unit) for unit in read_at_once)
-            yield from ((False, unit) for unit in read_at_once)
-        for unit in units:
-            yield True, unit
-            yield False, unit
-        return
-    # The gradient of a table that is both embedding and head is complete only after the backward
-    # pass of the embedding, so this table is released last.
-    shared_table = output if has_shared_table(model, [chunk]) else None
-    for unit in reversed(units):
-        yield True, unit
-        if unit != shared_table:
-            yield False, unit
-    if shared_table:
-        yield False, shared_table

@@ -1,6 +1,5 @@
 """Write a layout that the planner found as an experiment file, which frontier-llm train can run."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,7 @@ import yaml
 
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.group_files import file_choices, file_values
-from frontier_llm.cli.package_files import (
-    CONF_DIR_OPTION,
-    conf_folders,
-    new_conf_file,
-)
+from frontier_llm.cli.package_files import conf_dir_option, new_conf_file
 from frontier_llm.config.needed import unused
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
@@ -73,12 +68,6 @@ def keys_without_effect(candidate: Candidate) -> set[str]:
     """
     planned = candidate.config.changed("sharding", **candidate.factors.by_key)
     return {key for key, _ in unused(planned)}
-
-
-def conf_dir_option() -> str:
-    """Return the option `--conf-dir` with which the program finds the file; empty for `conf/`."""
-    of_user = conf_folders()[:-1]
-    return shlex.quote(f"{CONF_DIR_OPTION}={of_user[0]}") + " " if of_user else ""
 
 
 def _resources(candidate: Candidate) -> str:
