@@ -111,7 +111,7 @@ def test_the_factor_of_embeddings_is_rounded_to_bf16(kind: str, tmp_path: Path):
     ):
         theirs(input_ids=tokens, use_cache=False)
         chunk = built.chunks[0].bfloat16()
-        ours = chunk._embed([tokens], None).transpose(0, 1)
+        ours = chunk._embed(chunk.embedding, [tokens], None).transpose(0, 1)
         table = chunk.embedding.word_embeddings.weight[:151]
     assert ours.dtype == torch.bfloat16
     assert torch.equal(ours, read[0])

@@ -233,6 +233,7 @@ def test_an_unknown_speed_is_an_error_that_names_the_format():
 def test_context_ranks_divide_activations_and_pay_for_the_exchange():
     """Half of the products and of what is kept; between nodes the exchange takes longer."""
     long = ("data.sequence_length=4096", "parallel.pipeline=1", "sharding=replicated")
+    long += ("model.kv_heads=1",)  # ranks send rows
     whole, cut = (
         make(*long, f"parallel.context={context}", f"data.global_batch={8 // context}")
         for context in (1, 2)
@@ -258,7 +259,7 @@ def test_context_ranks_divide_activations_and_pay_for_the_exchange():
 def test_separate_documents_exchange_less_and_keep_angles_of_each_sample():
     common = (
         "data.sequence_length=131072", "parallel.pipeline=1", "parallel.context=4",
-        "data.global_batch=4", "data.micro_batch=2", "model.positions=rotary",
+        "data.global_batch=4", "data.micro_batch=2", "model.positions=rotary", "model.heads=2",
     )  # fmt: skip
     joined = make(*common)
     seconds, kept = [], []
