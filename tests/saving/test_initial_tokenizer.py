@@ -40,7 +40,7 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     said = ended.text[ended.text.index("configuration error at data.tokenizer") :].splitlines()
     assert [line[:10].strip() for line in said[1:4]] == ["got:", "wants:", "do:"]
     assert not (tmp_path / "run-other").exists()
-    advised = re.search(r"set (data\.tokenizer=\S+) .*(run\.allow_changes=\S+)", said[3])
+    advised = re.search(r"set (data\.tokenizer=\S+) .*'(run\.allow_changes=\S+)'", said[3])
     assert advised is not None, said
     for number, advice in enumerate(advised.groups()):
         words = [w for w in other if number or not w.startswith("data.vocabulary=")]

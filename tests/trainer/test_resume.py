@@ -294,7 +294,7 @@ def test_another_corpus_must_be_allowed(
     assert "the corpus that the run has read so far" in ended.text
     ended = train(*other, "run.allow_changes=[data.path]")
     assert ended.code == 2, "the tokens would have other meanings"
-    advice = re.search(r"same tokens: (\S+) (data\.tokenizer=\S+) ", ended.text)
+    advice = re.search(r"same tokens: '(\S+)' (data\.tokenizer=\S+) ", ended.text)
     assert advice is not None
     other = tuple(word for word in other if not word.startswith("data.vocabulary="))
     ended = train(*other, *advice.groups())
