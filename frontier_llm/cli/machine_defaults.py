@@ -156,7 +156,7 @@ def _micro_batch(root: DictConfig) -> int:
         samples, rest = divmod(_number(root, "data.global_batch"), max(1, ranks // model_ranks))
         if not rest:
             return math.gcd(MICRO_BATCH, samples)
-    return 1  # the rules refuse the global batch
+    return MICRO_BATCH  # the rules refuse the global batch
 
 
 def _ranks_of_job(root: DictConfig) -> int:

@@ -112,7 +112,7 @@ def nearest(key: str) -> str | None:
     if last_part in KEYS and last_part not in full_names:
         return KEYS[last_part]
     similar = difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5)
-    if similar and not key.startswith(f"{similar[0]}."):
+    if similar and not (similar[0] in sections and key.startswith(f"{similar[0]}.")):
         return similar[0]
     # compare the last part of the key alone, because its section may be wrong or missing
     similar = difflib.get_close_matches(last_part, list(full_names), n=1, cutoff=0.7)

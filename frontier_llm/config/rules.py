@@ -303,7 +303,9 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
             "data.global_batch",
             f"{data.global_batch} on {replicas} data-parallel replicas with "
             f"data.micro_batch={data.micro_batch}",
-            f"a multiple of {replicas} x {data.micro_batch} = {multiple}",
+            f"a multiple of the {replicas} replicas"
+            if rest
+            else f"a multiple of {replicas} x {data.micro_batch} = {multiple}",
             f"set data.global_batch={-(-data.global_batch // multiple) * multiple}"
             + (f", or data.micro_batch={fits}" if fits else ""),
         )
