@@ -132,10 +132,10 @@ def received_elements(
 ) -> tuple[int, int]:
     """Count the elements of encoder and decoder per sample that a chunk gets from the previous one.
 
-    Before the chunk with its embedding, there are none of the decoder.
+    Before the chunk with its embedding, there are none of the decoder. The first chunk gets none.
     """
-    begins = model.encoder_layers if model.encoder_embedding else 0
-    decoder = lengths.decoder * model.hidden * (chunk.layers.start > begins)
+    is_embedded = not model.encoder_embedding or chunk.layers.start > model.encoder_layers
+    decoder = lengths.decoder * model.hidden * is_embedded
     return lengths.encoder * model.encoder.hidden, decoder
 
 
