@@ -206,8 +206,9 @@ def _parse(words: Sequence[str], index: int) -> Override:
         todo = f"quote the value: {quoted(key, value, following)}"
         raise ConfigError(key, value or text, wants, todo) from None
     if override.is_sweep_override():
-        if all(key != known for known, _, _ in keys()) and key not in groups():
-            raise unknown_key(key, value)
+        name = override.key_or_group
+        if name not in groups() and not any(f"{name}.".startswith(f"{k}.") for k, _, _ in keys()):
+            raise unknown_key(name, value)
         wants = "one value: a run is one configuration"
         todo = "quote the value if it contains a comma; start two runs, or a sweep with -m"
         raise ConfigError(key, value, wants, todo)
@@ -226,7 +227,8 @@ def _no_override(before: Sequence[str], text: str, following: Sequence[str]) -> 
         return ConfigError(key, got, "key=value, without dashes", option)
     if not key.startswith("--"):
         todo = f"write {similar or 'key'}=VALUE; options are --help and --cfg job"
-        if before and (not similar or ("/" in before[-1] and key not in KEYS)):
+        is_key = key in KEYS or key.partition(".")[0] in RunConfig.model_fields
+        if before and (not similar or ("/" in before[-1] and not is_key)):
             name, _, first = before[-1].partition("=")
             rest = takewhile(lambda word: "=" not in word, following)
             todo = f"if it belongs to {name}, write {quoted(name, ' '.join([first, text, *rest]))}"

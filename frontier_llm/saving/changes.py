@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from frontier_llm.config.decode import defaults, leaves
-from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
@@ -272,9 +272,10 @@ def check_initial_model(config: RunConfig) -> None:
     before = checkpoint.manifest.meta.get("config")
     is_copied = (model.kind, kind) == ("t5", "gpt")
     if is_copied:
-        _check_sides(model, stored, source)
+        _check_copies(model, stored, source)
         alone = {"kind": "gpt", "layers": model.encoder_layers, "encoder_layers": 0}
         alone |= {"encoder_embedding": False, "encoder_window": None, "start_token": 0}
+        alone |= {f"encoder_{size}": None for size in SIZES}
         model = model.model_copy(update=alone)
         config = config.model_copy(update={"model": model})
     elif model.kind != kind:
@@ -304,7 +305,15 @@ def check_initial_model(config: RunConfig) -> None:
             )
 
 
-def _check_sides(model: ModelConfig, stored: Collection[str], source: str) -> None:
+def _check_copies(model: ModelConfig, stored: Collection[str], source: str) -> None:
+    for size in SIZES:
+        if (own := getattr(model.encoder, size)) != getattr(model, size):
+            raise ConfigError(
+                f"model.encoder_{size}",
+                own,
+                f"{getattr(model, size)} or null: both sides copy the layers of {source}",
+                f"set model.encoder_{size}=null",
+            )
     layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
     if (model.encoder_layers, model.layers) != (layers, 2 * layers):
         raise ConfigError(

@@ -114,6 +114,8 @@ WORDS = {
     "optimizer.betas=0.9,0.95": "did you mean optimizer.beta",
     f"data={__file__}": f"write data=text data.path={__file__}",
     "data.path=/tmp/my corpus": """write 'data.path="/tmp/my corpus"'""",
+    "optimizer.rate_factors.embedding=1,2": "start two runs, or a sweep",
+    "data.path=/tmp/text trainer.step": "write trainer.steps=VALUE",
     "data.path=/tmp/text lr 1e-4": "write optimizer.learning_rate=VALUE",
     "lr=1e-4": "did you mean optimizer.learning_rate?",
     "train_micro_batch_size_per_gpu=4": "did you mean data.micro_batch?",

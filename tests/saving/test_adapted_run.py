@@ -37,6 +37,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 REFUSED = {
     ("model.layers=2",): ("model.layers", r"set model\.layers=4 model\.encoder_layers=2"),
     ("model.encoder_layers=1",): ("model.layers", r"set model\.layers=4 model\.encoder_layers=2"),
+    ("model.encoder_ffn=16",): ("model.encoder_ffn", r"set model\.encoder_ffn=null"),
     ("model.hidden=64",): ("model.hidden", r"set model\.hidden=32"),
     ("model.vocabulary=600",): ("model.vocabulary", r"set model\.vocabulary=500"),
     ("model.tied=false",): ("model.tied", r"set model\.tied=True"),
