@@ -4,6 +4,7 @@ The variables are set before torch is imported: a process that ran multi-threade
 must not fork.
 """
 
+import faulthandler
 import gc
 import getpass
 import os
@@ -29,6 +30,9 @@ from tests.huge_pages import keep_forks_fast
 from tests.kept_configs import keep_configs
 
 keep_forks_fast()
+# a collection would copy pages of the parent; and to destroy what is garbage in the parent, for
+# example a process group with threads that the fork has not, crashes or hangs
+os.register_at_fork(after_in_child=gc.freeze)
 keep_configs()
 settings.load_profile("repeated")  # before pytest loads the profile of --hypothesis-profile
 
@@ -171,6 +175,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     pid = os.fork()
     if not pid:
         code, text = 1, ""
+        faulthandler.enable(writer)
         try:
             names = pyfuncitem._fixtureinfo.argnames
             pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
@@ -183,13 +188,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             os.write(writer, text.encode()[-32_000:])
             os._exit(code)
     os.close(writer)
-    with os.fdopen(reader) as output:
+    with os.fdopen(reader, errors="replace") as output:
         text = output.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == SKIPPED:
         pytest.skip(text)
     if code:
-        pytest.fail(text or f"ended with {code}", pytrace=False)
+        pytest.fail(f"{text}\nended with {code}", pytrace=False)
     return True
 
 

@@ -7,7 +7,6 @@ ended = run(lambda: main(["generate", "/tmp/x", "The "]))
 The charts of report.html are not rendered, which takes longer than ten steps, unless `draws`.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -134,7 +133,6 @@ def _child(output: Path, function: Callable[[], int], draws: bool) -> None:
     try:
         if not draws:
             _leave_charts_empty()
-        gc.freeze()
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

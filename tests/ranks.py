@@ -14,7 +14,6 @@ The first argument of the function is its `World`; results are returned by pickl
 `RanksFailedError` has the traceback of every rank, starting with the one that is likely the cause.
 """
 
-import gc
 import os
 import pickle
 import signal
@@ -137,7 +136,6 @@ def _fork(world: World, folder: Path, function: Callable[..., Any], args: tuple[
     pid = os.fork()
     if pid:
         return pid
-    gc.freeze()  # a collection would write to the pages of the parent, and so copy them
     code = 1
     try:
         _run(world, folder, function, args)

@@ -1,5 +1,6 @@
 """The helper of multi-process tests shows the cause of a failure and never hangs."""
 
+import gc
 import os
 import signal
 
@@ -64,3 +65,28 @@ def test_cases_run_in_turn_on_groups_that_are_created_once():
         assert sums == (4.0, 8.0, 12.0)
         assert groups[0] == groups[1] == groups[2]
         assert groups[0][0] != groups[0][1]
+
+
+class _Left:
+    """Garbage of a process that only this process can destroy, as a process group with threads."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        self.process = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.process:
+            os._exit(13)
+
+
+def test_a_forked_process_destroys_no_garbage_of_its_parent():
+    gc.disable()
+    try:
+        _Left()
+        pid = os.fork()
+        if not pid:
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        gc.enable()

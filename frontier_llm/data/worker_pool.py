@@ -4,6 +4,7 @@ Forked processes inherit all inputs from the parent, so only the number of a job
 worker exits when its pipe is closed, so no worker survives a parent that was killed.
 """
 
+import gc
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,7 @@ def _serve(work: Callable[[int], Any], pipe: Connection, inherited: Sequence[Con
     The fork made copies of the parent's ends of pipes. They are closed first, because otherwise the
     pipes would stay open after the parent's death.
     """
+    gc.freeze()  # what the parent left as garbage may own threads, which a fork does not copy
     for parent_end in inherited:
         parent_end.close()
     # Ctrl-C reaches the parent as well, which then stops the workers

@@ -30,6 +30,11 @@ def _nothing(*_: object, **__: object) -> None:
     return None
 
 
+def _seed(seed: int) -> None:
+    # torch.manual_seed would also keep a call, with its traceback, for GPUs that are never used
+    torch.default_generator.manual_seed(seed)
+
+
 def _get_state(*_: object, **__: object) -> torch.Tensor:
     return torch.get_rng_state()
 
@@ -55,9 +60,7 @@ REPLACEMENTS = (
     Replacement("torch.cuda", "current_device", _cpu_device, "buffers are allocated on it"),
     Replacement("torch.cuda", "empty_cache", _nothing, "called between phases"),
     Replacement("torch.cuda", "current_stream", _CpuStream, "side streams join it"),
-    Replacement(
-        "torch.cuda", "manual_seed", torch.manual_seed, "the dropout tracker seeds with it"
-    ),
+    Replacement("torch.cuda", "manual_seed", _seed, "the dropout tracker seeds with it"),
     Replacement("torch.cuda", "get_rng_state", _get_state, "the dropout tracker keeps states"),
     Replacement("torch.cuda", "set_rng_state", _set_state, "the dropout tracker sets states"),
     Replacement(_RANDOM, "_get_cuda_rng_state", _get_state, "recomputation replays dropout"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron.core.tensor_parallel import layers, mappings
+from megatron.core.tensor_parallel import layers, mappings, model_parallel_cuda_manual_seed
 
 from frontier_llm.parallel.megatron_cpu import REPLACEMENTS, install
 
@@ -58,3 +58,16 @@ def test_this_release_uses_cuda_only_in_the_known_places() -> None:
     assert found == ["torch.cuda.current_device"] * 5, f"megatron-core {version('megatron-core')}"
     named = set(re.findall(r"torch\.cuda\.\w+", inspect.getsource(layers)))
     assert named == {"torch.cuda.amp", "torch.cuda.current_device"}
+
+
+@pytest.mark.forked
+def test_seeding_dropout_draws_the_same_numbers_and_keeps_nothing() -> None:
+    install()
+
+    def drawn() -> torch.Tensor:
+        model_parallel_cuda_manual_seed(3, tp_rank=0, ep_rank=0, etp_rank=0, force_reset_rng=True)
+        return torch.rand(4)
+
+    kept = len(torch.cuda._queued_calls)
+    assert torch.equal(drawn(), drawn())
+    assert len(torch.cuda._queued_calls) == kept
