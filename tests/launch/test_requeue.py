@@ -1,6 +1,6 @@
 """What an agent does when the node of the job script is lost; Slurm's programs are stand-ins.
 
-benchmarks/faults/slurm_replacement.py tries the same on a real Slurm.
+benchmarks/faults/reliability.py tries the same on a real Slurm.
 """
 
 import os
