@@ -351,8 +351,8 @@ def _compared(what: str, losses: list[float], expected: list[float], tolerance: 
     Raises:
         TrainingError: it is larger than the tolerance, or the numbers of steps differ.
     """
-    one, _, other = what.partition(", and ")
-    largest = check_alike("losses", [(other, expected), (one, losses)], tolerance)
+    series = [("the second", expected), ("the first", losses)]
+    largest = check_alike(f"{what}: losses", series, tolerance)
     return {"what": f"{what}: largest relative difference of losses", "value": f"{largest:.1e}"}
 
 
