@@ -408,12 +408,12 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
     },
     "recovery.md": {
         "deaths": deaths,
-        "slurm": Table("recovery", {
+        "slurm": Table("replaced", {
             "fault": "{fault}",
             "next step after": lambda row: _or_dash("{seconds_to_step:.1f} s", row),
             "steps done twice": "{steps_done_twice}", "the job": "{job}",
             "largest loss difference": lambda row: _or_dash("{largest_loss_difference:g}", row),
-        }, rows=lambda content: content["slurm"]),
+        }),
         "cost": cost,
     },
     "reliability.md": {
