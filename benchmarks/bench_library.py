@@ -52,6 +52,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -62,6 +63,7 @@ from benchmarks.harness import (
     Contender,
     add_numbers,
     bench_parser,
+    check_alike,
     compare,
     fixed,
     parse_bench,
@@ -84,7 +86,6 @@ from benchmarks.peers.turn import Precision, Turn, TurnFigures, measure
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.options import at_least, run_command
-from frontier_llm.errors import TrainingError
 
 QUICK = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 256, "sequence": 32, "ranks": [2],
          "rounds": 1, "warmup": 1, "steps": 2, "save_steps": 2, "every": 1}  # fmt: skip
@@ -257,26 +258,11 @@ def check_losses(outcomes: Sequence[Speeds], precision: Precision) -> float:
     """Return the largest difference of all losses from those of the first contender.
 
     It is relative to the loss, over all contenders, rounds, ranks and steps.
-
-    Raises:
-        TrainingError: it exceeds `LARGEST_DIFFERENCE`, so the contenders do not train alike.
     """
-    expected = outcomes[0].rounds[0].losses
-    limit, largest = LARGEST_DIFFERENCE[precision], 0.0
-    for outcome in outcomes:
-        for turn in outcome.rounds:
-            for wanted, losses in zip(expected, turn.losses, strict=True):
-                pairs = zip(wanted, losses, strict=True)
-                differences = [abs(one - other) / one for one, other in pairs]
-                difference = max(differences)
-                if not all(one <= limit for one in differences):  # also if one is not a number
-                    raise TrainingError(
-                        f"the losses of {outcome.name} in {precision} differ from those of "
-                        f"{outcomes[0].name} by {difference:.1e} of the loss; the limit is "
-                        f"{limit:.0e}: {losses} instead of {wanted}"
-                    )
-                largest = max(largest, difference)
-    return largest
+    series = [
+        (outcome.name, list(chain(*turn.losses))) for outcome in outcomes for turn in outcome.rounds
+    ]
+    return check_alike(f"losses in {precision}", series, LARGEST_DIFFERENCE[precision])
 
 
 if __name__ == "__main__":

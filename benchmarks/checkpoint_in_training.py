@@ -54,6 +54,7 @@ from benchmarks.checkpoint.savers import ASYNCHRONOUS, PEERS
 from benchmarks.harness import (
     Contender,
     bench_parser,
+    check_alike,
     fixed,
     parse_bench,
     print_table,
@@ -68,7 +69,6 @@ from benchmarks.testbed import disk
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.forked_run import corpus_of, import_training
 from frontier_llm.cli.options import at_least, positive, run_command
-from frontier_llm.errors import TrainingError
 from frontier_llm.units import MIB
 
 SAVERS, BASELINE = (OURS, *PEERS), "torch.save"
@@ -193,20 +193,6 @@ def compare(
     return found
 
 
-def check_losses(runs: Runs) -> float:
-    """Return the largest relative difference between the losses of two runs.
-
-    Raises:
-        TrainingError: it is too large, so a saver has changed the training.
-    """
-    reference, *others = [run.losses for of_saver in runs.values() for run in of_saver]
-    pairs = [pair for losses in others for pair in zip(reference, losses, strict=True)]
-    difference = max((abs(a - b) / abs(a) for a, b in pairs), default=0.0)
-    if not difference <= LARGEST_DIFFERENCE:
-        raise TrainingError(f"the losses of two savers differ by {difference:.1e} of the loss")
-    return difference
-
-
 def plain_seconds(runs: Runs, schedule: Schedule) -> list[float]:
     """Return the time of a step without saves, for each run."""
     steps = schedule.phases[0].steps
@@ -309,7 +295,9 @@ def report(size: Size, runs: Runs, schedule: Schedule, rates: Rates) -> dict[str
     Raises:
         TrainingError: the losses of two savers differ.
     """
-    difference, plain = check_losses(runs), plain_seconds(runs, schedule)
+    losses = [(name, run.losses) for name, of_saver in runs.items() for run in of_saver]
+    difference = check_alike("losses", losses, LARGEST_DIFFERENCE)
+    plain = plain_seconds(runs, schedule)
     first = next(iter(runs.values()))
     total = first[0].states_bytes
     limits = {

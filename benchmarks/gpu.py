@@ -12,22 +12,20 @@ docs/gpu.md; a rehearsal writes both files into --folder instead.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, about, print_table
+from benchmarks.harness import ROOT, about, call, check_alike, print_table, train_run
 from docs.generate.blocks import RESULTS, filled
 from docs.generate.measured_tables import gpu_section
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.errors import TrainingError
+from frontier_llm.telemetry.history import History
 
 LIMIT_SECONDS = 540.0
 """A command that takes longer is ended, and its slice has failed."""
@@ -83,18 +81,14 @@ Slice = Callable[[Scale, Path], Rows]
 """Yields the rows of a slice; the arguments are the sizes and an empty folder for its runs."""
 
 
-class SliceFailedError(TrainingError):
-    """A slice found something wrong; the message says what."""
-
-
 def device(scale: Scale, folder: Path) -> Rows:
     """Describe the device, its libraries and its kernels, as `frontier-llm doctor` does."""
-    text = _run([sys.executable, "tools/doctor.py", *COMMON[:2]])
+    text = _tool(["tools/doctor.py", *COMMON[:2]])
     lines = [line.strip().partition("  ") for line in text.splitlines()]
     wanted = ("versions", "device", "kernels", "network", "variables", "cores", "groups")
     found = [{"what": name, "value": value.strip()} for name, _, value in lines if name in wanted]
     if not any(row["what"] == "device" for row in found):
-        raise SliceFailedError(f"the doctor names no device: {text}")
+        raise TrainingError(f"the doctor names no device: {text}")
     yield from found
 
 
@@ -117,7 +111,7 @@ def hangs(scale: Scale, folder: Path) -> Rows:
             overrides = [f"launch.ranks={ranks}", *SEVERAL, *backend, *keys, "trainer.steps=2",
                          f"collectives.communicators={count}"]  # fmt: skip
             start = time.monotonic()
-            _run([sys.executable, "tools/doctor.py", *COMMON[:2], *scale.model, *overrides],
+            _tool(["tools/doctor.py", *COMMON[:2], *scale.model, *overrides],
                  limit_seconds=HANG_SECONDS)  # fmt: skip
             _train(folder / f"{name}_{count}", scale, *overrides, limit_seconds=HANG_SECONDS)
             seconds = time.monotonic() - start
@@ -126,7 +120,7 @@ def hangs(scale: Scale, folder: Path) -> Rows:
 
 def numerics(scale: Scale, folder: Path) -> Rows:
     """Compare every kernel of the model with fp64 on the host, forward and backward."""
-    text = _run([sys.executable, "tools/doctor.py", "--numerics", *COMMON[:2], *scale.model])
+    text = _tool(["tools/doctor.py", "--numerics", *COMMON[:2], *scale.model])
     yield {"what": "kernels", "value": text.strip().splitlines()[-1]}
 
 
@@ -153,7 +147,7 @@ def several(scale: Scale, folder: Path) -> Rows:
 def tests(scale: Scale, folder: Path) -> Rows:
     """Run the tests that need a GPU; in a rehearsal, those of the kernels on a CPU."""
     chosen = ["-k", "same_bits", "tests/collectives"] if scale.is_rehearsal else ["-m", "gpu"]
-    text = _run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen])
+    text = _tool(["-m", "pytest", "-p", "no:cacheprovider", *chosen])
     yield {"what": "tests", "value": text.strip().splitlines()[-1]}
 
 
@@ -206,13 +200,13 @@ def checkpoints(scale: Scale, folder: Path) -> Rows:
         run = folder / mode
         _train(run, scale, "precision=bf16", f"checkpoint={mode}", "checkpoint.every_steps=2")
         newest = max((run / "checkpoints").iterdir())
-        checked = _run([sys.executable, "tools/inspect_checkpoint.py", "--verify", str(newest)])
+        checked = _tool(["tools/inspect_checkpoint.py", "--verify", str(newest)])
         yield {"what": f"{mode}: verified", "value": checked.strip().splitlines()[-1]}
-        stalls[mode] = sum(row["checkpoint_stall_seconds"] for row in _metrics(run))
+        stalls[mode] = sum(History.read(run).column("checkpoint_stall_seconds"))
         yield {"what": f"{mode}: seconds that training waited", "value": round(stalls[mode], 3)}
     tensors = [_tensor_digests(folder / mode) for mode in stalls]
     if tensors[0] != tensors[1]:
-        raise SliceFailedError("the lazy and the blocking checkpoint differ")
+        raise TrainingError("the lazy and the blocking checkpoint differ")
     yield {"what": "digests of both checkpoints", "value": "equal"}
 
 
@@ -221,7 +215,7 @@ def speed(scale: Scale, folder: Path) -> Rows:
     for number, options in enumerate(scale.bench):
         file = folder / f"step_{number}.json"
         precision = [] if scale.is_rehearsal else ["--compiled"]
-        _run([sys.executable, "-m", "benchmarks.bench_step", "--precision", "bf16", *options,
+        _tool(["-m", "benchmarks.bench_step", "--precision", "bf16", *options,
               *precision, "--json", str(file)])  # fmt: skip
         for row in json.loads(file.read_text())["rows"]:
             for name, seconds in row["seconds"].items():
@@ -229,36 +223,19 @@ def speed(scale: Scale, folder: Path) -> Rows:
 
 
 def kernels(scale: Scale, folder: Path) -> Rows:
-    """Measure the quantisation kernels, in GB/s that are read and written, besides a copy.
+    """Measure the quantisation kernels as bench_collectives does, besides a copy."""
+    from benchmarks.bench_collectives import SPEEDS, codec_figures
 
-    A message of 8 parts in bf16 is quantised and dequantised; 8 slots of one part are added up.
-    """
-    import torch
-
-    from frontier_lab.calibration.device import seconds_of
-    from frontier_llm.collectives.kernel_choice import choose_kernels
-    from frontier_llm.collectives.slots import Slots
-    from frontier_llm.geometry.formats import Format
-
-    torch_device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_kernels("auto", torch_device)
-    parts = torch.randn(8, 1 << (13 if scale.is_rehearsal else 23), device=torch_device).bfloat16()
-    out, total = torch.empty_like(parts), torch.zeros_like(parts[0], dtype=torch.float32)
-    copied = 2 * parts.nbytes / seconds_of(lambda: out.copy_(parts)) / 1e9
-    yield {"what": "copy", "value": f"{copied:.1f} GB/s"}
-    for fmt in (Format("int8", 256, 2), Format("int4", 256, 2), Format("int4", 256, 2, True)):
-        size = fmt.slot_bytes(parts.shape[1], len(parts), parts.numel())
-        data = torch.zeros(len(parts), size, dtype=torch.uint8, device=torch_device)
-        slots = Slots(data, fmt, parts.shape[1], parts.numel(), torch.bfloat16)
-        for name, action, unquantised_bytes in (
-            ("quantise", partial(chosen.quantise, parts, slots), parts.nbytes),
-            ("dequantise", partial(chosen.dequantise, slots, out), out.nbytes),
-            ("add", partial(chosen.add_up, slots, total), 2 * total.nbytes),
-        ):
-            rate = (unquantised_bytes + data.nbytes) / seconds_of(action) / 1e9
-            rounding = ", stochastic" if fmt.is_stochastic else ""
-            yield {"what": f"{chosen.name}, {fmt.name}{rounding}: {name}",
-                   "value": f"{rate:.1f} GB/s, {rate / copied:.0%} of the copy"}  # fmt: skip
+    elements, limit = (1 << 16, 0.01) if scale.is_rehearsal else (1 << 26, 0.3)
+    for row in codec_figures(elements, limit):
+        if row["kernels"] == "copy":
+            copied = row[SPEEDS[0]]
+            yield {"what": f"copy, {row['dtype']}", "value": f"{copied:.1f} GB/s"}
+            continue
+        for name in SPEEDS:
+            what = f"{row['kernels']}, {row['dtype']}, {row['format']}: {name.replace('_', ' ')}"
+            share = f"{row[name] / copied:.0%} of the copy"
+            yield {"what": what, "value": f"{row[name]:.1f} GB/s of {row['dtype']}, {share}"}
 
 
 SLICES: dict[str, Slice] = {
@@ -313,7 +290,7 @@ def _run_slice(name: str, scale: Scale, folder: Path) -> dict[str, Any]:
     error, start = None, time.monotonic()
     try:
         rows.extend(SLICES[name](scale, folder))
-    except (SliceFailedError, OSError, subprocess.SubprocessError) as failure:
+    except (TrainingError, OSError) as failure:
         error = str(failure)
     seconds = round(time.monotonic() - start, 1)
     checks = " ".join((SLICES[name].__doc__ or name).partition("\n\n")[0].split())
@@ -361,33 +338,21 @@ def _train(
     limit_seconds: float = LIMIT_SECONDS,
 ) -> list[float]:
     """Train in a run directory; return the losses of all its steps."""
-    environ = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if on_cpu else {}
-    steps = () if any(o.startswith("trainer.steps=") for o in overrides) else (
-        f"trainer.steps={scale.steps}",
-    )  # fmt: skip
-    command = [sys.executable, "train.py", *COMMON, *scale.model, *steps, *overrides,
-               f"optimizer.decay_steps={scale.steps}", f"run.dir={run}"]  # fmt: skip
-    _run(command, environ, limit_seconds)
-    return [row["loss"] for row in _metrics(run)]
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    variables = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if on_cpu else {}
+    steps, decay = f"trainer.steps={scale.steps}", f"optimizer.decay_steps={scale.steps}"
+    # the last value of a key counts
+    keys = [*COMMON, *scale.model, steps, *overrides, decay]
+    return train_run(keys, run, variables, limit_seconds).column("loss")
 
 
 def _compared(what: str, losses: list[float], expected: list[float], tolerance: float) -> Row:
     """Return the largest relative difference of two series of losses.
 
     Raises:
-        SliceFailedError: it is larger than the tolerance, or the numbers of steps differ.
+        TrainingError: it is larger than the tolerance, or the numbers of steps differ.
     """
-    if len(losses) != len(expected):
-        raise SliceFailedError(f"{what}: {len(losses)} and {len(expected)} steps")
-    pairs = zip(losses, expected, strict=True)
-    differences = [abs(loss - other) / abs(other) for loss, other in pairs]
-    largest = max(differences)
-    if not all(difference <= tolerance for difference in differences):  # NaN is not
-        raise SliceFailedError(f"{what}: losses differ by {largest:.2e}, allowed {tolerance:.0e}")
+    series = [("the second", expected), ("the first", losses)]
+    largest = check_alike(f"{what}: losses", series, tolerance)
     return {"what": f"{what}: largest relative difference of losses", "value": f"{largest:.1e}"}
 
 
@@ -398,24 +363,9 @@ def _tensor_digests(run: Path) -> dict[str, Any]:
     return {name: file["chunks"] for name, file in manifest["files"].items()}
 
 
-def _run(
-    command: Sequence[str],
-    environ: dict[str, str] | None = None,
-    limit_seconds: float = LIMIT_SECONDS,
-) -> str:
-    """Run a command in the root of the checkout; return its output.
-
-    Raises:
-        SliceFailedError: it failed; the message has the end of its output.
-    """
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
-        capture_output=True, text=True, timeout=limit_seconds, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        end = (done.stdout + done.stderr)[-1500:]
-        raise SliceFailedError(f"{' '.join(command[1:4])}: exit code {done.returncode}\n{end}")
-    return done.stdout
+def _tool(command: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> str:
+    """Run this Python with some arguments in the root of the checkout; return its output."""
+    return call([sys.executable, *command], limit_seconds=limit_seconds)
 
 
 if __name__ == "__main__":

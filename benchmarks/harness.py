@@ -105,6 +105,36 @@ def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
     return [value / other for value, other in zip(values, base, strict=False)]
 
 
+def check_alike(what: str, series: Iterable[tuple[str, Sequence[float]]], limit: float) -> float:
+    """Check that contenders train alike: their losses or norms are those of the first one.
+
+    Args:
+        what: what is compared, for the message.
+        series: name and values of each contender or of each of its rounds.
+        limit: largest difference, relative to the values of the first series.
+
+    Returns:
+        The largest difference.
+
+    Raises:
+        TrainingError: a difference exceeds the limit or is not a number, or the lengths differ.
+    """
+    (base, expected), *others = series
+    largest = 0.0
+    for name, values in others:
+        if len(values) != len(expected):
+            raise TrainingError(f"{what}: {name} has {len(values)} and {base} {len(expected)}")
+        pairs = zip(values, expected, strict=True)
+        differences = [abs(value - wanted) / abs(wanted) for value, wanted in pairs]
+        largest = max([largest, *differences])
+        if not all(difference <= limit for difference in differences):  # NaN is not
+            raise TrainingError(
+                f"{what} of {name} differ from those of {base} by {max(differences):.1e}; "
+                f"the limit is {limit:.0e}"
+            )
+    return largest
+
+
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Return the median, the minimum, the maximum and all values."""
     median, least, most = statistics.median(values), min(values), max(values)
@@ -190,16 +220,44 @@ def threads_of(options: argparse.Namespace, ranks: int) -> int:
     return options.threads or max(1, (os.cpu_count() or 1) // ranks)
 
 
-def train_run(overrides: Sequence[str], run_dir: Path) -> History:
+def call(
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    limit_seconds: float | None = None,
+) -> str:
+    """Run a command in the root of the checkout; return its output.
+
+    Raises:
+        TrainingError: it failed or exceeded the limit; the message has the end of its output.
+    """
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
+    what = " ".join(command)
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=limit_seconds,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise TrainingError(f"{what} did not end in {limit_seconds} s") from error
+    if ended.returncode:
+        end = (ended.stdout + ended.stderr)[-3000:]
+        raise TrainingError(f"{what}: exit code {ended.returncode}\n{end}")
+    return ended.stdout
+
+
+def train_run(
+    overrides: Sequence[str],
+    run_dir: Path,
+    variables: Mapping[str, str] | None = None,
+    limit_seconds: float | None = None,
+) -> History:
     """Train in a process of its own; return what the run has recorded.
 
     Raises:
         TrainingError: the run failed.
     """
     command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run.dir={run_dir.absolute()}"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise TrainingError(f"{' '.join(command)} failed:\n{ended.stderr[-3000:]}")
+    call(command, variables, limit_seconds)
     return History.read(run_dir)
 
 

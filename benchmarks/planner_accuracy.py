@@ -12,12 +12,13 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any, NamedTuple
 
+from benchmarks.harness import print_table
 from frontier_lab.commands.plan_foreign import ERRORS
 from frontier_lab.commands.plan_measured import read_table
 from frontier_lab.planning.measured import (
@@ -31,7 +32,6 @@ from frontier_lab.planning.measured import (
     predict,
     with_constants,
 )
-from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import run_command, tool_parser
 from frontier_llm.planner.candidate import Candidate
 
@@ -226,16 +226,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = tool_parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the constants again, minutes")
     options = parser.parse_args(arguments)
-    console = wide_console()
     if options.fit:
         RESULTS.write_text(json.dumps(fitted(), indent=1) + "\n")
         ERRORS.write_text(json.dumps(engine_errors(), indent=1) + "\n")
-    table = plain_table("Mean and largest error", ["table", "runs", "left out", "in sample"])
-    for name in TABLES:
-        cells = [_percents(errors(of(name))) for of in (left_out, in_sample)]
-        table.add_row(name, str(len(runs(name))), *cells)
-    console.print(table)
-    console.print(_choices_table())
+    rows = (
+        [name, str(count), *(f"{found.mean:.1%}, {found.worst:.1%}" for found in kinds)]
+        for name, count, *kinds in error_rows()
+    )
+    print_table("Mean and largest error", ["table", "runs", "left out", "in sample"], rows)
+    columns = ["table", "constants", "fastest chosen", "mean regret", "largest", "order"]
+    print_table("Choice among the measured layouts of a job", columns, choice_rows(), left=2)
     return 0
 
 
@@ -295,26 +295,7 @@ def fitted() -> dict[str, Any]:
     without = {name: _fit(name) for name in PROGRAMS}
     nvidia = {k: v for k, v in stored()["in_sample"].items() if _owner(k) in ("A100", "H100")}
     every = _fit(None, nvidia)
-    return {"in_sample": every, "left_out": without, **summaries(every, without)}
-
-
-def summaries(every: Constants, without: Mapping[str, Constants]) -> dict[str, Any]:
-    """Return the errors of each table, and how well the planner chooses among its layouts.
-
-    Args:
-        every: constants that were fitted to all runs.
-        without: for each program, constants that were fitted to the runs of the others.
-    """
-    errors_of: dict[str, Any] = {}
-    choices_of: dict[str, Any] = {}
-    for name in TABLES:
-        kinds = {"in_sample": dict.fromkeys(PROGRAMS, every), "left_out": without}
-        predicted = {kind: predictions(name, constants) for kind, constants in kinds.items()}
-        errors_of[name] = {kind: errors(some)._asdict() for kind, some in predicted.items()}
-        chosen = {kind: choices(some) for kind, some in predicted.items()}
-        if some_chosen := {kind: found._asdict() for kind, found in chosen.items() if found}:
-            choices_of[name] = some_chosen
-    return {"errors": errors_of, "choices": choices_of}
+    return {"in_sample": every, "left_out": without}
 
 
 def _fit(without: str | None, known: Constants | None = None) -> dict[str, float]:
@@ -408,10 +389,6 @@ def _name(key: str) -> str:
     return key.partition(".")[2]
 
 
-def _percents(found: Errors) -> str:
-    return f"{found.mean:.1%}, {found.worst:.1%}"
-
-
 @cache
 def table_choices(name: str) -> dict[str, Choices]:
     """Return how well the planner chooses among the layouts of a table, by kind of constants.
@@ -428,17 +405,23 @@ def table_choices(name: str) -> dict[str, Choices]:
     return {kind: some for kind, some in found.items() if some}
 
 
-def _choices_table() -> Any:
-    columns = ["table", "constants", "fastest chosen", "regret, mean and largest", "order"]
-    table = plain_table("Choice among the measured layouts of a job", columns)
+def error_rows() -> Iterator[tuple[str, int, Errors, Errors]]:
+    """Yield the name of each table, its number of runs, and its errors left out and in sample."""
+    for name in TABLES:
+        yield name, len(runs(name)), errors(left_out(name)), errors(in_sample(name))
+
+
+def choice_rows() -> Iterator[tuple[str, ...]]:
+    """Yield the name of a table, the kind of constants, and how well the planner chooses.
+
+    The last three cells are the mean and the largest regret, and the rank correlation.
+    """
     for name in TABLES:
         for kind, found in table_choices(name).items():
-            regrets = f"{found.regret:.1%}, {found.largest_regret:.1%}"
             order = found.rank_correlation
             ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
             fastest = f"{found.fastest} of {found.jobs}"
-            table.add_row(name, kind, fastest, regrets, ranked)
-    return table
+            yield name, kind, fastest, f"{found.regret:.1%}", f"{found.largest_regret:.1%}", ranked
 
 
 if __name__ == "__main__":

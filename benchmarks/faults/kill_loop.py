@@ -3,6 +3,7 @@
     python -m benchmarks.faults.kill_loop                   # 100 kills, about 10 minutes
     python -m benchmarks.faults.kill_loop --kills 20 --seed 3 \
         --json benchmarks/results/kills_<cpu>_<date>.json
+    python -m benchmarks.faults.kill_loop --nodes           # 100 losses of nodes, 10 minutes
 
 A tiny GPT trains on two ranks with a checkpoint after every step. SIGKILL is sent to all ranks, to
 one of them, or to their parent. A quarter of the kills come during start-up, the others within the
@@ -13,16 +14,23 @@ run begins instead.
 Two rules are checked. The loss and the gradient norm of every step must equal those of a reference
 run that is not killed, bit by bit. A resumed run must start from the newest checkpoint that existed
 before the kill, or from a later one. The exit code is 1 if a checkpoint was lost, a value was wrong
-or a process did not end. Works on Linux only. benchmarks/faults/node_loss.py kills nodes.
+or a process did not end. Works on Linux only.
+
+With --nodes the GPT trains on two nodes of two ranks. Every step is saved to the nodes' disks and
+copied to the disk of the other node, and every 5th step is copied to the run directory. At a random
+moment all ranks of one node are killed, and everything on its disk is deleted. A resumed run must
+start from the newest step that was committed in the run directory, or both on the surviving node's
+disk and in the copy of the lost node: neither from an earlier nor from a later one.
 """
 
 import random
+import shutil
 import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +39,7 @@ from benchmarks.faults.run_files import (
     Phase,
     RunSnapshot,
     Values,
+    committed_steps,
     read_steps,
     take_snapshot,
 )
@@ -51,6 +60,7 @@ from benchmarks.testbed.forked_run import (
     import_training,
     train,
 )
+from frontier_llm.checkpoint.folders import COPY, FOLDER, NODE
 from frontier_llm.cli.options import run_command
 
 SHARE_WHILE_STARTING = 0.25
@@ -61,6 +71,12 @@ LOOK_SECONDS = 0.02
 """Interval at which the run directory is read."""
 REJECTED = 2
 """Exit code of a run that rejects its configuration or its directory."""
+LEVELS = (
+    "launch.ranks=4", "launch.ranks_per_node=2", "checkpoint.every_steps=5",
+    "checkpoint.tiers.local.every_steps=1", "checkpoint.tiers.local.keep=2",
+    "checkpoint.partner=true",
+)  # fmt: skip
+"""Settings of runs that lose nodes."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +297,47 @@ class KillRuns:
             self.summary.wrong.append(f"{name}: steps {sorted(missing)} are missing")
 
 
+class NodeLosses(KillRuns):
+    """Runs that lose one of their two nodes and what is on its disk."""
+
+    steps_ahead = 25
+
+    def __init__(self, folder: Path, options: Namespace) -> None:
+        super().__init__(folder, options)
+        self._disks, self._lost = folder / "disks", 0
+        disk = f"checkpoint.tiers.local.path={self._disks}"
+        self._overrides = (*self._overrides, *LEVELS, disk)
+
+    def _hit(self, processes: ForkedRun) -> Target:
+        self._lost = self._random.randrange(2)
+        return processes.kill_node(self._lost)
+
+    def _follow(self, run: str, before: RunSnapshot, now: RunSnapshot) -> None:
+        for step in now.resumes[len(before.resumes) :]:
+            self.summary.resumes += 1
+            if before.committed is not None and step != before.committed:
+                message = f"{run}: step {before.committed} was committed, resumed from {step}"
+                self.summary.lost.append(message)
+
+    def _settle(self, run_dir: Path, now: RunSnapshot) -> RunSnapshot | None:
+        """Delete what is on the disk of the lost node; return the newest step that is left."""
+        roots = list(self._disks.glob(f"{run_dir.name}-*"))
+        for root in roots:
+            for folder in (f"{NODE}{self._lost:05d}", f"{COPY}{1 - self._lost:05d}"):
+                shutil.rmtree(root / folder, ignore_errors=True)
+        shared = committed_steps(run_dir / FOLDER)
+        on_nodes = [
+            committed_steps(root / f"{NODE}{node:05d}")
+            | committed_steps(root / f"{COPY}{node:05d}")
+            for root in roots
+            for node in range(2)
+        ]
+        complete = set.intersection(*on_nodes) if on_nodes else set[int]()
+        newest = max(shared | complete, default=None)
+        self.summary.only_on_nodes += newest is not None and newest not in shared
+        return None if newest is None else replace(take_snapshot(run_dir), committed=newest)
+
+
 def _wait_for_step(run_dir: Path, processes: ForkedRun, steps_before: int) -> None:
     """Wait until another step than those before has started, the run has ended, or a minute."""
     deadline = time.monotonic() + LIMIT_SECONDS
@@ -292,12 +349,8 @@ def _wait_for_step(run_dir: Path, processes: ForkedRun, steps_before: int) -> No
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill runs as often as the command line asks for; return the exit code."""
-    return kill_runs(KillRuns, __doc__, arguments)
-
-
-def kill_runs(kind: type[KillRuns], doc: str | None, arguments: Sequence[str] | None) -> int:
-    """Kill runs of a kind as often as the command line asks for; return the exit code."""
-    parser = bench_parser(doc)
+    parser = bench_parser(__doc__)
+    parser.add_argument("--nodes", action="store_true", help="lose nodes and their disks")
     numbers = [
         ("kills", 1, 100, "total number of kills"),
         ("steps", 1, 100, "steps per run"),
@@ -307,7 +360,7 @@ def kill_runs(kind: type[KillRuns], doc: str | None, arguments: Sequence[str] | 
     options = parser.parse_args(arguments)
     import_training()
     with work_folder("kills") as folder, progress("kills", options.kills) as advance:
-        runs = kind(folder, options)
+        runs = (NodeLosses if options.nodes else KillRuns)(folder, options)
         runs.run(advance)
     runs.summary.show()
     write_json(options, runs.summary.to_dict())

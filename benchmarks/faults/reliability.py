@@ -2,12 +2,22 @@
 
     python -m benchmarks.faults.reliability faults    # one fault per job, on 2 nodes x 2 ranks
     python -m benchmarks.faults.reliability faults --only STOP    # faults whose name contains STOP
+    python -m benchmarks.faults.reliability replaced  # one fault per job, whose ranks are replaced
     python -m benchmarks.faults.reliability elastic   # one run on 4, then 2, then 3 local ranks
     python -m benchmarks.faults.reliability starts    # start-up time; store operations up to 3,072
 
 Each experiment prints its rows as a table and writes them to --json, in the form of the files in
-benchmarks/results, from which docs/reliability.md is made. `faults` needs root and the programs of
-Slurm (benchmarks/faults/slurm_lab/cluster.py names the packages).
+benchmarks/results, from which docs/reliability.md and docs/recovery.md are made. `faults` and
+`replaced` need root and the programs of Slurm (benchmarks/faults/slurm_lab/cluster.py names the
+packages).
+
+The jobs of `replaced` are `sbatch --no-kill scripts/a100.sbatch` on three nodes, with
+FRONTIER_LLM_SPARE_NODES=1: two nodes of two ranks train with 4 replicas and sharding.optimizer=2,
+and the third node waits. Two faults need FRONTIER_LLM_REQUEUES=1: the node of task 0 is lost, and a
+rank dies at every start, also after the job has been requeued. After a lost node, Slurm waits two
+minutes before it starts a requeued job. In the last job no ranks are replaced; the job script
+starts all ranks again (FRONTIER_LLM_RESTARTS=1). The exit code is 1 if a loss differs from that of
+a job without faults.
 """
 
 import os
@@ -16,21 +26,22 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.faults.disturbed_runs import DisturbedRun
-from benchmarks.faults.run_files import read_samples, read_steps
+from benchmarks.faults.run_files import count_steps, read_samples, read_steps
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
-from benchmarks.faults.slurm_lab.fault_cases import ACT_AT_STEP, FAULTS, Fault
+from benchmarks.faults.slurm_lab.fault_cases import ACT_AT_STEP, FAULTS, REPLACED, Fault
 from benchmarks.faults.slurm_lab.jobs import (
     OPTIONS,
     OVERRIDES,
     PATIENCE_SECONDS,
     Job,
+    losses_of,
     pack_environment,
     submit,
 )
@@ -42,17 +53,28 @@ from frontier_llm.units import format_seconds
 
 STEPS = 100
 """Steps per job."""
+REPLACED_STEPS = 80
+"""Steps per job whose ranks are replaced."""
+REPLACED_KEYS = (
+    *OVERRIDES, "parallel.pipeline=1", "data.micro_batch=1", "sharding.params=1",
+    "sharding.grads=1", "sharding.optimizer=2", f"trainer.steps={REPLACED_STEPS}",
+)  # fmt: skip
+"""The optimizer states are divided over the two ranks of a node, and each node has all of them."""
 LONG_SECONDS = 120.0
 """Training time of a job that reaches its time limit, which Slurm counts in minutes."""
 NODES = "--nodes=2"
 DESCRIPTIONS = {
     "faults": "one fault per Slurm job of 2 nodes x 2 ranks, after step 25; losses compared with "
     "those of a job without faults",
+    "replaced": "one fault per Slurm job of 2 nodes x 2 ranks and one that waits; losses compared "
+    "with those of a job without faults",
     "elastic": "one run continued on 4, 2 and 3 ranks",
     "starts": "seconds to the end of a run of one step; store operations per rank under torch's "
     "fake process group",
 }
 Rows = list[dict[str, Any]]
+Losses = Mapping[int, float]
+"""Loss of each step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,8 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif chosen.experiment == "elastic":
         import_training()
         measured = {"rows": elastic(folder)}
+    elif chosen.experiment == "replaced":
+        measured = {"rows": on_slurm(folder, 3, REPLACED, chosen.only, replaced_reference, replace)}
     else:
-        measured = {"rows": faults(folder, chosen.only)}
+        measured = {"rows": on_slurm(folder, 2, FAULTS, chosen.only, reference_losses, inject)}
     for rows in measured.values():
         keys = list(rows[0]) if rows else []
         cells = [[str(value) for value in row.values()] for row in rows]
@@ -82,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_json(file, result(chosen.experiment, measured), "--json")
     print(f"{file}: the rows. Copy it to benchmarks/results/{chosen.experiment}.json to publish")
     print("them, then `python -m docs.generate measured --write`")
-    return 0
+    of_replaced = measured["rows"] if chosen.experiment == "replaced" else []
+    return int(any(row["largest_loss_difference"] for row in of_replaced))
 
 
 def result(experiment: str, measured: dict[str, Rows]) -> dict[str, Any]:
@@ -96,21 +121,37 @@ def result(experiment: str, measured: dict[str, Rows]) -> dict[str, Any]:
     }
 
 
-def faults(folder: Path, only: str) -> Rows:
-    """Inject each fault into a job, and compare its losses with those of a reference job."""
+def on_slurm(
+    folder: Path,
+    nodes: int,
+    faults: Sequence[Fault],
+    only: str,
+    train: Callable[[SlurmCluster, Path], Losses],
+    inject: Callable[[SlurmCluster, Fault, Path, Losses], dict[str, Any]],
+) -> Rows:
+    """Inject each fault into a job, and compare its losses with those of a reference job.
+
+    Args:
+        folder: folder of the cluster and of the jobs.
+        nodes: number of nodes.
+        faults: the faults.
+        only: text in the names of the faults that are injected.
+        train: runs the reference job in a run directory; returns its losses.
+        inject: injects a fault into a job in a run directory; returns its row.
+    """
     rows = []
-    with SlurmCluster(folder / "slurm", 2, 4, 2, folder / "local") as cluster:
+    with SlurmCluster(folder / "slurm", nodes, 4, 2, folder / "local") as cluster:
         pack_environment(cluster.folder)
-        reference = reference_losses(cluster, folder / "reference")
-        for number, fault in enumerate(FAULTS):
+        reference = train(cluster, folder / "reference")
+        for number, fault in enumerate(faults):
             if only in fault.name:
                 print(f"{fault.name} ...", file=sys.stderr, flush=True)
                 rows.append(inject(cluster, fault, folder / f"fault_{number}", reference))
-                cluster.wait_idle(60)
+                cluster.wait_idle(90)
     return rows
 
 
-def reference_losses(cluster: SlurmCluster, run_dir: Path) -> dict[int, float]:
+def reference_losses(cluster: SlurmCluster, run_dir: Path) -> Losses:
     """Return the losses of a job without faults, over the steps of the longest job."""
     job = submit(cluster, (NODES, *OPTIONS), (*OVERRIDES, "trainer.steps=1000000"), run_dir)
     job.wait(lambda: job.steps >= 1 or job.ended, PATIENCE_SECONDS, "in the middle")
@@ -123,9 +164,7 @@ def reference_losses(cluster: SlurmCluster, run_dir: Path) -> dict[int, float]:
     return job.losses
 
 
-def inject(
-    cluster: SlurmCluster, fault: Fault, run_dir: Path, reference: dict[int, float]
-) -> dict[str, Any]:
+def inject(cluster: SlurmCluster, fault: Fault, run_dir: Path, reference: Losses) -> dict[str, Any]:
     """Inject one fault into one job, wait for its end, and restart it; return its row."""
     steps = max(reference) if fault.is_long else STEPS
     common = (*OVERRIDES, f"trainer.steps={steps}")
@@ -157,6 +196,45 @@ def inject(
         "steps_done_twice": max(0, reached - _resumptions(restarted.output)[-1]),
         "culprit": named(fault, job.output),  # ranks may have written after the nodes were freed
         "largest_loss_difference": float(f"{worst:.2g}"),
+    }
+
+
+def replaced_reference(cluster: SlurmCluster, run_dir: Path) -> Losses:
+    """Return the losses of a job with a node that waits, without faults."""
+    replace(cluster, Fault("", lambda job: None), run_dir, {})
+    return losses_of(run_dir)
+
+
+def replace(
+    cluster: SlurmCluster, fault: Fault, run_dir: Path, reference: Losses
+) -> dict[str, Any]:
+    """Inject one fault into a job that goes on; return its row, in which None is unknown.
+
+    `seconds_to_step` lasts from the fault to the end of the next step.
+    """
+    variables = {"FRONTIER_LLM_REQUEUES": str(fault.requeues)}
+    variables["FRONTIER_LLM_SPARE_NODES" if fault.replaces else "FRONTIER_LLM_RESTARTS"] = "1"
+    nodes = ["--nodes=3", "--no-kill"] if fault.replaces else [NODES]
+    job = submit(cluster, (*OPTIONS, *nodes), REPLACED_KEYS, run_dir, variables)
+    job.wait(lambda: job.steps >= fault.at_step or job.ended, PATIENCE_SECONDS, "in the middle")
+    seen, start = count_steps(run_dir), time.monotonic()
+    fault.act(job)
+    goal = "beyond the fault"
+    job.wait(lambda: count_steps(run_dir) > seen + 1 or job.ended, PATIENCE_SECONDS, goal)
+    seconds = time.monotonic() - start
+    job.wait(lambda: job.ended, PATIENCE_SECONDS, "ended")
+    if fault.repair is not None:
+        fault.repair(job)
+    losses, restarts = losses_of(run_dir), int(job.fields["Restarts"])
+    if max(losses, default=0) < REPLACED_STEPS:
+        print(job.output[-4000:], file=sys.stderr)
+    worst = max((abs(losses.get(s, 9.0) - loss) for s, loss in reference.items()), default=0.0)
+    return {
+        "fault": fault.name,
+        "seconds_to_step": round(seconds, 1) if losses else None,
+        "steps_done_twice": count_steps(run_dir) - max(losses, default=0) if losses else 0,
+        "job": f"requeued {restarts} time, then {job.end}" if restarts else job.end,
+        "largest_loss_difference": worst if losses else None,
     }
 
 

@@ -139,12 +139,17 @@ def measure(rank: int, make: Callable[[Turn, int], Peer], turn: Turn) -> RankFig
     peer.settle()
     peer.counted_bytes()
     dist.barrier()
-    sent, busy, cpu, start = tcp_sent_bytes(), busy_seconds(), _cpu_seconds(), time.perf_counter()
+    sent, busy, cpu, start = (
+        tcp_sent_bytes(),
+        busy_seconds(),
+        time.process_time(),
+        time.perf_counter(),
+    )
     losses += [peer.step(step) for step in batches[turn.warmup : -1]]
     peer.settle()
     dist.barrier()
     seconds = time.perf_counter() - start
-    cpu, after, idle = _cpu_seconds() - cpu, tcp_sent_bytes(), busy_seconds() - busy
+    cpu, after, idle = time.process_time() - cpu, tcp_sent_bytes(), busy_seconds() - busy
     counted = peer.counted_bytes()
     return RankFigures(
         seconds=seconds / turn.steps,
@@ -196,11 +201,6 @@ def _sent_bytes(interface: str) -> int:
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from frontier_llm.errors import ConfigError
 
 CLONE_NEWNET = 0x40000000
@@ -205,13 +207,5 @@ def _remove_stale() -> None:
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
     for name in names:
         match = _NAME.fullmatch(name)
-        if match and not _is_alive(int(match[1])):
+        if match and not psutil.pid_exists(int(match[1])):
             _remove((name,), f"flm{match[1]}b")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

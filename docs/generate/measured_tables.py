@@ -13,11 +13,22 @@ from typing import Any
 
 from docs.generate.blocks import DOCS, RESULTS, Row, filled, load, select, table
 
-Cell = str | Callable[[Row], object]
-"""A format string for the keys of a row, or a function of the row."""
+
+@dataclass(frozen=True)
+class Where:
+    """A cell for those rows of a line that have some values: their cells, separated by commas."""
+
+    form: str
+    values: Mapping[str, object]
+
+
+Cell = str | Callable[[Row], object] | Where
+"""A format string for the keys of a row, a function of the row, or cells of several rows."""
 AMD, INTEL = "AMD", "Intel"
 PREDICTED = {"cost": "1", "copies": "1.04"}
 """Ratios that the docstring of benchmarks/bench_recovery.py derives."""
+NODES_AND_LINKS = (("2 x 1", "1 Gbit/s"), ("2 x 2", "1 Gbit/s"), ("2 x 1", "200 Mbit/s"))
+"""Nodes x ranks and links whose steps are shown."""
 SPREAD = "{%(key)s[0]} ({%(key)s[1]}, {%(key)s[2]})"
 NOTHING = (
     "**Nothing on this page has been measured on a GPU.** The tests below show that the code is "
@@ -28,19 +39,25 @@ NOTHING = (
 
 @dataclass(frozen=True)
 class Table:
-    """A table with one line for each row of a file of benchmarks/results."""
+    """A table of the rows of a file of benchmarks/results."""
 
     source: str
-    columns: Mapping[str, Cell]
-    """Cells by the heading of their column."""
+    columns: Mapping[str, Any]
+    """A `Cell` by the heading of its column."""
     rows: Callable[[Mapping[str, Any]], Iterable[Row]] = lambda content: content["rows"]
     after: str = ""
     """Format string for the keys of the file: a line below the table."""
+    by: tuple[str, ...] = ()
+    """Keys whose values are the same in all rows of a line; empty: each row has a line."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the block."""
         content = load(self.source)
-        cells = ([_cell(form, row) for form in self.columns.values()] for row in self.rows(content))
+        lines: dict[object, list[Row]] = {}
+        for number, row in enumerate(self.rows(content)):
+            key = str([row[name] for name in self.by]) if self.by else number
+            lines.setdefault(key, []).append(row)
+        cells = ([_cell(form, *rows) for form in self.columns.values()] for rows in lines.values())
         yield from table(list(self.columns), cells)
         if self.after:
             yield ""
@@ -56,11 +73,14 @@ class _Cells(string.Formatter):
         return str(super().format_field(value, spec))
 
 
-def _cell(form: Cell, row: Row) -> str:
+def _cell(form: Cell, *rows: Row) -> str:
+    """Return a cell of a line, of whose rows the first one counts if the form is for one row."""
+    if isinstance(form, Where):
+        return ", ".join(_cell(form.form, row) for row in select(rows, **form.values))
     if not isinstance(form, str):
-        return str(form(row))
+        return str(form(rows[0]))
     try:
-        return _Cells().vformat(form, (), row)
+        return _Cells().vformat(form, (), rows[0])
     except LookupError:
         return ""
 
@@ -76,50 +96,31 @@ def _span(values: Row, form: str) -> str:
     return f"{middle} ({least}, {most})"
 
 
-def sharding() -> Iterator[str]:
-    """Yield the speeds relative to other libraries, with their targets."""
-    columns = ((AMD, "fp32"), (AMD, "bf16"), (INTEL, "fp32"), (INTEL, "bf16"))
-    found = load("sharding")["ratios"]
-    rows = []
-    for link, contender, peers in dict.fromkeys(
-        (row["link"], row["contender"], tuple(row["over"])) for row in found
-    ):
-        of_row = select(found, link=link, contender=contender, over=list(peers))
-        better = "the better of " if len(peers) > 1 else ""
-        name = f"{link}: `{contender}` to {better}" + " and ".join(f"`{peer}`" for peer in peers)
-        cells = [
-            f"{row['ratio']:.2f}"
-            + (f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else "")
-            for processor, precision in columns
-            for row in select(of_row, precision=precision)
-            if processor in row["hardware"]
-        ]
-        rows.append((name, of_row[0]["target"], *cells))
-    yield from table(
-        ("ratio of tokens/s", "target", "AMD, fp32", "AMD, bf16", "Intel, fp32",
-         "Intel, bf16 (emulated)"), rows,
-    )  # fmt: skip
+def _of_processors(content: Row) -> Iterator[Row]:
+    """Yield the ratios of sharding.json with the name of the processor and a cell."""
+    for row in content["ratios"]:
+        bounds = f" ({row['least']:.2f}, {row['most']:.2f})" if row["least"] else ""
+        (processor,) = (name for name in (AMD, INTEL) if name in row["hardware"])
+        yield {**row, "processor": processor, "cell": f"{row['ratio']:.2f}{bounds}"}
 
 
-def pipeline() -> Iterator[str]:
-    """Yield the times of pipeline schedules relative to our 1F1B, in every case."""
-    found = load("pipeline")
-    cases = found["cases"]
-    names = max(([row["contender"] for row in case["rows"]] for case in cases), key=len)
-    rows = [
-        (f"`{name}`",
-         *(", ".join(f"{row['over_1f1b']:.3f}" for row in select(case["rows"], contender=name))
-           for case in cases))
-        for name in names
-    ]  # fmt: skip
-    head = [f"{case['ranks']} ranks, {case['micro_batches']} micro-batches" for case in cases]
-    yield from table(("time over `1f1b`", *head), rows)
-    yield ""
-    yield (
-        "Measured on {cores} cores of an {processor} ({date}, torch {torch}), with samples of "
-        "{sizes[sequence]} tokens, a width of {sizes[hidden]}, {rounds} rounds, and `--waiting "
-        "{waiting}`."
-    ).format_map(found)
+def _compared(row: Row) -> str:
+    """Return what a ratio of sharding.json compares."""
+    better = "the better of " if len(row["over"]) > 1 else ""
+    others = " and ".join(f"`{peer}`" for peer in row["over"])
+    return f"{row['link']}: `{row['contender']}` to {better}{others}"
+
+
+def _longest_case_first(content: Row) -> Iterator[Row]:
+    """Yield the rows of pipeline.json, first those of the case with most contenders."""
+    cases = sorted(content["cases"], key=lambda case: -len(case["rows"]))
+    return _with_case({"cases": cases})
+
+
+def _with_case(content: Row) -> Iterator[Row]:
+    """Yield the rows of all cases, with the numbers of their case."""
+    for case in content["cases"]:
+        yield from ({**case, **row} for row in case["rows"])
 
 
 def pipeline_memory() -> Iterator[str]:
@@ -138,69 +139,6 @@ def pipeline_memory() -> Iterator[str]:
     head = ("peak of activations, MiB", "measured", "planned", "measured, `recompute=full`",
             "planned, `recompute=full`")  # fmt: skip
     yield from table(head, rows)
-
-
-def kernels() -> Iterator[str]:
-    """Yield the speeds of the quantisation kernels."""
-    keys = ("quantise", "dequantise", "add_to_fp32")
-    found = load("quantisation_kernels")["rows"]
-    rows = [
-        (name, form or "-", *(
-            _cell(f"{{{key}}}", row)
-            for wide in ("fp32", "bf16")
-            for row in select(found, kernels=name, format=form, wide=wide)
-            for key in keys
-        ))
-        for name, form in dict.fromkeys((row["kernels"], row["format"]) for row in found)
-    ]  # fmt: skip
-    head = [f"{wide}: {key}" for wide in ("fp32", "bf16") for key in keys]
-    yield from table(["kernels", "format", *(name.replace("_", " ") for name in head)], rows)
-
-
-def quantised_step() -> Iterator[str]:
-    """Yield the ratios of whole steps with quantised communication."""
-    columns = {
-        "2 x 1, AMD: fp32, bf16": ("2 x 1", "1 Gbit/s", AMD),
-        "2 x 1, Intel: fp32": ("2 x 1", "1 Gbit/s", INTEL),
-        "2 x 2, AMD: fp32, bf16": ("2 x 2", "1 Gbit/s", AMD),
-        "2 x 2, Intel: fp32": ("2 x 2", "1 Gbit/s", INTEL),
-        "2 x 1, 200 Mbit/s, AMD: fp32, bf16": ("2 x 1", "200 Mbit/s", AMD),
-        "2 x 1, 200 Mbit/s, Intel: fp32": ("2 x 1", "200 Mbit/s", INTEL),
-    }
-    found = load("quantised_step")["rows"]
-    rows = []
-    for comparison in dict.fromkeys(row["what"] for row in found):
-        of_comparison = select(found, what=comparison)
-        target = next((row["target"] for row in of_comparison if row["target"]), "")
-        cells = [
-            ", ".join(
-                f"{row['ratio']:.{row['decimals']}f}"
-                for row in select(of_comparison, nodes_x_ranks=grid, link=link, processor=cpu)
-            )
-            for grid, link, cpu in columns.values()
-        ]
-        rows.append((comparison, target, *cells))
-    yield from table(("ratio of tokens/s", "target", *columns), rows)
-
-
-def zeropp_parts() -> Iterator[str]:
-    """Yield what each part of ZeRO++ saves on simulated links."""
-    links = ("200 Mbit/s", "1 Gbit/s")
-    found = load("zeropp_parts")["rows"]
-    rows = []
-    for parts in dict.fromkeys(row["parts"] for row in found):
-        of_parts = [select(found, parts=parts, link=link)[0] for link in links]
-        first = of_parts[0]
-        overrides = f"`sharding={first['sharding']} collectives={first['collectives']}`"
-        cells = [
-            cell
-            for row in of_parts
-            for cell in (f"{row['tokens_per_second']:.0f}", f"{row['ratio']:.2f}x")
-        ]
-        rows.append((parts, overrides, f"{first['sent_mb']:.1f}", *cells))
-    head = ("parts", "overrides", "sent between nodes per rank, MB")
-    of_links = [name for link in links for name in (f"tokens/s, {link}", "speed-up")]
-    yield from table((*head, *of_links), rows)
 
 
 def layouts() -> Iterator[str]:
@@ -360,9 +298,10 @@ def _flat(cells: Iterable[object]) -> list[str]:
     return [" ".join(str(cell).replace("|", "/").split()) for cell in cells]
 
 
-def _compiled_cases(content: Row) -> Iterator[Row]:
-    for case in content["cases"]:
-        yield from ({**case, **row} for row in case["rows"])
+def _with_decimals(content: Row) -> Iterator[Row]:
+    """Yield the rows of quantised_step.json with their ratio as text."""
+    for row in content["rows"]:
+        yield {**row, "text": f"{row['ratio']:.{row['decimals']}f}"}
 
 
 def _of_savers(*names: str) -> Callable[[Row], Iterable[Row]]:
@@ -378,17 +317,31 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
             "plain torch compiled": "{plain_compiled_ms} ms",
             "ratio, compiled": "{compiled_ratio:.3f}",
         }),
-        "sharding": sharding,
+        "sharding": Table("sharding", {
+            "ratio of tokens/s": _compared, "target": "{target}",
+            "AMD, fp32": Where("{cell}", {"processor": AMD, "precision": "fp32"}),
+            "AMD, bf16": Where("{cell}", {"processor": AMD, "precision": "bf16"}),
+            "Intel, fp32": Where("{cell}", {"processor": INTEL, "precision": "fp32"}),
+            "Intel, bf16 (emulated)": Where("{cell}", {"processor": INTEL, "precision": "bf16"}),
+        }, rows=_of_processors, by=("link", "contender", "over")),
         "library": Table("library", {
             "ranks": "{ranks}, {precision}", "contender": "`{contender}`",
             "step, ms": _spread("step_ms"), "speed over the faster FSDP2": _spread("speedup"),
             "sent, MB": "{sent_mb}", "counted, MB": "{counted_mb}",
-        }, rows=_compiled_cases),
+        }, rows=_with_case),
         "library saves": Table("library", {
             "saver": "`{saver}`", "blocked, ms per step": _spread("blocked_ms"),
             "slowdown": _spread("slowdown"), "added, ms per step": "{added_ms}",
         }, rows=lambda content: content["saves"]["rows"]),
-        "pipeline": pipeline,
+        "pipeline": Table("pipeline", {"time over `1f1b`": "`{contender}`"} | {
+            f"{ranks} ranks, {count} micro-batches":
+                Where("{over_1f1b:.3f}", {"ranks": ranks, "micro_batches": count})
+            for ranks in (2, 4) for count in (2, 4, 8, 16)
+        }, rows=_longest_case_first, by=("contender",), after=(
+            "Measured on {cores} cores of an {processor} ({date}, torch {torch}), with samples of "
+            "{sizes[sequence]} tokens, a width of {sizes[hidden]}, {rounds} rounds, and `--waiting "
+            "{waiting}`."
+        )),
         "pipeline memory": pipeline_memory,
         "checkpoint": Table("checkpoint", {
             "saver": "`{saver}`", "blocked, ms": "{blocked_ms}", "durable after, s": "{durable_s}",
@@ -401,9 +354,32 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
         "saved targets": saved_targets,
     },
     "collectives.md": {
-        "kernels": kernels,
-        "quantised step": quantised_step,
-        "zeropp parts measured": zeropp_parts,
+        "kernels": Table("quantisation_kernels", {
+            "kernels": "{kernels}", "format": lambda row: row["format"] or "-",
+        } | {
+            f"{wide}: {key}".replace("_", " "): Where(f"{{{key}}}", {"wide": wide})
+            for wide in ("fp32", "bf16") for key in ("quantise", "dequantise", "add_to_fp32")
+        }, by=("kernels", "format")),
+        "quantised step": Table("quantised_step", {
+            "ratio of tokens/s": "{what}", "target": "{target}",
+        } | {
+            f"{grid}{', 200 Mbit/s' * (link != '1 Gbit/s')}, {cpu}: {precisions}":
+                Where("{text}", {"nodes_x_ranks": grid, "link": link, "processor": cpu})
+            for grid, link in NODES_AND_LINKS
+            for cpu, precisions in ((AMD, "fp32, bf16"), (INTEL, "fp32"))
+        }, rows=_with_decimals, by=("what",)),
+        "zeropp parts measured": Table("zeropp_parts", {
+            "parts": "{parts}",
+            "overrides": "`sharding={sharding} collectives={collectives}`",
+            "sent between nodes per rank, MB": "{sent_mb:.1f}",
+        } | {
+            heading: Where(form, {"link": link})
+            for link in ("200 Mbit/s", "1 Gbit/s")
+            for heading, form in (
+                (f"tokens/s, {link}", "{tokens_per_second:.0f}"),
+                (f"speed-up, {link}", "{ratio:.2f}x"),
+            )
+        }, by=("parts",)),
     },
     "data.md": {
         "preprocess": Table("preprocess", {
@@ -432,12 +408,12 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
     },
     "recovery.md": {
         "deaths": deaths,
-        "slurm": Table("recovery", {
+        "slurm": Table("replaced", {
             "fault": "{fault}",
             "next step after": lambda row: _or_dash("{seconds_to_step:.1f} s", row),
             "steps done twice": "{steps_done_twice}", "the job": "{job}",
             "largest loss difference": lambda row: _or_dash("{largest_loss_difference:g}", row),
-        }, rows=lambda content: content["slurm"]),
+        }),
         "cost": cost,
     },
     "reliability.md": {

@@ -6,7 +6,7 @@ The planner predicts them for configurations of `conf/`.
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.planner_accuracy import TABLES, errors, in_sample, left_out, table_choices
+from benchmarks.planner_accuracy import TABLES, choice_rows, error_rows
 from docs.generate import frontier_tables
 from docs.generate.blocks import DOCS, filled, table
 from docs.generate.predictions import predict, with_factors
@@ -45,34 +45,23 @@ def files() -> dict[Path, str]:
 def validation() -> Iterator[str]:
     """Yield the errors of all tables."""
     rows = []
-    for name, of_table in TABLES.items():
-        runs = in_sample(name)
-        cells = [f"{value:.1%}" for of in (left_out(name), runs) for value in errors(of)]
-        mark = f" ({of_table.note})" if of_table.note else ""
-        rows.append([f"[{of_table.title}]({_file(name)}){mark}", len(runs), *cells])
+    for name, count, *kinds in error_rows():
+        note = TABLES[name].note
+        cells = [f"{value:.1%}" for found in kinds for value in found]
+        rows.append([_link(name) + (f" ({note})" if note else ""), count, *cells])
     head = ("table", "runs", "mean error, left out", "largest", "mean error, in sample", "largest")
     yield from table(head, rows)
 
 
 def choices_table() -> Iterator[str]:
     """Yield how well the planner chooses among the measured layouts of a job."""
-    rows = []
-    for name, of_table in TABLES.items():
-        for kind, found in table_choices(name).items():
-            if kind == "in sample":
-                continue
-            order = found.rank_correlation
-            ranked = "" if order is None else f"{order:.2f} ({found.ranked} jobs)"
-            rows.append(
-                (f"[{of_table.title}]({_file(name)})", kind, f"{found.fastest} of {found.jobs}",
-                 f"{found.regret:.1%}", f"{found.largest_regret:.1%}", ranked)
-            )  # fmt: skip
     head = ("table", "constants", "fastest chosen", "regret, mean", "largest", "rank correlation")
-    yield from table(head, rows)
+    found = ([_link(name), *cells] for name, *cells in choice_rows() if cells[0] != "in sample")
+    yield from table(head, found)
 
 
-def _file(name: str) -> str:
-    return f"../benchmarks/published/{name}.csv"
+def _link(name: str) -> str:
+    return f"[{TABLES[name].title}](../benchmarks/published/{name}.csv)"
 
 
 def amsp_table() -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_losses_that_differ_are_an_error() -> None:
     assert check_losses(same, "fp32") == 0
     for losses in ((6.0, 5.01), (6.0, math.nan)):
         other = outcome("fsdp2", [speed(losses=losses)])
-        with pytest.raises(TrainingError, match="losses of fsdp2 in fp32"):
+        with pytest.raises(TrainingError, match="losses in fp32 of fsdp2"):
             check_losses([same[0], other], "fp32")
     near = outcome("fsdp2", [speed(losses=(6.0, 5.01))])
     assert check_losses([same[0], near], "bf16") == pytest.approx(0.002)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import node_loss
 from benchmarks.faults.kill_loop import KillSummary, main
 from benchmarks.faults.run_files import RunSnapshot, read_steps, take_snapshot
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, partial_folder, step_folder
@@ -88,7 +87,7 @@ def test_a_snapshot_of_a_run_directory(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_nodes_are_lost_and_runs_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "losses.json"
-    code = node_loss.main(["--kills", "2", "--steps", "40", "--seed", "2", "--json", str(file)])
+    code = main(["--nodes", "--kills", "2", "--steps", "40", "--seed", "2", "--json", str(file)])
     assert code == 0, capfd.readouterr().out
     found = json.loads(file.read_text())
     assert len(found["kills"]) == 2

@@ -32,8 +32,9 @@ def test_a_row_says_whether_the_cause_was_named():
     assert reliability.named(cut, "rank 3") is None  # the fault has none
 
 
-def test_results_have_the_keys_of_the_published_files():
-    assert reliability.result("faults", {"rows": []}).keys() == load("faults").keys()
+@pytest.mark.parametrize("experiment", ["faults", "replaced"])
+def test_results_have_the_keys_of_the_published_files(experiment):
+    assert reliability.result(experiment, {"rows": []}).keys() == load(experiment).keys()
 
 
 def test_the_output_shows_from_which_step_each_start_was_resumed():

@@ -1,6 +1,6 @@
 """What an agent does when the node of the job script is lost; Slurm's programs are stand-ins.
 
-benchmarks/faults/slurm_replacement.py tries the same on a real Slurm.
+benchmarks/faults/reliability.py tries the same on a real Slurm.
 """
 
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from frontier_llm.launch import requeue
 from frontier_llm.launch.requeue import end_job_without_script
 from tests.ports import reserved_port
 
@@ -102,3 +103,13 @@ def test_nothing_is_done_if_srun_answers(folder: Path) -> None:
                                   {"SLURM_NODEID": "9"}])  # fmt: skip
 def test_one_agent_of_the_first_nodes_acts(task: dict[str, str], folder: Path) -> None:
     assert not lose_script(folder, **task)
+
+
+def test_the_agent_of_the_second_node_waits_for_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_ASK", 0.05), ("_PATIENCE", 0.3), ("_TURN", 3600.0)):
+        monkeypatch.setattr(requeue, f"{name}_SECONDS", seconds)
+    calls = lose_script(folder, SLURM_NODEID="2", FRONTIER_LLM_REQUEUES="1")
+    assert calls
+    assert all(call.startswith("sinfo") for call in calls)

@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from benchmarks.faults.slurm_lab.nodes import CONTROLLER, Nodes, address
 from frontier_llm.errors import LaunchError
 
@@ -26,6 +28,8 @@ SLURMD_TIMEOUT_SECONDS = 20
 """A node that does not answer for this long counts as down."""
 _READY_SECONDS = 30.0
 """Default time limit for all nodes to become idle."""
+STOP_SECONDS = 5
+"""Time limit for a daemon to end."""
 
 
 def missing() -> str:
@@ -143,9 +147,10 @@ class SlurmCluster:
         for name in ("slurmctld", "munged"):
             pid = self._pid(name)
             if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-                _wait_until_ended(pid)
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                    daemon = psutil.Process(pid)
+                    daemon.terminate()
+                    daemon.wait(STOP_SECONDS)
         self.nodes.down()
 
     def _write_key(self) -> None:
@@ -235,13 +240,3 @@ def _processes_of(pid: int) -> list[int]:
                 found.append(int(process.name))
     of_this_process = Path("/proc/self/ns/uts").readlink()
     return found if of_node != of_this_process else []
-
-
-def _wait_until_ended(pid: int) -> None:
-    """Wait until a process has ended, at most five seconds."""
-    for _ in range(50):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)

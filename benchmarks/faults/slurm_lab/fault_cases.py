@@ -146,7 +146,7 @@ FAULTS = (
     Fault("time limit (no signal)", _wait_for_time_limit, "minutes left of the Slurm job",
           is_long=True, options=("--signal=USR1@0",), overrides=("launch.stop_minutes=29",)),
 )  # fmt: skip
-"""Faults of reliability.py, after which a job ends and is restarted."""
+"""Faults after which a job ends and is restarted."""
 REPLACED = (
     Fault("rank killed by -9", _signal_holder(TARGET_RANK, signal.SIGKILL)),
     Fault("rank 0 killed by -9", _signal_holder(0, signal.SIGKILL)),
@@ -158,4 +158,4 @@ REPLACED = (
     Fault("rank hangs (SIGSTOP), and all ranks are started again",
           _signal_rank(TARGET_RANK, signal.SIGSTOP), replaces=False),
 )  # fmt: skip
-"""Faults of slurm_replacement.py, after which the job goes on."""
+"""Faults after which the job goes on, because its ranks are replaced."""

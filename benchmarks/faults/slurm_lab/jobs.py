@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.faults.slurm_lab.cluster import SlurmCluster
 from benchmarks.faults.slurm_lab.nodes import DEVICE
 from benchmarks.harness import ROOT
@@ -91,16 +93,11 @@ class Job:
 
     def _processes(self) -> Iterator[tuple[int, list[str], dict[str, str]]]:
         """Yield the id, the command line and the environment of every process of the job."""
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                text = (process / "environ").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            environ = dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            words, environ = process.info["cmdline"] or [], process.info["environ"] or {}
             in_lab = environ.get("SLURM_CONF") == self.cluster.environ["SLURM_CONF"]
             if in_lab and environ.get("SLURM_JOB_ID") == str(self.number):
-                yield int(process.name), words, environ
+                yield process.pid, words, environ
 
     def wait(self, condition: Callable[[], bool], seconds: float, goal: str) -> float:
         """Wait until a condition holds; return how long that took, in seconds.
