@@ -22,7 +22,7 @@ from frontier_llm.config.denoisers import Denoiser, divided
 from frontier_llm.data.permutation import make_key, random_uint64
 
 Numbers = npt.NDArray[np.int64]
-BLOCK = 1 << 14
+BLOCK = 1 << 12
 """Texts that are placed together."""
 _SMALL = 0.02
 """Free share of a sample below which it matters less that the sides are equal."""
