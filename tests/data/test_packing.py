@@ -73,7 +73,7 @@ def test_the_work_hardly_grows_with_the_number_of_documents() -> None:
     )
     assert many < 2 * few < 500_000
     packed = packings[-1]
-    assert packed.padding_share < 0.005
+    assert padding_shares([packed])[0] < 0.005
     assert packed.lengths.sum(dtype=np.int64) == documents.sum()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.denoisers import divided
+from frontier_llm.config.reading import check_data
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.document_rows import Row
@@ -22,6 +23,10 @@ from frontier_llm.data.packing import open_packing, pack, packing_folder, paddin
 from frontier_llm.data.pair_packing import Pairs
 from frontier_llm.data.read_share import pair_share
 from frontier_llm.data.run_loader import describe_samples, make_loader, make_windows
+from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.flops import forward_flops
+from frontier_llm.geometry.lengths import sample_lengths
+from frontier_llm.saving.changes import changes, refuse
 from tests.data.conftest import write_jsonl
 from tests.data.test_run_loader import run_config
 from tests.data.text_stream import restore
@@ -249,3 +254,61 @@ def test_the_padding_of_both_sides_is_told(opened: tuple[DataConfig, Corpora]) -
     shares = padding_shares([windows.packing], pairs)
     text = describe_samples(settings_of(data), corpora)
     assert text.endswith(f"{shares[0]:.2%} padding in the encoder, {shares[1]:.2%} in the decoder")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (PACKED[:1], "data.documents"),
+        (PACKED[1:], "data.documents"),
+        ((*PACKED, "data.sequence_length=2"), "data.sequence_length"),
+        ((*PACKED, "data.decoder_length=8", "data.denoisers=[{rate: 0.9, span: 1}]"), None),
+        (PACKED, None),
+    ],
+)
+def test_texts_are_packed_only_if_they_are_separate(
+    overrides: tuple[str, ...], key: str | None
+) -> None:
+    config = decode(tiny_values(*TINY_T5, "model.vocabulary=512", *overrides))
+    if key is None:
+        return check_data(config)
+    with pytest.raises(ConfigError) as caught:
+        check_data(config)
+    assert caught.value.key == key
+
+
+def test_the_decoder_limits_the_length_of_the_text() -> None:
+    pairs = pairs_of("data.sequence_length=512", "data.decoder_length=100")
+    assert pairs.targets == 104, "a multiple of 8"
+    parts = [[divided(pairs.text + k, denoiser) for denoiser in pairs.denoisers] for k in (0, 1)]
+    assert max(p.targets for p in parts[0]) <= 100
+    assert max(p.targets for p in parts[1]) > 100
+
+
+def test_a_resumed_run_keeps_what_decides_its_samples() -> None:
+    def refused(*change: str) -> str | None:
+        before, now = (
+            decode(tiny_values(*TINY_T5, *PACKED, *more, "run.allow_changes=[data]"))
+            for more in ((), change)
+        )
+        found = changes(before.model_dump(mode="json"), now.model_dump(mode="json"))
+        try:
+            refuse(found, now)
+        except ConfigError as error:
+            return error.key
+        return None
+
+    assert refused("data.decoder_length=16") == "data.decoder_length"
+    assert refused("data.denoisers=[{rate: 0.2}]") == "data.denoisers"
+    assert refused("data.sequence_length=32") == "data.sequence_length"
+    assert refused("data.loss_mean=tokens") is None
+
+
+def test_flops_count_the_pairs_that_are_read() -> None:
+    config = decode(tiny_values(*TINY_T5, *PACKED, "data.read_share=0.25"))
+    lengths = sample_lengths(config.model, config.data)
+    share = config.data.pairs_read
+    assert share == 0.25
+    whole, part = (forward_flops(config.model, lengths, of) for of in (1.0, share))
+    assert part.attention == 0.25 * whole.attention, "cross attention, too"
+    assert part.total - part.attention == whole.total - whole.attention

@@ -273,3 +273,14 @@ def test_separate_documents_exchange_less_and_keep_angles_of_each_sample():
     angles = 4 * 32768 * layout.model.rotated_width * len(layout.model_chunks[0].layers)
     alone = stage_activations(joined, 0, joined.stages.kinds[0]).kept
     assert kept[0] - alone == angles * layout.compute_bytes
+
+
+def test_packed_texts_read_fewer_keys_on_both_sides():
+    packed = ("parallel.pipeline=1", "data.documents=separate", "data.packing=best_fit")
+    found = []
+    for share in (1.0, 0.25):
+        layout = make(*TINY_T5, *packed, f"data.read_share={share}").layout
+        blocks = chunk_blocks(layout, layout.model_chunks[0])[0]
+        found.append([block.attention_flops for block in blocks])
+    assert found[1] == [0.25 * flops for flops in found[0]]
+    assert found[0][-1] > found[0][0] > 0, "a layer of the decoder has cross attention"
