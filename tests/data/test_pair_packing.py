@@ -202,6 +202,7 @@ def test_texts_of_a_batch_are_restored(opened: tuple[DataConfig, Corpora]) -> No
         ]  # fmt: skip
         assert borders[0][-1] == 96
         assert borders[1][-1] == 56
+        assert len(set(borders[1])) == 1 + len(row.denoisers), "padding is in the last text"
         texts = np.split(row.tokens, np.cumsum(row.lengths)[:-1])
         for place, (text, kind) in enumerate(zip(texts, row.denoisers, strict=True)):
             inputs = batch.encoder_tokens[0, borders[0][place] : borders[0][place + 1]].tolist()

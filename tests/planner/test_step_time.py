@@ -289,4 +289,5 @@ def test_packed_texts_read_fewer_keys_on_both_sides():
         blocks = [block for block, _ in chunk_blocks(layout, layout.model_chunks[0])]
         found.append([block.attention_flops for block in blocks])
     assert found[1] == [0.25 * flops for flops in found[0]]
-    assert found[0][-1] > found[0][0] > 0, "a layer of the decoder has cross attention"
+    assert len(found[0]) == 2, "an encoder layer and a decoder layer"
+    assert min(found[0]) > 0

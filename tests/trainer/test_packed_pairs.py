@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from frontier_llm.config import decode
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.denoising import Denoising
@@ -55,7 +56,6 @@ def batch(config: RunConfig, texts: list[int]) -> Seq2SeqBatch:
     made = denoising.batch([row], [0], start=config.model.start_token)
     assert made.loss_mask[0, -1] == 0
     assert made.encoder_cumulative_lengths is not None
-    assert made.encoder_cumulative_lengths[0, -2] < pairs.inputs, "the encoder has padding"
     return made
 
 
@@ -91,6 +91,7 @@ def together_and_alone(world: World, values: dict[str, Any]) -> tuple[Any, list[
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_and_gradients_are_the_sums_of_those_alone(model: str) -> None:
     values = tiny_values(*MODELS[model], *SIZES, *PACKED)
+    assert batch(decode(values), [0, 1, 2]).encoder_tokens[0, -19:].sum() == 0, "padding"
     ((loss, count, packed), alone) = run_ranks(together_and_alone, 1, values)[0]
     assert sum(n for _, n, _ in alone) == count
     assert sum(single for single, _, _ in alone) == pytest.approx(loss, rel=1e-6)
@@ -98,6 +99,22 @@ def test_losses_and_gradients_are_the_sums_of_those_alone(model: str) -> None:
         expected = sum(n * of[name] for _, n, of in alone) / count
         error = np.linalg.norm(gradient - expected) / np.linalg.norm(expected)
         assert error < 1e-5, name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_full_encoder_beside_a_padded_decoder_has_the_same_loss(model: str) -> None:
+    """The queries of the padding have keys, too; a softmax over none would be NaN."""
+    values = [
+        tiny_values(*MODELS[model], *SIZES, *PACKED, f"data.sequence_length={inputs}")
+        for inputs in (40, 21)
+    ]
+    assert (batch(decode(values[1]), [0, 1, 2]).encoder_tokens > 0).all(), "no padding"
+    (padded, *_), (full, *_) = (run_ranks(packed_alone, 1, each)[0] for each in values)
+    assert full == pytest.approx(padded, rel=1e-6)
+
+
+def packed_alone(world: World, values: dict[str, Any]) -> Any:
+    return gradients(make_rig(world, values), [0, 1, 2])
 
 
 @pytest.mark.slow
