@@ -124,12 +124,14 @@ def _check_documents(data: DataConfig) -> None:
     if data.objective != "spans":
         return
     if (data.documents == "separate") != (data.packing == "best_fit"):
+        is_separate = data.documents == "separate"
+        key, other = ("documents", "packing") if is_separate else ("packing", "documents")
         raise ConfigError(
-            "data.documents",
-            f"{data.documents}, with data.objective=spans and data.packing={data.packing}",
+            f"data.{key}",
+            f"{getattr(data, key)}, with data.objective=spans data.{other}={getattr(data, other)}",
             "separate with packing=best_fit, whose texts have sentinels of their own, or joined "
             "with packing=stream, whose samples are one text",
-            "set data.documents=separate data.packing=best_fit, or neither",
+            f"set data.{other}={'best_fit' if is_separate else 'separate'} too, or leave both out",
         )
     if data.parts.text == 0:
         limit = "" if data.decoder_length is None else f", {data.decoder_length} in the decoder"

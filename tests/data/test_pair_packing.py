@@ -261,7 +261,7 @@ def test_the_padding_of_both_sides_is_told(opened: tuple[DataConfig, Corpora]) -
     ("overrides", "key"),
     [
         (PACKED[:1], "data.documents"),
-        (PACKED[1:], "data.documents"),
+        (PACKED[1:], "data.packing"),
         ((*PACKED, "data.sequence_length=2"), "data.sequence_length"),
         ((*PACKED, "data.decoder_length=8", "data.denoisers=[{rate: 0.9, span: 1}]"), None),
         (PACKED, None),
