@@ -7,7 +7,7 @@ import torch
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
-from frontier_llm.data.document_rows import Row, document_batch
+from frontier_llm.data.document_rows import Row, border_table, document_batch
 from frontier_llm.geometry.lengths import sample_lengths
 
 
@@ -47,7 +47,15 @@ def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:
     kept = torch.tensor([[lengths.encoder - i % 4, lengths.decoder - i % 3] for i in samples])
     mask = torch.arange(lengths.encoder) < kept[:, :1]
     weights = (torch.arange(lengths.decoder) < kept[:, 1:]).float()
-    return Seq2SeqBatch(inputs, mask, read, labels, weights)
+    if config.data.documents == "joined":
+        return Seq2SeqBatch(inputs, mask, read, labels, weights)
+    # two or three texts; the encoder has padding after them
+    encoder = [[0, 3 + i % 2, 7 + i % 3, lengths.encoder - i % 4] for i in samples]
+    decoder = [[0, 2 + i % 3, 5 + i % 2] for i in samples]
+    tables = border_table(encoder, lengths.encoder), border_table(decoder, lengths.decoder)
+    ends = (torch.full((len(samples), 1), side) for side in (lengths.encoder, lengths.decoder))
+    borders = [torch.cat(both, dim=1).int() for both in zip(tables, ends, strict=True)]
+    return Seq2SeqBatch(inputs, None, read, labels, weights, *borders)
 
 
 def _tokens(config: RunConfig, index: int, length: int) -> torch.Tensor:

@@ -34,7 +34,7 @@ from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.corpus_build import MERGING
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, account_rows
-from frontier_llm.data.packing import open_packing
+from frontier_llm.data.packing import describe_padding, packing_of
 from frontier_llm.data.prepared_corpus import streams
 from frontier_llm.units import MIB, counted, format_bytes, format_count, format_seconds
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = time.perf_counter() - start
     show(folders, console)
     if config.data.packing == "best_fit":
-        show_packing(folders, config.data.sequence_length, console)
+        show_packing(folders, config.data, console)
     manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
     print(throughput(manifests, seconds) if is_new else "already prepared")
     return 0
@@ -148,13 +148,13 @@ def show_account(manifest: Manifest, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def show_packing(folders: Sequence[Path], length: int, console: Console) -> None:
-    """Print how many samples of `length` tokens the documents of each split fill."""
+def show_packing(folders: Sequence[Path], data: DataConfig, console: Console) -> None:
+    """Print how many samples the documents of each split fill."""
     for stream in itertools.chain.from_iterable(map(streams, folders)):
-        packing = open_packing(stream.prefix, stream.document_lengths(), length)
+        packing = packing_of(stream, data)
         console.print(
-            f"{stream.prefix}: {counted(len(packing), 'sample', ',')} of {length:,} tokens, "
-            f"{packing.padding_share:.2%} padding",
+            f"{stream.prefix}: {counted(len(packing), 'sample', ',')} of "
+            f"{data.sequence_length:,} tokens, {describe_padding([packing], data)}",
             highlight=False,
             soft_wrap=True,
         )

@@ -4,7 +4,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from frontier_llm.config.denoisers import T5, Denoiser, modes_of, sentinels_of
+from frontier_llm.config.denoisers import (
+    T5,
+    Denoiser,
+    SampleParts,
+    modes_of,
+    sample_parts,
+    sentinels_of,
+)
+from frontier_llm.config.model import DECODER_MULTIPLE
 from frontier_llm.config.paths import PathName
 from frontier_llm.config.section import Section
 
@@ -83,19 +91,23 @@ class DataConfig(Section):
     removed tokens (0.15), `span` their mean number in a span (3.0; null: the end of the text is
     cut off, prefix language modelling), `weight` the relative share of samples (1), and `mode` the
     name of a token that is put before the encoder's input (null)."""
+    decoder_length: int | None = Field(default=None, ge=8)
+    """Tokens per sample that the decoder of an encoder-decoder predicts at most, rounded up to a
+    multiple of 8. null = as many as the denoiser with the longest targets needs."""
     documents: Literal["joined", "separate"] = "joined"
-    """Whether the documents of a GPT's sample read each other. `joined`: as one text; `separate`:
+    """Whether the documents of a sample read each other. `joined`: as one text; `separate`:
     attention and positions begin anew at each document, and the first token of a document is not
-    predicted."""
+    predicted by a GPT. For an encoder-decoder with `data.packing=best_fit`."""
     packing: Literal["stream", "best_fit"] = "stream"
-    """How documents of a GPT become samples. `stream`: all documents form one sequence, which is
-    cut; `best_fit`: only documents longer than a sample are cut, and the samples are filled by
-    best-fit-decreasing."""
+    """How documents become samples. `stream`: all documents form one sequence, which is cut;
+    `best_fit`: only documents longer than a sample are cut, and the samples are filled by
+    best-fit-decreasing. In an encoder-decoder both sides limit a sample."""
     read_share: float | None = Field(default=None, gt=0, le=1)
     """Share of the pairs of tokens of a sample that are in the same document, if documents are
     separate. It is the mean of the sum of n^2 over documents of n tokens, divided by the square of
-    the sequence length. Predictions and MFU count only these pairs. null = that of the prepared
-    corpus; 1 if there is none."""
+    the sequence length. In an encoder-decoder, pairs within each side and between both are counted
+    together. Predictions and MFU count only these pairs. null = that of the prepared corpus; 1 if
+    there is none."""
     loss_mean: Literal["samples", "tokens"] = "samples"
     """What has equal weight in the loss. `samples`: each sample, whose loss is the mean over the
     tokens that it predicts; `tokens`: each predicted token of a step or of a validation."""
@@ -121,7 +133,18 @@ class DataConfig(Section):
         """Number of token ids that the sentinels of removed spans need; 0 without spans."""
         if self.objective != "spans":
             return 0
-        return sentinels_of(self.sequence_length, self.denoisers)
+        return sentinels_of(self.sequence_length, self.denoisers, self.decoder_length)
+
+    @property
+    def parts(self) -> SampleParts:
+        """The largest lengths of the texts of an encoder-decoder, and of their parts."""
+        return sample_parts(self.sequence_length, self.denoisers, self.decoder_length)
+
+    @property
+    def decoder_tokens(self) -> int:
+        """Tokens per sample that the decoder of an encoder-decoder computes, with padding."""
+        targets = self.decoder_length or self.parts.targets
+        return -(-targets // DECODER_MULTIPLE) * DECODER_MULTIPLE
 
     @property
     def modes(self) -> tuple[str, ...]:

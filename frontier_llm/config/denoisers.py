@@ -62,18 +62,21 @@ def divided(text: int, denoiser: Denoiser = T5[0]) -> SampleParts:
 
 
 @lru_cache
-def sample_parts(inputs: int, denoisers: tuple[Denoiser, ...] = T5) -> SampleParts:
+def sample_parts(
+    inputs: int, denoisers: tuple[Denoiser, ...] = T5, targets: int | None = None
+) -> SampleParts:
     """Return the largest lengths of samples whose encoder reads at most `inputs` tokens.
 
-    All samples have the same length of text: the longest that suits every denoiser; 0 if there is
-    none.
+    The decoder predicts at most `targets` tokens, if they are limited. All samples have the same
+    length of text: the longest that suits every denoiser; 0 if there is none.
 
     >>> sample_parts(512)
     SampleParts(text=568, inputs=512, targets=114, spans=28)
     """
 
     def fits(text: int) -> bool:
-        return all(divided(text, denoiser).inputs <= inputs for denoiser in denoisers)
+        parts = [divided(text, denoiser) for denoiser in denoisers]
+        return all(p.inputs <= inputs and p.targets <= (targets or p.targets) for p in parts)
 
     if not fits(2):
         return SampleParts(0, 0, 0, 0)
@@ -89,13 +92,15 @@ def sample_parts(inputs: int, denoisers: tuple[Denoiser, ...] = T5) -> SamplePar
     )
 
 
-def sentinels_of(inputs: int, denoisers: tuple[Denoiser, ...] = T5) -> int:
-    """Return the number of token ids that sentinels need if the encoder reads `inputs` tokens.
+def sentinels_of(
+    inputs: int, denoisers: tuple[Denoiser, ...] = T5, targets: int | None = None
+) -> int:
+    """Return the number of token ids that sentinels need, for the limits of `sample_parts`.
 
     >>> sentinels_of(512), sentinels_of(4096)
     (100, 227)
     """
-    return max(SENTINELS, sample_parts(inputs, denoisers).spans)
+    return max(SENTINELS, sample_parts(inputs, denoisers, targets).spans)
 
 
 def modes_of(denoisers: Sequence[Denoiser]) -> tuple[str, ...]:

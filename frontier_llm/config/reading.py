@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -122,21 +121,23 @@ def _check_objective(config: RunConfig) -> None:
 
 
 def _check_documents(data: DataConfig) -> None:
-    for key, value, wanted in (
-        ("documents", data.documents, "joined"),
-        ("packing", data.packing, "stream"),
-    ):
-        if data.objective == "spans" and value != wanted:
-            raise ConfigError(
-                f"data.{key}",
-                f"{value}, with data.objective=spans",
-                f"{wanted}: span corruption reads windows of joined documents",
-                f"set data.{key}={wanted}, or train a GPT",
-            )
-    if data.objective == "spans" and sample_parts(data.sequence_length, data.denoisers).text == 0:
+    if data.objective != "spans":
+        return
+    if (data.documents == "separate") != (data.packing == "best_fit"):
+        is_separate = data.documents == "separate"
+        key, other = ("documents", "packing") if is_separate else ("packing", "documents")
+        raise ConfigError(
+            f"data.{key}",
+            f"{getattr(data, key)}, with data.objective=spans data.{other}={getattr(data, other)}",
+            "separate with packing=best_fit, whose texts have sentinels of their own, or joined "
+            "with packing=stream, whose samples are one text",
+            f"set data.{other}={'best_fit' if is_separate else 'separate'} too, or leave both out",
+        )
+    if data.parts.text == 0:
+        limit = "" if data.decoder_length is None else f", {data.decoder_length} in the decoder"
         raise ConfigError(
             "data.sequence_length",
-            data.sequence_length,
+            f"{data.sequence_length}{limit}",
             "enough tokens for a text of 2 tokens, of which one is removed, and the tokens that "
             "mark the place, the mode and the end",
             "set a length that is useful, such as data.sequence_length=512",

@@ -178,6 +178,10 @@ class Seq2SeqBatch(_Labels):
         decoder_tokens: [b, s_dec] int64, input of the decoder: the labels shifted right by one.
         labels: [b, s_dec] int64, the token to predict at each position.
         loss_mask: [b, s_dec] fp32, the weight of each label; 0 for padding.
+        encoder_cumulative_lengths: [b, k] int32, if a sample has several texts: 0, then for each
+            text the index of the token after its last input, then s_enc. Padding is one more text.
+        cumulative_lengths: [b, n] int32, the same of the decoder, in which padding belongs to the
+            last text.
     """
 
     encoder_tokens: torch.Tensor
@@ -185,6 +189,8 @@ class Seq2SeqBatch(_Labels):
     decoder_tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+    encoder_cumulative_lengths: torch.Tensor | None = None
+    cumulative_lengths: torch.Tensor | None = None
 
     @property
     def lengths(self) -> SampleLengths:
@@ -201,6 +207,8 @@ class Seq2SeqBatch(_Labels):
             "tokens": self.decoder_tokens,
             "encoder_tokens": self.encoder_tokens,
             "encoder_mask": self.encoder_mask,
+            "encoder_cumulative_lengths": self.encoder_cumulative_lengths,
+            "cumulative_lengths": self.cumulative_lengths,
         }
 
 
@@ -239,9 +247,11 @@ def digest(batches: Iterable[AnyBatch]) -> int:
     """
     total = 0
     for batch in batches:
-        # positions contain the borders of documents; the width of their table depends on the batch
+        # other tensors show the borders of documents; the width of their table depends on the batch
         arrays = [
-            tensor.numpy() for name, tensor in named_tensors(batch) if name != "cumulative_lengths"
+            tensor.numpy()
+            for name, tensor in named_tensors(batch)
+            if not name.endswith("cumulative_lengths")
         ]
         for index in range(batch.samples):
             hashed = xxhash.xxh32()

@@ -17,7 +17,7 @@ from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
 from frontier_llm.data.document_rows import Row, Tokens
-from frontier_llm.data.packing import PackedSamples, open_packing
+from frontier_llm.data.packing import PackedSamples, packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
@@ -117,7 +117,7 @@ def prepare_all(
         for folder in folders:
             report("packing documents into samples", 0.0)
             for stream in streams(folder):
-                open_packing(stream.prefix, stream.document_lengths(), config.sequence_length)
+                packing_of(stream, config)
     return folders
 
 

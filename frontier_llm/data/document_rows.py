@@ -31,6 +31,8 @@ class Row:
     """[documents] int64, number of inputs of each document, which may be a part of it."""
     continues: bool
     """Whether the last document continues after the sample, so that its last input has a label."""
+    denoisers: tuple[int, ...] = ()
+    """In an encoder-decoder the number of the denoiser of each text; `tokens` are the texts."""
 
     @property
     def padding(self) -> int:
@@ -67,10 +69,15 @@ def document_batch(rows: Sequence[Row], indices: Sequence[int], *, separate: boo
         return Batch(tokens, labels, torch.arange(length).repeat(len(rows), 1), mask)
     borders = [_borders(row) for row in rows]
     positions = np.stack([_positions(row_borders) for row_borders in borders])
-    table = np.full((len(rows), max(map(len, borders))), length, np.int32)
+    return Batch(tokens, labels, torch.from_numpy(positions), mask, border_table(borders, length))
+
+
+def border_table(borders: Sequence[Sequence[int] | Tokens], length: int) -> torch.Tensor:
+    """Stack the borders of rows of a length, [rows, k] int32; the length fills up short ones."""
+    table = np.full((len(borders), max(map(len, borders))), length, np.int32)
     for line, row_borders in zip(table, borders, strict=True):
         line[: len(row_borders)] = row_borders
-    return Batch(tokens, labels, torch.from_numpy(positions), mask, torch.from_numpy(table))
+    return torch.from_numpy(table)
 
 
 def _mask(row: Row, *, separate: bool) -> npt.NDArray[np.float32]:

@@ -23,13 +23,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from frontier_llm.config.data import DataConfig
 from frontier_llm.data.document_rows import Row
+from frontier_llm.data.pair_packing import Pairs
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import TokenStream
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.errors import DataError
 
 Numbers = npt.NDArray[np.int64]
+_ARRAYS = ("starts", "lengths", "first_pieces", "pairs")
 PAD = 0
 """Token id of padding, which no label and no other token reads."""
 
@@ -47,20 +50,45 @@ class Packing:
     lengths: npt.NDArray[np.int32]
     first_pieces: Numbers
     """[samples + 1] int64, the index of each sample's first piece; last the number of pieces."""
+    pairs: npt.NDArray[np.int32] | None = None
+    """[pieces, 3], in an encoder-decoder the number of a piece's denoiser, and the tokens that the
+    encoder reads and that the decoder predicts."""
 
     def __len__(self) -> int:
         return len(self.first_pieces) - 1
 
-    @property
-    def padding_share(self) -> float:
-        """Share of the tokens of all samples that is padding."""
-        return 1 - float(self.lengths.sum(dtype=np.int64)) / (self.length * len(self))
+
+def padding_shares(packings: Sequence[Packing], pairs: Pairs | None = None) -> list[float]:
+    """Return the share of the tokens of samples that is padding, for the encoder first."""
+    limits = [packings[0].length] if pairs is None else [pairs.inputs, pairs.targets]
+    samples, filled = sum(map(len, packings)), np.zeros(len(limits))
+    for packing in packings:
+        sizes = packing.lengths[:, None] if packing.pairs is None else packing.pairs[:, 1:]
+        filled += sizes.sum(0, dtype=np.int64)
+    return (1 - filled / limits / samples).tolist()
 
 
-def pack(document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
+def describe_padding(packings: Sequence[Packing], data: DataConfig) -> str:
+    """Return the share of padding, in an encoder-decoder that of both sides."""
+    pairs = Pairs.of(data)
+    shares = [f"{share:.2%}" for share in padding_shares(packings, pairs)]
+    if pairs is None:
+        return f"{shares[0]} padding"
+    return f"{shares[0]} padding in the encoder, {shares[1]} in the decoder"
+
+
+def pack(
+    document_lengths: npt.NDArray[np.integer], length: int, pairs: Pairs | None = None
+) -> Packing:
     """Pack documents into samples; their lengths are in the order of the split."""
-    starts, lengths = _cut(document_lengths.astype(np.int64), length)
-    sample_of = _Samples(length).place_all(lengths)
+    documents, divided = document_lengths.astype(np.int64), None
+    if pairs is None:
+        starts, lengths = _cut(documents, length)
+        sample_of = _Samples(length).place_all(lengths)
+    else:
+        starts, lengths = pairs.cut(documents)
+        divided = pairs.divide(lengths)
+        sample_of = pairs.place(divided[:, 1:])
     # number the samples by their first pieces, which are in the order of the split
     _, first = np.unique(sample_of, return_index=True)
     number = np.empty(len(first), np.int64)
@@ -68,7 +96,8 @@ def pack(document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
     order = np.argsort(number[sample_of], kind="stable")
     counts = np.bincount(sample_of)[np.argsort(first)]
     first_pieces = np.concatenate([[0], np.cumsum(counts)])
-    return Packing(length, starts[order], lengths[order].astype(np.int32), first_pieces)
+    divided = None if divided is None else divided[order]
+    return Packing(length, starts[order], lengths[order].astype(np.int32), first_pieces, divided)
 
 
 def _cut(documents: Numbers, length: int) -> tuple[Numbers, Numbers]:
@@ -141,22 +170,34 @@ class _Samples:
             self._spaces |= 1 << space
 
 
-def packing_folder(prefix: Path, length: int) -> Path:
+def packing_folder(prefix: Path, length: int, pairs: Pairs | None = None) -> Path:
     """Return the folder of the packing of a split, whose token file is `prefix`.bin."""
-    return prefix.with_name(f"{prefix.name}.best_fit_{length}")
+    name = length if pairs is None else pairs.name
+    return prefix.with_name(f"{prefix.name}.best_fit_{name}")
 
 
-def open_packing(prefix: Path, document_lengths: npt.NDArray[np.integer], length: int) -> Packing:
+def packing_of(stream: TokenStream, data: DataConfig) -> Packing:
+    """Return the packing of a split, as `open_packing`."""
+    lengths = stream.document_lengths()
+    return open_packing(stream.prefix, lengths, data.sequence_length, Pairs.of(data))
+
+
+def open_packing(
+    prefix: Path,
+    document_lengths: npt.NDArray[np.integer],
+    length: int,
+    pairs: Pairs | None = None,
+) -> Packing:
     """Read the packing of the split `prefix`.bin; compute and write it if there is none.
 
     The files are mapped into memory. The folder gets its name by one rename when its files are
     complete. If several processes write it at the same time, their contents are equal.
     """
-    folder = packing_folder(prefix, length)
+    folder = packing_folder(prefix, length, pairs)
     try:
         if not folder.exists():
-            _write(folder, pack(document_lengths, length))
-        names = ("starts", "lengths", "first_pieces")
+            _write(folder, pack(document_lengths, length, pairs))
+        names = _ARRAYS[: 3 if pairs is None else 4]
         arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
     except (OSError, ValueError) as error:
         raise DataError(
@@ -170,9 +211,9 @@ def _write(folder: Path, packing: Packing) -> None:
     draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:12]}")
     draft.mkdir()
     try:
-        np.save(draft / "starts.npy", packing.starts)
-        np.save(draft / "lengths.npy", packing.lengths)
-        np.save(draft / "first_pieces.npy", packing.first_pieces)
+        for name in _ARRAYS:
+            if (array := getattr(packing, name)) is not None:
+                np.save(draft / f"{name}.npy", array)
         draft.rename(folder)
     except OSError:
         if not folder.exists():  # else another process was faster
@@ -185,14 +226,13 @@ class PackedSamples:
     """The samples of a run, epoch after epoch, in the order of the corpus or shuffled.
 
     An epoch reads every packed sample once, but those that predict nothing. The seed and the digest
-    of the corpus (`Manifest.digest`) determine the order. The packing of the split is made if there
-    is none. Without `reads` all tokens are zeros.
+    of the corpus (`Manifest.digest`) determine the order. Without `reads` all tokens are zeros.
     """
 
     def __init__(
         self,
         stream: TokenStream,
-        length: int,
+        packing: Packing,
         seed: int,
         digest: str,
         *,
@@ -203,7 +243,7 @@ class PackedSamples:
         if not len(stream):
             raise DataError(f"{stream.prefix}.bin has no document\n  do: add text")
         self._stream, self._reads = stream, reads
-        self.packing: Packing = open_packing(stream.prefix, stream.document_lengths(), length)
+        self.packing = packing
         self._kept = Kept(len(self.packing), self._without_labels(separate))
         key = lru_cache(maxsize=4)(lambda epoch: make_key(digest, seed, epoch))
         # an order of windows of one "token", which is a packed sample
@@ -215,8 +255,11 @@ class PackedSamples:
         """Return the numbers of the samples that predict nothing.
 
         All their pieces have one token, after which the document ends. The last piece predicts
-        nothing then, and if documents are separate, neither do the others.
+        nothing then, and if documents are separate, neither do the others. In an encoder-decoder
+        all samples predict something.
         """
+        if self.packing.pairs is not None:
+            return np.zeros(0, np.int64)
         first, lengths = self.packing.first_pieces[:-1], self.packing.lengths
         sizes = (np.maximum if separate else np.add).reduceat(lengths, first)
         numbers = np.flatnonzero(sizes == 1)
@@ -249,15 +292,24 @@ class PackedSamples:
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
         """Return (first token, number of tokens) of each piece that sample `index` reads."""
-        number = self.window(index)
-        at = slice(*self.packing.first_pieces[number : number + 2].tolist())
+        at = self._pieces(index)
         starts, lengths = self.packing.starts[at], self.packing.lengths[at]
         return list(zip(starts.tolist(), lengths.tolist(), strict=True))
+
+    def _pieces(self, index: int) -> slice:
+        number = self.window(index)
+        return slice(*self.packing.first_pieces[number : number + 2].tolist())
 
     def __getitem__(self, index: int) -> Row:
         """Return sample `index` of the run."""
         pieces, length = self.ranges(index), self.packing.length
         lengths = np.array([count for _, count in pieces], np.int64)
+        if self.packing.pairs is not None:
+            text = np.zeros(int(lengths.sum()), np.int64)
+            if self._reads:
+                text = np.concatenate([self._stream.read(*piece) for piece in pieces])
+            numbers = self.packing.pairs[self._pieces(index), 0]
+            return Row(text, lengths, False, tuple(numbers.tolist()))
         first, count = pieces[0]
         # only a document that is longer than a sample fills one and continues
         continues = count == length and not self._begins(first + length)

@@ -10,6 +10,8 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.blend import corpus_shares
 from frontier_llm.data.corpus_manifest import IDX_HEADER, MANIFEST_FILE, Manifest
+from frontier_llm.data.packing import Packing, open_packing
+from frontier_llm.data.pair_packing import Pairs
 from frontier_llm.data.prepare import find_prepared
 from frontier_llm.errors import ConfigError, DataError
 
@@ -31,6 +33,20 @@ def read_share(lengths: npt.NDArray[np.integer], sequence_length: int, packing: 
         borders = np.union1d(cuts, ends[ends < cuts[-1]])
         squares = np.square(np.diff(borders), dtype=float).sum()
     return min(1.0, float(squares) / samples / sequence_length**2)
+
+
+def pair_share(packing: Packing, pairs: Pairs) -> float:
+    """Return the same for the samples of an encoder-decoder, of which `packing` has the texts.
+
+    The scores within each side and between both are counted together.
+    """
+    assert packing.pairs is not None
+    limits = np.array([[pairs.inputs, pairs.targets]])
+    read, whole = (
+        (np.square(sizes).sum() + sizes.prod(axis=1).sum())
+        for sizes in (packing.pairs[:, 1:].astype(float), limits.astype(float))
+    )
+    return float(read / len(packing) / whole)
 
 
 def with_read_share(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
@@ -74,7 +90,11 @@ def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
         lengths = np.fromfile(
             folder / "train.idx", np.int32, split.documents, offset=IDX_HEADER.size
         )
-        shares[name] = read_share(lengths, data.sequence_length, data.packing)
+        if (pairs := Pairs.of(data)) is None:
+            shares[name] = read_share(lengths, data.sequence_length, data.packing)
+        else:
+            packing = open_packing(folder / "train", lengths, data.sequence_length, pairs)
+            shares[name] = pair_share(packing, pairs)
         tokens[name] = split.tokens
     if data.kind != "blend":
         return shares[names[0]]

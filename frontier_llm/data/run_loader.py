@@ -28,7 +28,7 @@ from frontier_llm.data.corpus_build import Progress
 from frontier_llm.data.denoising import Denoising
 from frontier_llm.data.document_rows import DocumentSamples, document_batch
 from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
-from frontier_llm.data.packing import PackedSamples
+from frontier_llm.data.packing import PackedSamples, describe_padding, packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.tokenizer_source import (
@@ -127,7 +127,10 @@ def window_corpus(
     stream = corpus.train if train else corpus.validation
     order = config.trainer.seed, corpus.manifest.digest
     if config.data.packing == "best_fit":
-        return PackedSamples(stream, length, *order, shuffle=train, separate=separate, reads=reads)
+        return PackedSamples(
+            stream, packing_of(stream, config.data), *order, shuffle=train, separate=separate,
+            reads=reads,
+        )  # fmt: skip
     if separate:
         return DocumentSamples(stream, length, *order, shuffle=train, separate=True, reads=reads)
     return Samples(stream, length, *order, shuffle=train, overlap=overlap, reads=reads)
@@ -136,7 +139,9 @@ def window_corpus(
 def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
     """Return the tokens of text per sample, for the configured sequence length or another one."""
     length = sequence_length or data.sequence_length
-    return sample_parts(length, data.denoisers).text if data.objective == "spans" else length
+    if data.objective != "spans":
+        return length
+    return sample_parts(length, data.denoisers, data.decoder_length).text
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
@@ -146,9 +151,8 @@ def describe_samples(config: RunConfig, corpora: Corpora) -> str:
     count, left_out = sum(map(len, samples)), sum(windows.left_out for windows in samples)
     text = f"{counted(count, 'sample', ',')} per epoch"
     if data.packing == "best_fit":
-        tokens = corpora.manifest.train.tokens
-        padding = 1 - tokens / ((count + left_out) * data.sequence_length)
-        text += f" of whole documents, {padding:.2%} padding"
+        packings = [windows.packing for windows in samples if isinstance(windows, PackedSamples)]
+        text += f" of whole documents, {describe_padding(packings, data)}"
     if left_out:
         text += f"; {left_out:,} left out, which predict nothing"
     return text
@@ -159,9 +163,9 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     tokenizer = corpora.tokenizer
     check_vocabulary(config, tokenizer)
     data = config.data
-    if has_rows(data):
-        return partial(document_batch, separate=data.documents == "separate")
     if {"causal": True, "spans": False}[data.objective]:
+        if has_rows(data):
+            return partial(document_batch, separate=data.documents == "separate")
         return causal_batch
     denoising = Denoising(
         data.denoisers,
@@ -171,6 +175,7 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
         mode_tokens(config),
         tokenizer.eod,
         make_key("spans", corpora.manifest.digest, config.trainer.seed),
+        data.decoder_tokens,
     )
     return partial(denoising.batch, start=config.model.start_token)
 

@@ -55,7 +55,7 @@ def forward_flops(
             features = 2 * query * tokens * model.hidden
             features += 2 * key_value * lengths.encoder * model.encoder.hidden
             products += len(layers) * 2 * features
-            pairs += tokens * lengths.encoder
+            pairs += read_share * tokens * lengths.encoder
         attention += len(layers) * 4 * query * pairs
     head = 2 * lengths.decoder * model.hidden * model.vocabulary
     return ForwardFlops(products + attention, attention, head)

@@ -7,8 +7,7 @@ tokens of corrupted text, and the decoder predicts the removed spans (config/den
 from dataclasses import dataclass
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.config.denoisers import sample_parts
-from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
+from frontier_llm.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,4 @@ def sample_lengths(model: ModelConfig, data: DataConfig) -> SampleLengths:
     """Return the lengths of a model's samples, padding included."""
     if not model.encoder_layers:
         return SampleLengths(0, data.sequence_length)
-    targets = sample_parts(data.sequence_length, data.denoisers).targets
-    decoder = -(-targets // DECODER_MULTIPLE) * DECODER_MULTIPLE
-    return SampleLengths(data.sequence_length, decoder)
+    return SampleLengths(data.sequence_length, data.decoder_tokens)

@@ -115,7 +115,10 @@ def _attend_documents(
         parts = (
             x[None].split(own, dim=2) for x, own in zip(sample, (queries, keys, keys), strict=True)
         )
-        outputs = [attend_document(q, k, v, within, scores) for q, k, v in zip(*parts, strict=True)]
+        # if the keys have one more document, it is padding, which no query reads
+        outputs = [
+            attend_document(q, k, v, within, scores) for q, k, v in zip(*parts, strict=False)
+        ]
         samples.append(torch.cat(outputs, dim=2))
     return torch.cat(samples)
 

@@ -105,16 +105,17 @@ class Chunk(MegatronModule):
         cumulative_lengths: Tensor | None = None,
         encoder_tokens: Tensor | None = None,
         encoder_mask: Tensor | None = None,
+        encoder_cumulative_lengths: Tensor | None = None,
         labels: Tensor | None = None,
         is_part: bool = False,
     ) -> Tensor | TokenLosses:
         """Run this model chunk on [b, t] tokens of the decoder and [b, s] of the encoder, int64.
 
         Only learned positions need the position of each token in its document, [b, t] int64. The
-        borders of documents are [b, k] int32 (model/reads.py); None = a sample is one document. The
-        mask is [b, s] bool, false at padding; None if there is none. With `is_part` the tokens are
-        those of this context rank alone. With sequence parallelism s and t are divisible by the
-        number of tensor-parallel ranks.
+        borders of documents on both sides are [b, k] int32 (model/reads.py); None = a sample is one
+        document. The mask of such samples is [b, s] bool, false at padding; None if there is none.
+        With `is_part` the tokens are those of this context rank alone. With sequence parallelism s
+        and t are divisible by the number of tensor-parallel ranks.
 
         The last chunk returns the losses of [b, t] tokens, or without labels the logits, [b, t,
         this tensor rank's part of the padded vocabulary]. Other chunks return the activations for
@@ -125,13 +126,18 @@ class Chunk(MegatronModule):
         context_reads = Reads()
         if encoder_mask is not None:
             context_reads = Reads(keys=Documents.padded(encoder_mask))
+        if encoder_cumulative_lengths is not None:
+            assert encoder_tokens is not None
+            length = encoder_tokens.shape[1]
+            context_reads = Reads(keys=Documents(encoder_cumulative_lengths, length))
         if self.encoder is not None:
             reads = context_reads
-            if self.encoder.has_windows:  # the padding reads itself: each query needs a key
-                reads = replace(reads, queries=reads.keys)
+            if self.encoder.has_windows or encoder_cumulative_lengths is not None:
+                reads = replace(reads, queries=reads.keys)  # the padding reads itself
             context = self.encoder(context, reads)
         if self.decoder is not None:
             reads = self._reads(tokens, cumulative_lengths, is_part=is_part)
+            context_reads = replace(context_reads, queries=reads.queries)
             decoded = self.decoder(decoded, reads, context, context_reads)
         if self.model_chunk.has_head:
             return self._head(decoded, labels)

@@ -234,7 +234,7 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
-    read_pairs: float = samples * attention.queries * attention.keys
+    read_pairs = layout.read_share * samples * attention.queries * attention.keys
     if not attention.cross:
         context, causal = layout.grid.context, attention.causal
         tokens = attention.queries * context

@@ -48,6 +48,7 @@ OF_CORPUS = {
 _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attention_dropout"}
 """Keys that do not change what a trained model computes."""
 _LENGTH = "data.sequence_length"
+_PAIR_LENGTHS = "data.decoder_length", "data.denoisers"
 _RESUMED = "as in the checkpoint that the run resumes from"
 
 Changes = dict[str, tuple[Any, Any]]
@@ -75,10 +76,12 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     now, allowed = config.model_dump(mode="json"), config.run.allow_changes
     _refuse_other_shapes(found, now)
     _refuse_absent_states(found, now)
-    if _LENGTH in found and config.data.packing == "best_fit":
-        before, after = found[_LENGTH]
+    lengths = [_LENGTH, *_PAIR_LENGTHS] if config.data.objective == "spans" else [_LENGTH]
+    changed = [key for key in lengths if key in found]
+    if changed and config.data.packing == "best_fit":
+        before, after = found[changed[0]]
         raise ConfigError(
-            _LENGTH,
+            changed[0],
             f"{after} with data.packing=best_fit",
             f"{before}, as in the checkpoint: best_fit packs all documents anew for each length, "
             "so the run would read again what it has read",

@@ -16,6 +16,7 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.document_rows import Row, document_batch
+from frontier_llm.data.packing import padding_shares
 from frontier_llm.data.run_loader import describe_samples, make_loader, make_windows
 from tests.data.conftest import config, write_jsonl
 from tests.data.test_run_loader import blend, run_config
@@ -156,4 +157,4 @@ def test_the_number_of_samples_and_the_padding_are_told(lines: Path) -> None:
     text = describe_samples(run_config(data), corpora)
     samples: Any = make_windows(run_config(data), corpora, train=True)
     assert text.startswith(f"{len(samples):,} samples per epoch of whole documents, ")
-    assert text.endswith(f"{samples.packing.padding_share:.2%} padding")
+    assert text.endswith(f"{padding_shares([samples.packing])[0]:.2%} padding")

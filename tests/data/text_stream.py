@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from frontier_llm.data import packing as module
 from frontier_llm.data.document_rows import DocumentSamples, document_batch
 from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.packing import PackedSamples, pack
@@ -50,9 +48,8 @@ def samples_of(
     stream: Any = TextStream(documents)
     separate = mode == "separate"
     if packing == "best_fit":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "open_packing", lambda _, sizes, n: pack(sizes, n))
-            return PackedSamples(stream, length, 1, "x", shuffle=shuffle, separate=separate)
+        packed = pack(stream.document_lengths(), length)
+        return PackedSamples(stream, packed, 1, "x", shuffle=shuffle, separate=separate)
     kind = DocumentSamples if separate else Samples
     return kind(stream, length, 1, "x", shuffle=shuffle, separate=separate)
 

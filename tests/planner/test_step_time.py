@@ -15,6 +15,7 @@ from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.step_time import step_time
 from tests.planner.layouts import make
+from tests.values import TINY_T5
 
 
 def _large(*overrides, ranks=1024):
@@ -273,3 +274,20 @@ def test_separate_documents_exchange_less_and_keep_angles_of_each_sample():
     angles = 4 * 32768 * layout.model.rotated_width * len(layout.model_chunks[0].layers)
     alone = stage_activations(joined, 0, joined.stages.kinds[0]).kept
     assert kept[0] - alone == angles * layout.compute_bytes
+
+
+def test_packed_texts_read_fewer_keys_on_both_sides():
+    packed = (
+        "model.vocabulary=512",
+        "parallel.pipeline=1",
+        "data.documents=separate",
+        "data.packing=best_fit",
+    )
+    found = []
+    for share in (1.0, 0.25):
+        layout = make(*TINY_T5, *packed, f"data.read_share={share}").layout
+        blocks = [block for block, _ in chunk_blocks(layout, layout.model_chunks[0])]
+        found.append([block.attention_flops for block in blocks])
+    assert found[1] == [0.25 * flops for flops in found[0]]
+    assert len(found[0]) == 2, "an encoder layer and a decoder layer"
+    assert min(found[0]) > 0
