@@ -52,7 +52,9 @@ def compare(cluster: ClusterConfig, world: World, store: dist.Store, console: Co
     Collective over all ranks, of which there must be two.
     """
     if world.size < 2:
-        raise LaunchError("there is no network between fewer than two ranks: set launch.ranks=2")
+        raise LaunchError(
+            "there is no network between fewer than two ranks\n  do: set launch.ranks=2"
+        )
     sets: dict[str, Mapping[str, str | None]] = {AS_SET: {}}
     sets.update({_in_words(a.variables): a.variables for a in cluster.environment_alternatives})
     outcomes = [predicted(cluster, world)]

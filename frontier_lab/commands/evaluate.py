@@ -48,7 +48,7 @@ from frontier_llm.cli.options import (
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora, open_all, prepare_all
-from frontier_llm.data.run_loader import make_batch_maker, window_corpus
+from frontier_llm.data.run_loader import make_batch_maker, make_windows, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
 from frontier_llm.model.build import Model
@@ -127,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mean, scores = evaluate(config, corpora, *built, options.samples)
             _check_losses(weights, {score.corpus: score.loss for score in scores})
             show(mean, scores)
+            trained = make_windows(config, corpora, train=False)
+            print(f"The figures of the training are those of {trained}.", file=sys.stderr)
             rows = [asdict(score) for score in scores]
     if options.json:
         write_json(options.json, rows, "--json")

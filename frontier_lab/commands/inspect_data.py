@@ -95,14 +95,19 @@ class View:
             DataError: there is no such sample, or the files of the corpus are unknown.
         """
         if index < 0:
-            raise DataError(f"there is no sample {index}: samples count from 0")
+            raise DataError(
+                f"there is no sample {index}: samples count from 0\n  do: name 0 or more"
+            )
         # a blend of corpora draws each sample from one of them
         corpus_number, in_corpus = 0, index
         if self._schedule:
             number, in_corpus = self._schedule.locate(index)
             name = self._schedule.names[number]
             if name not in self._corpora.names:
-                raise DataError(f"the run's configuration has no corpus {name} any more")
+                raise DataError(
+                    f"the run's configuration has no corpus {name} any more\n"
+                    f"  do: name a sample after the last change of data.corpora"
+                )
             corpus_number = self._corpora.names.index(name)
         corpus, samples = self._corpora.corpora[corpus_number], self._samples[corpus_number]
         stream = corpus.train if self._train else corpus.validation

@@ -29,8 +29,9 @@ from frontier_lab.planning import search
 from frontier_lab.planning.plan_page import make_page
 from frontier_lab.planning.run_cost import run_cost
 from frontier_lab.planning.search import Found, Goal, Point
-from frontier_llm.cli.compose import assumed_cluster, compose, configured, warn_of_short_samples
+from frontier_llm.cli.compose import assumed_cluster, compose, configured
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
+from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.data.read_share import with_known_share
@@ -150,7 +151,7 @@ def _configured(overrides: Sequence[str], explain: Callable[[str], None]) -> Run
     if assumed := assumed_cluster(config, overrides):
         explain(f"cluster: {assumed[0]}; for another one {assumed[1]}")
     config = with_known_share(config, explain)
-    warn_of_short_samples(config, overrides, lambda text: explain(f"warning: {text}"))
+    warn_of_kept_defaults(config, overrides, lambda text: explain(f"warning: {text}"))
     return config
 
 

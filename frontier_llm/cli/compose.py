@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -263,6 +263,12 @@ def _in_quotes(value: str) -> str:
 def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> None:
     group = override.key_or_group
     choices = known.get(group)
+    section = section_of(group)
+    if override.is_delete() and section in RunConfig.model_fields:
+        todo = f"leave {override.input_line} out"
+        todo += f", or choose {section}={' or '.join(choices)}" if choices else ""
+        wants = "to keep all sections: a run needs each of them"
+        raise ConfigError(section, f"{override.input_line}, which removes it", wants, todo)
     if choices is None or override.is_delete():
         return
     got = override.value()
@@ -378,7 +384,8 @@ def _refused(overrides: Sequence[Override], error: Exception) -> ConfigError:
     if key in groups():
         todo = f"correct the file {got}.yaml of conf/{key} or --conf-dir"
         return ConfigError(key, got, f"a file that composes ({message})", todo)
-    return ConfigError(key, override.input_line, f"key=value ({message})", f"write {key}={got}")
+    todo = f"leave {override.input_line} out" if override.is_delete() else f"write {key}={got}"
+    return ConfigError(key, override.input_line, f"key=value ({message})", todo)
 
 
 def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Composed:
@@ -460,15 +467,6 @@ def assumed_cluster(config: RunConfig, overrides: Sequence[str]) -> tuple[str, s
         other for other in groups()["cluster"] if other not in machine_defaults.OF_THIS_MACHINE
     ]
     return f"{name}, because this machine has no GPU", f"add cluster=NAME: {', '.join(names)}"
-
-
-def warn_of_short_samples(
-    config: RunConfig, overrides: Sequence[str], warn: Callable[[str], object]
-) -> None:
-    """Warn if a GPU's run would have samples of the length that suits a laptop."""
-    if config.cluster.device.kind != "cpu" and not gives(overrides, "data.sequence_length"):
-        length = config.data.sequence_length
-        warn(f"data.sequence_length={length} is the default for a laptop: set your run's length")
 
 
 def differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:

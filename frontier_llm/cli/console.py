@@ -96,7 +96,8 @@ class DelayedProgress:
                 stage, printed = self._last_line
                 if description != stage or self._clock() - printed >= LINE_SECONDS:
                     self._last_line = (description, self._clock())
-                    print_line(self._heading, f"{description} {share_done:.0%}")
+                    share = f" {share_done:.0%}" if description == stage else ""
+                    print_line(self._heading, f"{description}{share}")
                 return
             self._bar = Progress(transient=True, console=self._console, auto_refresh=False)
             self._task = self._bar.add_task(description, total=1.0)

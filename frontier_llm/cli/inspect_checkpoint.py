@@ -130,7 +130,9 @@ def print_config(checkpoint: Checkpoint) -> int:
     """Print the configuration of the run as YAML; return the exit code."""
     config = checkpoint.manifest.meta.get("config")
     if not isinstance(config, dict):
-        raise CheckpointError(f"{checkpoint.folder} holds no configuration")
+        raise CheckpointError(
+            f"{checkpoint.folder} holds no configuration\n  do: name another checkpoint"
+        )
     print(to_yaml(config), end="")
     return 0
 

@@ -35,9 +35,9 @@ from frontier_llm.cli.compose import (
     assumed_cluster,
     compose,
     configured,
-    warn_of_short_samples,
 )
 from frontier_llm.cli.group_files import key_of
+from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
 from frontier_llm.cli.launch_options import (
     check_qsub_options,
@@ -45,6 +45,7 @@ from frontier_llm.cli.launch_options import (
     check_words,
     is_override,
     time_limit,
+    unknown_to_sbatch,
     with_joined_values,
 )
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
@@ -241,7 +242,9 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
     lines = [check_data(config, job.overrides), f"batch      {config.data.batch_in_words}"]
-    warn_of_short_samples(config, job.overrides, lambda text: lines.append(f"warning    {text}"))
+    warn_of_kept_defaults(config, job.overrides, lambda text: lines.append(f"warning    {text}"))
+    if not job.is_pbs:
+        lines += [f"warning    {text}" for text in unknown_to_sbatch(job.options)]
     done, problem, todo = check_run_dir(candidate, is_given=is_given)
     if problem:
         if submit:
@@ -312,10 +315,11 @@ def _submit(job: Job) -> None:
         done = subprocess.run(job.command, check=False)
     except FileNotFoundError:
         raise LaunchError(
-            f"{program} is not on this machine: submit from a login node of the cluster, or copy "
-            "the command above"
+            f"{program} is not on this machine\n"
+            "  do: submit from a login node of the cluster, or copy the command above"
         ) from None
     if done.returncode:
         raise LaunchError(
-            f"{program} refused the job with exit code {done.returncode}: see its message above"
+            f"{program} refused the job with exit code {done.returncode}\n"
+            "  do: change what its message above names"
         )

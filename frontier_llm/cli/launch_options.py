@@ -50,6 +50,18 @@ DECIDED = {
 }  # fmt: skip
 """What replaces options of sbatch that would change the resources of the configuration."""
 LONG = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-c": "--cpus-per-task", "-a": "--array"}
+OTHERS = (
+    "acctg-freq bb bbf begin chdir cluster-constraint clusters consolidate-segments container "
+    "container-id core-spec cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot "
+    "distribution export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq "
+    "gpus-per-socket gpus-per-task gres-flags hint ignore-pbs input kill-on-invalid-dep licenses "
+    "mail-type mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice nodefile "
+    "ntasks-per-core ntasks-per-gpu ntasks-per-socket open-mode power prefer priority profile "
+    "propagate resv-ports segment signal sockets-per-node stepmgr switches thread-spec "
+    "threads-per-core time time-min tmp tres-bind tres-per-task uid usage use-min-nodes version "
+    "wait-all-nodes wckey wrap"
+).split()
+"""The other long options of sbatch (manual page of Slurm 24.11), without their dashes."""
 _TIME_OF_SLURM = re.compile(r"(?:^|\s)(?:--time(?:[= ]|$)|-t ?)(\S*)", re.MULTILINE)
 _TIME_OF_PBS = re.compile(r"(?:^|\s)-l(?:\S*,)?walltime=([^\s,]*)")
 
@@ -128,6 +140,19 @@ def check_sbatch_options(options: Sequence[str], resources: Sequence[str], spare
             todo = DECIDED[full].format(number if number.isdecimal() else "N")
             wants = f"{' '.join(resources)} of the configuration"
             raise ConfigError("the command line", text, wants, f"write {todo} instead")
+
+
+def unknown_to_sbatch(options: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each long option that sbatch may refuse: a newer version has more options.
+
+    An abbreviation of an option is known, as it is to sbatch.
+    """
+    known = [*FLAGS, *WITH_VALUES, *DECIDED, *(f"--{name}" for name in OTHERS)]
+    for name, _, text in _named(options):
+        if name.startswith("--") and not any(option.startswith(name) for option in known):
+            similar = difflib.get_close_matches(name, known, n=1)
+            todo = f"did you mean {similar[0]}?" if similar else "sbatch --help lists its options"
+            yield f"{text}: sbatch may not know {name}; {todo}"
 
 
 def check_qsub_options(options: Sequence[str], resources: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.help import asks_for_help, help_text, help_topics
+from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.machine_defaults import check_devices, refuse_nodes
 from frontier_llm.cli.main import load
 from frontier_llm.cli.options import MULTIRUN, run_command
@@ -188,6 +189,7 @@ def configure(
         ranks_per_node = config.launch.ranks_per_node or ranks_per_node or size
     config = run_directory.kept_layers(config)
     lines: list[str] = []
+    warn_of_kept_defaults(config, overrides, lambda text: lines.append(f"warning    {text}"))
     config = choose(config, size, ranks_per_node, lines.append)
     candidate = Candidate.of(config, size, ranks_per_node)
     if config.plan == "check":

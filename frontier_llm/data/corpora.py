@@ -17,7 +17,8 @@ from frontier_llm.data.blend import Schedule, corpus_shares
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
 from frontier_llm.data.document_rows import Row, Tokens
-from frontier_llm.data.packing import PackedSamples, packing_of
+from frontier_llm.data.packed_samples import PackedSamples
+from frontier_llm.data.packing import packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
@@ -28,6 +29,7 @@ from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.errors import DataError
 from frontier_llm.launch import cores
+from frontier_llm.units import counted
 
 CorpusSamples = Samples | PackedSamples
 
@@ -234,11 +236,17 @@ class ValidationWindows:
             min(len(windows), max(1, round(share * wanted)))
             for windows, share in zip(samples, shares, strict=True)
         ]
-        self._samples = samples
+        self._samples, self._available = samples, sum(map(len, samples))
         self._places = [(corpus, k) for corpus, count in enumerate(counts) for k in range(count)]
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def __str__(self) -> str:
+        """Say how many samples are read, and why not all of them."""
+        if len(self) == self._available:
+            return f"all {counted(len(self), 'sample')}"
+        return f"{len(self)} of {self._available} samples, by trainer.evaluate_batches"
 
     def corpus(self, index: int) -> int:
         """Return the number of the corpus of a sample; 0 beyond the end."""

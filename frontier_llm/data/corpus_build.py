@@ -306,6 +306,9 @@ class _StageProgress:
     done: int = 0
     reported_percent: int = -1
 
+    def __post_init__(self) -> None:
+        self.add(0)  # shows the stage before its first file or part is done
+
     def add(self, amount: int) -> None:
         """Count a further `amount` of `total` as done."""
         self.done += amount

@@ -28,7 +28,8 @@ from frontier_llm.data.corpus_build import Progress
 from frontier_llm.data.denoising import Denoising
 from frontier_llm.data.document_rows import DocumentSamples, document_batch
 from frontier_llm.data.loader import CPU, BatchLoader, MakeBatch, Reading, Windows, causal_batch
-from frontier_llm.data.packing import PackedSamples, describe_padding, packing_of
+from frontier_llm.data.packed_samples import PackedSamples
+from frontier_llm.data.packing import describe_padding, packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
 from frontier_llm.data.tokenizer_source import (
@@ -189,6 +190,34 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
     check_given_tokenizer(config)
     folders = prepare_all(config.data, on_progress)
     corpora = open_all(config.data, folders)
-    for train in (True, False):
-        make_windows(config, corpora, train=train)
+    _check_size(config, corpora)
     return folders
+
+
+def _check_size(config: RunConfig, corpora: Corpora) -> None:
+    """Refuse corpora that are too small, with all problems and a length that solves all of them."""
+    problems = _size_problems(config, corpora)
+    if not problems:
+        return
+    data, todo = config.data, "add text (for validation: or raise data.validation_percent)"
+    length = 1 << (data.sequence_length - 1).bit_length() - 1
+    # packing of whole documents would be written for each length
+    while data.packing == "stream" and length >= 8:
+        shorter = data.model_copy(update={"sequence_length": length})
+        if not _size_problems(config.model_copy(update={"data": shorter}), corpora):
+            todo += f", or set data.sequence_length={length}"
+            break
+        length //= 2
+    lines = [problem.partition("\n")[0] for problem in problems]
+    raise DataError("\n".join(dict.fromkeys(lines)) + f"\n  do: {todo}")
+
+
+def _size_problems(config: RunConfig, corpora: Corpora) -> list[str]:
+    """Return why the training cannot read the corpora, and why an evaluation cannot."""
+    problems = []
+    for train in (True, False):
+        try:
+            make_windows(config, corpora, train=train)
+        except DataError as error:
+            problems.append(str(error))
+    return problems

@@ -209,7 +209,9 @@ def check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"cannot encode a text that is not valid Unicode: {error}") from error
+        raise DataError(
+            f"cannot encode a text that is not valid Unicode: {error}\n  do: repair the text"
+        ) from error
 
 
 class Encoder:

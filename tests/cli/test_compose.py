@@ -84,6 +84,8 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("hydra/launcher=x", "hydra/launcher", "x", "a key of", "--help"),
         ("=3", "=3", "3", "a key of", "--help"),
         ("+parallel.tensor=3", "parallel.tensor", "+parallel", "key=value", "parallel.tensor=3"),
+        ("~data", "data", "~data, which removes it", "all sections", "leave ~data out, or choose"),
+        ("~trainer", "trainer", "~trainer, which", "all sections", "leave ~trainer out"),
         ("~parallel.tensor", "parallel.tensor", "nothing", "a whole number", "tensor=2"),
         ("parallel.tensor=two", "parallel.tensor", "'two' (text)", "a whole number", "tensor=2"),
         ("parallel.tensor=true", "parallel.tensor", "True (true or false)", "a whole", "tensor=2"),

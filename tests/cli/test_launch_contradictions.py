@@ -46,6 +46,17 @@ def test_options_that_agree_or_are_of_another_kind_are_passed_on(capsys, options
     assert options.split()[0] in shlex.split(capsys.readouterr().out.partition("command")[2])
 
 
+@pytest.mark.parametrize(
+    ("options", "todo"),
+    [("--tiem=1:00", "did you mean --time?"), ("--xyzzyq", "sbatch --help lists its options"),
+     ("--time=1:00:00", None), ("--exclus", None), ("--mem=0 --gpu-bind=closest", None)],
+)  # fmt: skip
+def test_an_option_that_sbatch_may_not_know_is_mentioned(capsys, options, todo):
+    assert main([*options.split(), SLURM]) == 0
+    found = re.findall("warning.*: sbatch may not know (.*)", capsys.readouterr().out)
+    assert found == ([f"{options.partition('=')[0]}; {todo}"] if todo else [])
+
+
 def test_nodes_may_include_the_spare_ones(monkeypatch):
     monkeypatch.setenv("FRONTIER_LLM_SPARE_NODES", "1")
     assert main(["--no-kill", "--nodes=5", SLURM]) == 0

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from frontier_llm.data.document_rows import DocumentSamples, document_batch
 from frontier_llm.data.loader import causal_batch
-from frontier_llm.data.packing import PackedSamples, pack
+from frontier_llm.data.packed_samples import PackedSamples
+from frontier_llm.data.packing import pack
 from frontier_llm.data.prepared_corpus import Samples
 
 

@@ -224,7 +224,7 @@ class Announcements(Callback):
         _log_line(
             "resumed",
             f"step {step} of {resumed.folder}; validation loss {validation_loss:.3f} nats per "
-            "token",
+            f"token on {self.context.data.validation_windows}",
         )
         for key, (before, now) in resumed.changes.items():
             _log_line("changed", f"{key}: {before} -> {now}")
@@ -258,7 +258,11 @@ class Announcements(Callback):
             before = "" if first is None else f"{first:.3f} -> "
             bits_per_byte = summary.validation_bits_per_byte
             bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
-            _log_line("validation", f"{before}{summary.validation_loss:.3f} nats per token{bits}")
+            _log_line(
+                "validation",
+                f"{before}{summary.validation_loss:.3f} nats per token{bits} "
+                f"on {self.context.data.validation_windows}",
+            )
         done = f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}"
         step, total = self.context.progress.step, self.context.config.trainer.steps
         if step >= total and step == self._first_step:
@@ -286,7 +290,7 @@ class Announcements(Callback):
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
             f"{context.data.corpus.left_out}; "
-            f"{counted(len(context.data.validation_windows), 'sample')} per validation; "
+            f"a validation reads {context.data.validation_windows}; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
             "rates": LearningRate.of(config).describe(config.trainer.steps),
@@ -298,8 +302,8 @@ class Announcements(Callback):
         if summary.initial_validation_loss is not None:
             vocabulary = config.model.vocabulary
             lines["untrained"] = (
-                f"validation loss {summary.initial_validation_loss:.3f} nats per token "
-                f"(ln {vocabulary} = {math.log(vocabulary):.2f})"
+                f"validation loss {summary.initial_validation_loss:.3f} nats per token on "
+                f"{context.data.validation_windows} (ln {vocabulary} = {math.log(vocabulary):.2f})"
             )
         return lines
 
