@@ -6,13 +6,18 @@
     sudo .venv/bin/python -m benchmarks.bench_sharding --link 1gbit    # one node per rank
     sudo .venv/bin/python -m benchmarks.bench_sharding --ranks 8 --ranks-per-node 4 \
         --link 200mbit --ranks-per-package 2 --package-link 1gbit      # 2 nodes of 2 packages
+    sudo .venv/bin/python -m benchmarks.bench_sharding --ranks 8 --link 1gbit --precision fp32 \
+        --contenders context-documents context-zigzag context-gather context-heads \
+        --baseline context-gather --layers 2 --hidden 128 --vocabulary 256 --samples 1 \
+        --sequence 2048      # samples of web text that are cut over context ranks
     python -m benchmarks.bench_sharding --json benchmarks/results/sharding_<cpu>_<date>.json
 
 A contender is one way to train, in forked CPU ranks with gloo. Contenders take turns: A B C, C B A,
 ... and a round is one turn of each. In a turn the ranks start, warm up and time some steps. All
 contenders use AdamW with gradient clipping at 1.0 and the same random tokens. In bf16 ours, FSDP2
 and DeepSpeed send parameters and scattered gradients in bf16. ddp uses autocast over fp32
-parameters and sends gradients in fp32.
+parameters and sends gradients in fp32. Contenders with samples that are cut over context ranks:
+peers/cut_peer.py.
 
 The table has one row per contender:
     tokens/s     speed of all ranks together; median over rounds
@@ -55,7 +60,7 @@ from benchmarks.harness import (
     write_json,
 )
 from benchmarks.peers import deepspeed_env
-from benchmarks.peers.contenders import BY_DEFAULT, DEEPSPEED, SpeedPeer, find
+from benchmarks.peers.contenders import BY_DEFAULT, CUTS, DEEPSPEED, SpeedPeer, find
 from benchmarks.peers.planned import calibrated_cluster, planned_seconds
 from benchmarks.peers.turn import Precision, Turn, TurnFigures, measure
 from benchmarks.testbed.forked import on_ranks
@@ -192,7 +197,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--ranks", type=at_least(1), nargs="+", default=[2, 4], metavar="N", help="default 2 4")
     add("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"],
         help="precision of the computation (default both)")  # fmt: skip
-    others = ", ".join(peer.name for peer in DEEPSPEED)
+    others = ", ".join(peer.name for peer in (*DEEPSPEED, *CUTS))
     add("--contenders", nargs="+", metavar="NAME", help=f"default: {' '.join(BY_DEFAULT)}; also: "
         f"{others}, ours-P-G-O for any sharding factors")  # fmt: skip
     add("--deepspeed", action="store_true",

@@ -11,7 +11,7 @@ from typing import Literal
 from frontier_llm.cli.compose import groups
 from frontier_llm.errors import ConfigError
 
-BuilderModule = Literal["ours", "torch_peers", "deepspeed_peer"]
+BuilderModule = Literal["ours", "cut_peer", "torch_peers", "deepspeed_peer"]
 """Module of benchmarks/peers that builds a contender. It is imported before the ranks are
 forked."""
 
@@ -49,6 +49,10 @@ PRESETS = tuple(groups()["collectives"])
 PEERS = tuple(SpeedPeer(name, "torch_peers") for name in ("ddp", "fsdp", "fsdp-keep"))
 """DistributedDataParallel (bf16: autocast), and FSDP2, whose parameters are resharded after the
 forward pass or not."""
+CUTS = tuple(
+    SpeedPeer(f"context-{cut}", "cut_peer", 2) for cut in ("documents", "zigzag", "gather", "heads")
+)
+"""Context ranks that cut samples of --sequence tokens per rank (see cut_peer.py)."""
 DEEPSPEED = tuple(SpeedPeer(f"deepspeed-zero{stage}", "deepspeed_peer") for stage in (1, 2, 3))
 BY_DEFAULT = (
     *(name for name in OUR_FACTORS if name not in ("ours-zeropp", "ours-levels")),
@@ -62,7 +66,7 @@ def find(name: str) -> SpeedPeer:
     Raises:
         ConfigError: there is no such contender.
     """
-    for contender in (*PEERS, *DEEPSPEED):
+    for contender in (*PEERS, *DEEPSPEED, *CUTS):
         if contender.name == name:
             return contender
     sizes = [int(factor) for factor in factors_of(name) if factor.isdigit()]
@@ -89,7 +93,7 @@ def factors_of(name: str) -> tuple[str, str, str]:
     factor = r"([1-9]\d*|package|node|all)"
     match = re.fullmatch(f"ours-{factor}-{factor}-{factor}", base) if has_valid_preset else None
     if match is None:
-        others = (peer.name for peer in (*PEERS, *DEEPSPEED))
+        others = (peer.name for peer in (*PEERS, *DEEPSPEED, *CUTS))
         known = ", ".join([*OUR_FACTORS, "ours-P-G-O", "ours-...+PRESET", *others])
         raise ConfigError("--contenders", name, f"one of {known}", "choose one of these")
     return match[1], match[2], match[3]

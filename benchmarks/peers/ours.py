@@ -1,5 +1,7 @@
 """frontier_llm as a contender of bench_sharding.py and its peers."""
 
+from collections.abc import Sequence
+
 import torch
 
 from benchmarks.peers.contenders import factors_of, formats_of
@@ -69,9 +71,9 @@ def _formats(turn: Turn) -> list[str]:
 class Ours(Peer):
     """One rank of frontier_llm."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, words: Sequence[str] = ()) -> None:
         prepare_cpu()
-        config = decode(compose(overrides(turn)))
+        config = decode(compose(list(words) or overrides(turn)))
         layout = ResolvedLayout.resolve(
             config, turn.ranks, turn.ranks_per_node, precision=turn.precision
         )
@@ -83,11 +85,13 @@ class Ours(Peer):
 
     def step(self, batches: list[MicroBatch]) -> float:
         """Run one step; return the mean loss over all ranks."""
-        our_batches: list[AnyBatch] = [
+        return self._run([
             Batch(tokens, labels, torch.arange(tokens.shape[1]).expand_as(tokens))
             for tokens, labels in batches
-        ]
-        result = self._step.run(1, our_batches, ADAMW["lr"])
+        ])  # fmt: skip
+
+    def _run(self, batches: list[AnyBatch]) -> float:
+        result = self._step.run(1, batches, ADAMW["lr"])
         sent = sum(result.sent.values(), Sent())
         within_node = sent.node if self._has_packages else 0.0
         self._counted_bytes += (sent.network + within_node) / self._ranks

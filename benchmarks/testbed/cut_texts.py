@@ -46,7 +46,7 @@ def cut_figures(count: int) -> Iterator[CutFigure]:
     gathered = TOKENS * (RANKS - 1)
     for text in TEXTS:
         found = {name: list[tuple[int, float]]() for name in cuts}
-        for lengths in _samples(text, count):
+        for lengths in drawn_samples(text, count):
             for name, cut in cuts.items():
                 found[name].append(measure(lengths, cut(lengths)))
         for name, figures in found.items():
@@ -59,16 +59,19 @@ def cut_figures(count: int) -> Iterator[CutFigure]:
                 yield CutFigure(text, "zig-zag, gathered", all_bytes, 1.0, balance, worst)
 
 
-def _samples(text: str, count: int) -> Iterator[list[int]]:
-    """Yield the lengths of the documents of samples that follow each other in a text."""
-    median, spread = TEXTS[text]
-    documents = 1000 + int(1.2 * count * TOKENS / (median * exp(spread**2 / 2)))
+def drawn_samples(text: str, count: int, tokens: int = TOKENS) -> Iterator[list[int]]:
+    """Yield the lengths of the documents of samples that follow each other in a text.
+
+    In samples of fewer `tokens` than `TOKENS` all documents are shorter by the same factor.
+    """
+    median, spread = TEXTS[text][0] * tokens / TOKENS, TEXTS[text][1]
+    documents = 1000 + int(1.2 * count * tokens / (median * exp(spread**2 / 2)))
     drawn = np.random.default_rng(3).lognormal(log(median), spread, documents)
     ends = np.cumsum(np.ceil(drawn).astype(np.int64))
     for sample in range(count):
-        first = sample * TOKENS
-        inside = ends[np.searchsorted(ends, first, "right") : np.searchsorted(ends, first + TOKENS)]
-        yield np.diff([0, *(inside - first), TOKENS]).tolist()
+        first = sample * tokens
+        inside = ends[np.searchsorted(ends, first, "right") : np.searchsorted(ends, first + tokens)]
+        yield np.diff([0, *(inside - first), tokens]).tolist()
 
 
 def measure(lengths: Sequence[int], cut: Sequence[Sequence[Range]]) -> tuple[int, float]:

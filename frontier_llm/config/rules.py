@@ -128,7 +128,7 @@ def _check_context(config: RunConfig) -> None:
     model, refused = config.model, f", with parallel.context={context}"
     for key, got, is_possible, wants, todo in (
         ("model.kind", model.kind, model.kind == "gpt",
-         "gpt: the decoder of an encoder-decoder reads too few tokens to cut them",
+         "gpt: queries of an encoder, and those that read its output, need the keys of all ranks",
          "choose a GPT"),
         ("model.attention_dropout", model.attention_dropout, not model.attention_dropout,
          "0, because its masks would depend on the cut", "set model.attention_dropout=0"),

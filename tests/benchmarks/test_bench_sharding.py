@@ -79,6 +79,24 @@ def test_counted_bytes_equal_those_of_the_interfaces(tmp_path):
     assert bf16["counted_bytes"] < 0.6 * fp32["counted_bytes"]
 
 
+def test_contenders_that_cut_samples_differ_in_what_they_send(tmp_path):
+    file = tmp_path / "figures.json"
+    names = [f"context-{cut}" for cut in ("documents", "zigzag", "gather", "heads")]
+    few = ["--precision", "fp32", "--samples", "1", "--steps", "1", "--sequence", "256"]
+    done = bench("--contenders", *names, *few, "--json", str(file))
+    assert done.code == 0, done.text
+    (table,) = tables(file)
+    assert [row["error"] for row in table.values()] == [None] * 4
+    for key in ("first_loss", "last_loss"):
+        losses = [row[key] for row in table.values()]
+        assert losses == pytest.approx(losses[:1] * 4, rel=1e-6)
+    documents, zigzag, gather, heads = (row["counted_bytes"] for row in table.values())
+    assert max(documents, zigzag) < heads < gather
+    # a token of 2 layers of width 64 in fp32: 3 exchanges of its key and value, or 2 of half of
+    # them, of queries and of outputs
+    assert gather - heads == 256 * 2 * 64 * 4 * (3 * 2 - 2 * 2)
+
+
 @pytest.mark.exhaustive
 def test_a_failing_contender_is_named_and_the_others_continue(tmp_path):
     file = tmp_path / "figures.json"

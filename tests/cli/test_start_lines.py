@@ -71,8 +71,8 @@ def test_without_a_terminal_there_are_occasional_lines(capsys):
     _reported(Console(file=io.StringIO()), stages, lines=True)
     printed = [line[10:] for line in capsys.readouterr().out.splitlines()]
     assert printed == [
-        "corpus     reading 0%",
-        "corpus     cutting 10%",
+        "corpus     reading",
+        "corpus     cutting",
         "corpus     cutting 50%",
     ]
     _reported(Console(file=io.StringIO()), stages, lines=False)
@@ -82,7 +82,7 @@ def test_without_a_terminal_there_are_occasional_lines(capsys):
 def test_items_are_counted_in_lines_of_their_command(capsys):
     assert list(tracked([5, 6], "evaluate", "book.txt")) == [5, 6]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line[10:] == "evaluate   book.txt 0%"
+    assert line[10:] == "evaluate   book.txt"
 
 
 def test_on_a_terminal_there_is_a_bar_at_once(capsys):

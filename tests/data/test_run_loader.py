@@ -1,5 +1,6 @@
 """Loaders of a run: blends, spans, rejected configurations, and the origins of samples."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,15 @@ def test_too_little_text_is_refused_before_the_ranks_start(
     data = config(tmp_path / "c", write_jsonl(tmp_path / "text.jsonl"), **changes)
     with pytest.raises(DataError, match=rf"{message}.*\n  do: add text"):
         prepare_for_model(run_config(data))
+
+
+def test_both_splits_are_refused_at_once_with_a_length_that_suits_both(tmp_path: Path):
+    changes = {"sequence_length": 1 << 20, "global_batch": 1, "micro_batch": 1}
+    data = config(tmp_path / "c", write_jsonl(tmp_path / "text.jsonl"), **changes)
+    with pytest.raises(DataError, match=r"train.bin has(.|\n)*validation.bin has") as caught:
+        prepare_for_model(run_config(data))
+    (length,) = re.findall(r"or set data\.sequence_length=(\d+)$", str(caught.value))
+    prepare_for_model(run_config(data.model_copy(update={"sequence_length": int(length)})))
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(one: tuple[DataConfig, Corpora]):

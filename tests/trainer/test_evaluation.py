@@ -57,6 +57,8 @@ def evaluated(world: World, values: dict[str, Any], counts: Sequence[int]) -> Va
     wanted = rig.config.trainer.evaluate_batches * data.global_batch
     samples: Any = splits(rig, counts)
     windows = ValidationWindows(samples, [1 / len(counts)] * len(counts), wanted)
+    number = f"{len(windows)} of {sum(counts)}" if len(windows) < sum(counts) else "all "
+    assert str(windows).startswith(number)
     make = partial(document_batch, separate=True) if data.documents == "separate" else causal_batch
     loader = BatchLoader(
         windows, data.global_batch, data.micro_batch, at.data, rig.groups.grid.data, make,
