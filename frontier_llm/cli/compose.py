@@ -266,7 +266,7 @@ def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> Non
     section = section_of(group)
     if override.is_delete() and section in RunConfig.model_fields:
         todo = f"leave {override.input_line} out"
-        todo += f", or choose {section}={' or '.join(choices)}" if choices else ""
+        todo += f", or choose {section}=NAME: {', '.join(choices)}" if choices else ""
         wants = "to keep all sections: a run needs each of them"
         raise ConfigError(section, f"{override.input_line}, which removes it", wants, todo)
     if choices is None or override.is_delete():

@@ -150,7 +150,7 @@ def unknown_to_sbatch(options: Sequence[str]) -> Iterator[str]:
     known = [*FLAGS, *WITH_VALUES, *DECIDED, *(f"--{name}" for name in OTHERS)]
     for name, _, text in _named(options):
         if name.startswith("--") and not any(option.startswith(name) for option in known):
-            similar = difflib.get_close_matches(name, known, n=1)
+            similar = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             todo = f"did you mean {similar[0]}?" if similar else "sbatch --help lists its options"
             yield f"{text}: sbatch may not know {name}; {todo}"
 

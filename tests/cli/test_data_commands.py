@@ -19,6 +19,7 @@ from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.data.corpora import open_data
+from frontier_llm.data.run_loader import make_windows
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving import run_directory
@@ -140,6 +141,8 @@ def test_inspect_compares_all_bytes_of_a_corpus(run: Path, tmp_path: Path, capsy
 def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
     assert evaluate.main([str(run), "--json", str(run / "scores.json")]) == 0
     (score,) = json.loads((run / "scores.json").read_text())
+    read = make_windows(read_config(run), open_data(read_config(run).data), train=False)
+    assert f"The figures of the training are those of {read}." in capsys.readouterr().err
     corpora = open_data(read_config(run).data)
     split = corpora.manifest.validation
     assert score["loss"] == pytest.approx(math.log(300), rel=1e-5)

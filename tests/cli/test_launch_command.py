@@ -105,6 +105,18 @@ def test_a_job_on_cpus_must_be_asked_for_by_name(capsys, cluster):
             main(cluster)
 
 
+def test_an_option_that_sbatch_may_lack_is_warned_of_and_passed_on(capsys):
+    known = ["--mem=3", "--exclus", "--gpus-per-task=1", "-q", "debug", "--time", "1:00:00"]
+    unknown = ["--tiem=2:00:00", "--foo", "--partitoin=x"]
+    said, command = _shown(capsys, *known, *unknown, "experiment=megatron_1_7b")
+    assert [line for line in said.splitlines() if "may not know" in line] == [
+        "warning    --tiem=2:00:00: sbatch may not know --tiem; did you mean --time?",
+        "warning    --foo: sbatch may not know --foo; sbatch --help lists its options",
+        "warning    --partitoin=x: sbatch may not know --partitoin; did you mean --partition?",
+    ]
+    assert set(unknown) < set(command)
+
+
 @pytest.mark.parametrize(
     ("option", "wanted"),
     [

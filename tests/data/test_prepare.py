@@ -176,6 +176,7 @@ def test_progress_goes_from_zero_to_one_in_each_stage(tmp_path: Path, text: Path
     ]
     for what, shares in fractions_by_stage.items():
         assert shares == sorted(shares)
+        assert shares[0] == 0, "a stage is shown before its first file is done"
         assert all(0 <= share <= 1 for share in shares)
         if not what.startswith("training"):
             assert shares[-1] == 1

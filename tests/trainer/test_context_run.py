@@ -154,3 +154,36 @@ def test_a_step_sends_what_is_predicted(recompute: str, documents: str, key_head
     results = run_ranks(sent_in_a_step, 8, values)
     counted, predicted = results[0][0], sum(each for _, each in results)
     assert counted == predicted > 0
+
+
+def weights_beside(world: World, values: dict[str, Any], changed: int) -> list[torch.Tensor]:
+    """Train two steps, in which a document that predicts nothing has other tokens."""
+    rig = make_rig(world, values)
+    context = rig.groups.context
+    assert context is not None
+    batch = random_batch(rig.config, range(1))
+    assert isinstance(batch, Batch)
+    tokens, mask = batch.tokens.clone(), torch.ones(1, 16)
+    tokens[:, 3:12] = (tokens[:, 3:12] + changed) % rig.config.model.vocabulary
+    mask[:, 3:12] = 0
+    documents = rig.config.data.documents == "separate"
+    table = torch.tensor([[0, 3, 12, 16]], dtype=torch.int32) if documents else None
+    batch = Batch(tokens, batch.labels, batch.positions, mask, table)
+    part = batch.part(context.size, context.rank, rig.config.data.loss_mean)
+    results = [rig.step.run(step, [part], 0.01) for step in (1, 2)]
+    found = [torch.tensor([[result.loss, result.grad_norm] for result in results])]
+    return found + [record.parameter.detach().clone() for record in rig.model.records]
+
+
+@pytest.mark.parametrize("context", [2, 4])
+@pytest.mark.parametrize("documents", ["separate", "joined"])
+def test_steps_do_not_depend_on_another_document(context: int, documents: str) -> None:
+    """Bitwise; the document is longer than a part, so several ranks have tokens of it."""
+    values = tiny_values(
+        "data.global_batch=1", "data.sequence_length=16", "model.positions=rotary",
+        f"data.documents={documents}", f"parallel.context={context}", "sharding=replicated",
+    )  # fmt: skip
+    before, after = (run_ranks(weights_beside, context, values, n) for n in (0, 1))
+    for one, other in zip(before, after, strict=True):
+        same = [torch.equal(a, b) for a, b in zip(one, other, strict=True)]
+        assert all(same) if documents == "separate" else not all(same)

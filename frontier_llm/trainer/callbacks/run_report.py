@@ -260,8 +260,8 @@ class Announcements(Callback):
             bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
             _log_line(
                 "validation",
-                f"{before}{summary.validation_loss:.3f} nats per token{bits} "
-                f"on {self.context.data.validation_windows}",
+                f"{before}{summary.validation_loss:.3f} nats per token{bits}; "
+                f"read: {self.context.data.validation_windows}",
             )
         done = f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}"
         step, total = self.context.progress.step, self.context.config.trainer.steps

@@ -36,6 +36,10 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     assert re.search(r"; [0-9]+ micro-batch(es)? of [0-9]+ samples?\n", before)
     assert "optimizer.learning_rate" not in ended.text, "the model is small"
     log = (run_dir / "run.log").read_text()
+    count = r"(all \d+ samples|\d+ of \d+ samples, by trainer.evaluate_batches)"
+    for line in (rf": data .*; a validation reads {count};", rf": untrained .* on {count} \(ln",
+                 rf": validation .* nats per token.*; read: {count}\n"):  # fmt: skip
+        assert re.search(line, log), line
     for label in ("preflight", "kernels", "attention", "rates", "plan", *shown):
         assert f": {label:<10} " in log, label
     assert "2 ranks on 1 host passed" in log
