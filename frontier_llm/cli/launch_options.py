@@ -61,7 +61,7 @@ OTHERS = (
     "threads-per-core time time-min tmp tres-bind tres-per-task uid usage use-min-nodes version "
     "wait-all-nodes wckey wrap"
 ).split()
-"""The other long options of sbatch (manual page of Slurm 24.11), without their dashes."""
+"""Other long options of sbatch, without their dashes. Versions differ, so others only warn."""
 _TIME_OF_SLURM = re.compile(r"(?:^|\s)(?:--time(?:[= ]|$)|-t ?)(\S*)", re.MULTILINE)
 _TIME_OF_PBS = re.compile(r"(?:^|\s)-l(?:\S*,)?walltime=([^\s,]*)")
 
