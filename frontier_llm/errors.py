@@ -4,8 +4,10 @@ Each message says what is wrong and what to do, so that the user needs no traceb
 error determines the exit code of the process.
 """
 
+import errno
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 
 def printable(text: str) -> str:
@@ -68,6 +70,23 @@ class StopRequested(FrontierError):
     """The run was asked to stop; it saved its state and stopped."""
 
     exit_code = 3
+
+
+_ADVICE = {
+    errno.ENOSPC: "free space there, or choose a folder on another file system",
+    errno.EDQUOT: "free space below your quota, or choose a folder on another file system",
+    errno.EACCES: "give this user the permission, or choose a folder of your own",
+    errno.EPERM: "give this user the permission, or choose a folder of your own",
+    errno.EROFS: "choose a folder on a file system that can be written",
+    errno.ENOENT: "do not move or delete the folder during the work; start again",
+}
+"""What a user can do about an error of the operating system, by its number."""
+
+
+def file_failure(path: Path, done: str, error: OSError) -> str:
+    """Say that a file cannot be `done` ("written", "renamed", ...), why, and what to do."""
+    todo = _ADVICE.get(error.errno or 0, "check the file system, then start again")
+    return f"{path} cannot be {done}: {error.strerror or error}\n  do: {todo}"
 
 
 def print_error(text: str) -> None:

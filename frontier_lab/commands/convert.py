@@ -36,7 +36,7 @@ from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parse
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.data.tokenizer_source import digest_tokenizer, mode_tokens
-from frontier_llm.errors import ConfigError, DataError, FrontierError
+from frontier_llm.errors import ConfigError, DataError, FrontierError, file_failure
 from frontier_llm.geometry.inventory import count_parameters, model_shapes
 from frontier_llm.saving import run_directory
 from frontier_llm.trainer.single_process_model import single_process_config
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 check_theirs(converted.theirs)
         partial.rename(out)
     except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
+        raise DataError(file_failure(out, "written", error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     config = converted.config
@@ -196,7 +196,7 @@ def _to_ours(row: Row, weights: TheirWeights, shape: tuple[int, ...]) -> Tensor:
         found = ", ".join(str(list(tensor.shape)) for tensor in theirs)
         raise DataError(
             f"{row.theirs[0]} has shape {found}, which by config.json should give {row.ours} of "
-            f"shape {list(shape)}"
+            f"shape {list(shape)}\n  do: restore config.json and the weights from one source"
         )
     return ours
 

@@ -94,7 +94,10 @@ def _their_logits(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
     except Exception as error:
-        raise DataError(f"transformers cannot load {folder}: {error}") from error
+        raise DataError(
+            f"transformers cannot load {folder}: {error}\n"
+            "  do: update transformers, or convert with --no-check"
+        ) from error
     inputs = {"input_ids": tokens}
     if decoder_tokens is not None:
         inputs["decoder_input_ids"] = decoder_tokens

@@ -48,6 +48,7 @@ _BASES = {
 }  # fmt: skip
 """The file of conf/model/ from which the configuration of a converted model is composed, unless it
 is llama_7b. All its dimensions are overridden."""
+_RESTORE = "restore config.json from where the model is from"
 
 
 def family_for(model: ModelConfig, name: str | None) -> Family:
@@ -95,9 +96,9 @@ def model_settings(theirs: Values) -> tuple[str, dict[str, Any]]:
         family.refuse_variants(theirs)
         values = {**family.wants, **family.to_ours(theirs)}
     except KeyError as error:
-        raise DataError(f"config.json lacks {error.args[0]!r}") from None
+        raise DataError(f"config.json lacks {error.args[0]!r}\n  do: {_RESTORE}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise DataError(f"config.json has an unusable setting: {error}") from None
+        raise DataError(f"config.json has an unusable setting: {error}\n  do: {_RESTORE}") from None
     settings = {key if "." in key else f"model.{key}": value for key, value in values.items()}
     return _BASES.get(family.name, "llama_7b"), settings
 
@@ -116,7 +117,7 @@ def model_overrides(
         if name in _SIZES and value is not None and value > limit:
             raise DataError(
                 f"config.json has an unusable setting: {key}={value}, but the tensors are for at "
-                f"most {limit}"
+                f"most {limit}\n  do: {_RESTORE}"
             )
     settings = {"model.name": home.name.strip(".").partition(".")[0], **settings}
     if tokenizer is not None:
@@ -158,7 +159,10 @@ def check_surplus(
                 "model computes with it, add a row to its family in frontier_lab/convert"
             )
         elif not _is_usual(name, weights.read_any(name), rotary_base):
-            raise DataError(f"the buffer {name} has other values than this project computes with")
+            raise DataError(
+                f"the buffer {name} has other values than this project computes with, so our model "
+                "would compute something else\n  do: convert a model without such a change"
+            )
 
 
 def _is_usual(name: str, buffer: torch.Tensor, rotary_base: float) -> bool:

@@ -39,7 +39,8 @@ class OurWeights:
             if found.get(name) != shapes.get(name):
                 raise CheckpointError(
                     f"{self.checkpoint.folder}: {name} is {_shape_words(found.get(name))}, "
-                    f"config.yaml says {_shape_words(shapes.get(name))}"
+                    f"config.yaml says {_shape_words(shapes.get(name))}\n"
+                    "  do: take config.yaml from the run that wrote the checkpoint"
                 )
 
     def read(self, name: str) -> Tensor:

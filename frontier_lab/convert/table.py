@@ -102,5 +102,8 @@ def surplus_names(rows: Sequence[Row], found: Iterable[str]) -> list[str]:
     """Return the names of the tensors in their folder that have no row in the table."""
     names, wanted = set(found), {name for row in rows for name in row.theirs}
     if missing := sorted(wanted - names):
-        raise DataError(f"the model lacks {missing[0]} ({len(missing)} tensors in all)")
+        raise DataError(
+            f"the model lacks {missing[0]} ({len(missing)} tensors in all)\n"
+            "  do: restore its files and config.json from where the model is from"
+        )
     return sorted(names - wanted)

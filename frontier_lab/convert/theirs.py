@@ -22,6 +22,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAP = TypeAdapter(dict[str, str])
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_RESTORE = "restore the file from where the model is from"
 
 
 class TheirWeights:
@@ -47,7 +48,11 @@ class TheirWeights:
         """Read a tensor of weights."""
         tensor = self.read_any(name)
         if tensor.dtype not in _DTYPES:
-            raise DataError(f"{name} has dtype {tensor.dtype}, which is no dtype of weights")
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+            raise DataError(
+                f"{name} has dtype {tensor.dtype}, which is no dtype of weights\n"
+                f"  do: save the model in one of {known}"
+            )
         if bad := tensor.numel() - int(torch.isfinite(tensor).sum()):
             raise DataError(
                 f"{name} has {bad} weights that are NaN or infinite\n"
@@ -62,7 +67,9 @@ class TheirWeights:
             with safe_open(self.folder / self._files[stored], framework="pt") as file:
                 tensor: Tensor = file.get_tensor(stored)
         except Exception as error:
-            raise DataError(f"{self.folder / self._files[stored]} is damaged: {error}") from None
+            raise DataError(
+                f"{self.folder / self._files[stored]} is damaged: {error}\n  do: {_RESTORE}"
+            ) from None
         return tensor
 
     def _find_files(self) -> dict[str, str]:
@@ -111,9 +118,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return _read_object(path)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}\n  do: restore the file from where the model is from"
-        ) from None
+        raise DataError(f"{path} cannot be read: {error}\n  do: {_RESTORE}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -143,7 +143,10 @@ def check_theirs(out: Path) -> None:
         found = theirs.encode(SAMPLE_TEXT, add_special_tokens=False)
         whole = theirs.encode(SAMPLE_TEXT)
     except Exception as error:
-        raise DataError(f"transformers cannot load the tokenizer of {out}: {error}") from error
+        raise DataError(
+            f"transformers cannot load the tokenizer of {out}: {error}\n"
+            "  do: update transformers, or convert with --no-check"
+        ) from error
     settings = read_config(out)
     is_model = (out / MODEL_FILE).exists()
     ours = open_tokenizer(out / MODEL_FILE if is_model else out, settings["eos_token_id"])

@@ -44,7 +44,10 @@ class Checkpoint:
         A CheckpointError names the manifest or file that is absent or damaged.
         """
         if not (folder / MANIFEST).is_file():
-            raise CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}")
+            raise CheckpointError(
+                f"{folder} is no checkpoint: it has no {MANIFEST}\n"
+                "  do: give a run directory, or a folder step_N of its checkpoints"
+            )
         manifest = Manifest.load(folder)
         for name, file in manifest.files.items():
             path = folder / name
@@ -97,8 +100,8 @@ def find(path: Path) -> Checkpoint:
         )
     if found is None and (path / "config.json").is_file():
         raise CheckpointError(
-            f"{path} is a folder of Hugging Face, no checkpoint: convert it first with\n"
-            f"  frontier-llm convert --from hf {path} OUT"
+            f"{path} is a folder of Hugging Face, no checkpoint\n  do: convert it first with "
+            f"frontier-llm convert --from hf {path} OUT"
         )
     return found or Checkpoint.open(path)
 

@@ -18,7 +18,7 @@ import torch
 from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
 from frontier_llm.checkpoint.folders import sync_folder
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import CheckpointError, file_failure
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """torch's type for each accepted value of `dtype`."""
@@ -53,7 +53,7 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from None
+            raise CheckpointError(file_failure(path, "written", error)) from None
         raise
 
 

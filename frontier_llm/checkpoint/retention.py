@@ -14,7 +14,7 @@ from pathlib import Path
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.folders import committed, remove_folder, step_folders, sync_folder
 from frontier_llm.checkpoint.kill_points import reach
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import CheckpointError, file_failure
 
 _log = logging.getLogger(__name__)
 _pruning = threading.Lock()
@@ -71,7 +71,7 @@ def void_later(folder: Path, step: int) -> None:
             path.rename(void)
             renamed = True
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be renamed: {error.strerror}") from None
+            raise CheckpointError(file_failure(path, "renamed", error)) from None
         _log.warning("the run resumes from step %d: %s no longer counts", step, void)
     if renamed:
         sync_folder(folder)
@@ -93,7 +93,7 @@ def delete_later(folder: Path, step: int) -> None:
         except FileNotFoundError:
             continue  # another process deletes it
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be deleted: {error.strerror}") from None
+            raise CheckpointError(file_failure(path, "deleted", error)) from None
         shutil.rmtree(doomed, ignore_errors=True)
         _log.info("the run resumes from step %d: %s is deleted", step, path)
 

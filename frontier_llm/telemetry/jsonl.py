@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.errors import TrainingError
+from frontier_llm.errors import TrainingError, file_failure
 from frontier_llm.telemetry.metrics import StepMetrics
 from frontier_llm.units import MIB, counted
 
@@ -101,7 +101,7 @@ def cut(run_dir: Path, step: int) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error.strerror}") from None
+        raise TrainingError(file_failure(path, "written", error)) from None
 
 
 class AppendedLines:
@@ -132,7 +132,7 @@ class AppendedLines:
         try:
             _append(self._path, b"".join(self._waiting))
         except FileNotFoundError as error:
-            raise TrainingError(f"{self._path} cannot be written: {error.strerror}") from None
+            raise TrainingError(file_failure(self._path, "written", error)) from None
         except OSError as error:
             if not self._is_late:
                 _LOG.warning(
@@ -179,10 +179,7 @@ class JsonlSink(AppendedLines):
         try:
             self._path.touch()
         except OSError as error:
-            raise TrainingError(
-                f"{self._path} cannot be written: {error.strerror}. "
-                "Free space there, or set run.dir to another file system."
-            ) from error
+            raise TrainingError(file_failure(self._path, "written", error)) from error
 
     def write(self, metrics: StepMetrics) -> None:
         """Append a step.

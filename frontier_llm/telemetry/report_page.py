@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from frontier_llm.errors import TrainingError
+from frontier_llm.errors import TrainingError, file_failure
 from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
@@ -40,7 +40,7 @@ def write_report(run_dir: Path) -> Path:
     try:
         path.write_text(make_report(run_dir), encoding="utf-8")
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
+        raise TrainingError(file_failure(path, "written", error)) from error
     return path
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from frontier_llm.errors import TrainingError
+from frontier_llm.errors import TrainingError, file_failure
 from frontier_llm.telemetry.jsonl import LARGEST
 
 SUMMARY_FILE = "summary.json"
@@ -169,4 +169,4 @@ class RunSummary(RunFile):
             return super().write(run_dir)
         except OSError as error:
             path = run_dir / SUMMARY_FILE
-            raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
+            raise TrainingError(file_failure(path, "written", error)) from error

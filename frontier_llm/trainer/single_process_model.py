@@ -50,11 +50,17 @@ def _read_values(run: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text())
     except OSError:
-        raise DataError(f"{run} is not a run directory: it holds no config.yaml") from None
+        raise DataError(
+            f"{run} is not a run directory: it holds no config.yaml\n"
+            "  do: give the run.dir of a training run"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError):
         values = None
     if not isinstance(values, dict) or not isinstance(values.get("run"), dict):
-        raise DataError(f"{file} is damaged: it holds no configuration")
+        raise DataError(
+            f"{file} is damaged: it holds no configuration\n"
+            "  do: copy it from another folder of the same run"
+        )
     return values
 
 
