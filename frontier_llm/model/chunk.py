@@ -175,7 +175,9 @@ class Chunk(MegatronModule):
             documents = Documents(cumulative_lengths, length)
         kernel = None
         if context is not None:
-            kernel = ContextPart(context, samples, length, documents, keeps=self._keeps)
+            kernel = ContextPart(
+                context, samples, length, documents, tokens.device, keeps=self._keeps
+            )
         return Reads(queries=documents, keys=documents, kernel=kernel)
 
     def _head(self, hidden: Tensor, labels: Tensor | None) -> Tensor | TokenLosses:

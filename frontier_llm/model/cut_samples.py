@@ -12,7 +12,7 @@ Where it sends less, ranks exchange heads instead: each rank computes some heads
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,21 @@ class _Exchange(torch.autograd.Function):
         return ctx.ranks.exchange(grads[0], received, sent), None, None, None
 
 
+class _Routes(NamedTuple):
+    """What a rank sends, and what its pieces of documents read.
+
+    `rows` are the tokens that are sent, rank by rank; they are numbered over all samples. `keys`
+    are the received rows that the pieces read, one piece after the other. `pieces` has the number
+    of queries and of keys of each piece of each sample.
+    """
+
+    rows: Tensor
+    sent: list[int]
+    received: list[int]
+    keys: Tensor
+    pieces: list[list[tuple[int, int]]]
+
+
 class ContextPart:
     """The kernel for queries of this rank's part of the samples of a micro-batch.
 
@@ -60,10 +75,11 @@ class ContextPart:
         samples: int,
         tokens: int,
         documents: Documents | None,
+        device: torch.device,
         *,
         keeps: bool,
     ) -> None:
-        self._ranks, self.length, self._keeps = ranks, tokens, keeps
+        self._ranks, self.length, self._keeps, self._device = ranks, tokens, keeps, device
         self._samples, self._documents = samples, documents
 
     @cached_property
@@ -95,15 +111,10 @@ class ContextPart:
         size = self._ranks.size
         of_ranks = [part_numbers(self._lengths, size, rank) for rank in range(size)]
         first = torch.arange(self._samples)[:, None] * self.length
-        return (torch.stack(of_ranks) + first).flatten()
+        return (torch.stack(of_ranks) + first).flatten().to(self._device)
 
     @cached_property
-    def _routes(self) -> tuple[Tensor, list[int], list[int], list[Tensor]]:
-        """Return which rows are sent, how many to and from each rank, and where tokens arrive.
-
-        A row is a token of this rank, of all samples one after another. The last part has a tensor
-        for each sample, with the number of the received row of each of its tokens.
-        """
+    def _routes(self) -> _Routes:
         rank, size = self._ranks.rank, self._ranks.size
         sent, arrived = ([list[Tensor]() for _ in range(size)] for _ in range(2))
         for sample, (lengths, cut) in enumerate(zip(self._lengths, self._cuts, strict=True)):
@@ -121,7 +132,12 @@ class ContextPart:
                 first += len(numbers)
         rows = torch.cat([numbers for of_rank in sent for numbers in of_rank])
         to, back = ([sum(map(len, of_rank)) for of_rank in of] for of in (sent, arrived))
-        return rows, to, back, places
+        keys, sizes = list[Tensor](), []
+        for lengths, cut, place in zip(self._lengths, self._cuts, places, strict=True):
+            own_pieces = list(pieces(lengths, cut[rank]))
+            keys += [place[first:stop] for first, _, stop in own_pieces]
+            sizes.append([(stop - start, stop - first) for first, start, stop in own_pieces])
+        return _Routes(rows.to(self._device), to, back, torch.cat(keys).to(self._device), sizes)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
@@ -144,19 +160,19 @@ class ContextPart:
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
     ) -> Tensor:
-        rows, sent, received, places = self._routes
+        routes = self._routes
         own = torch.stack([key, value]).permute(1, 3, 0, 2, 4).flatten(0, 1)  # [b * n, 2, g, d]
-        read: Tensor = _Exchange.apply(own[rows.to(own.device)], self._ranks, sent, received)
+        read = _Exchange.apply(own[routes.rows], self._ranks, routes.sent, routes.received)
+        # taken at once, because the gradient of each taking is as large as all received rows
+        taken = read[routes.keys].permute(1, 2, 0, 3)  # [2, g, t, d]
+        keys = iter(taken.split([t for sizes in routes.pieces for _, t in sizes], dim=2))
         samples, within = [], replace(reads, queries=None, keys=None)
-        of_samples = zip(query, self._lengths, self._cuts, places, strict=True)
-        for of_sample, lengths, cut, place in of_samples:
-            parts = list(pieces(lengths, cut[self._ranks.rank]))
-            queries = of_sample[None].split([stop - start for _, start, stop in parts], dim=2)
+        for of_sample, sizes in zip(query, routes.pieces, strict=True):
             outputs = []
-            for part, (first, _, stop) in zip(queries, parts, strict=True):
-                keys = read[place[first:stop].to(read.device)].permute(1, 2, 0, 3)  # [2, g, t, d]
-                start = keys.shape[2] - part.shape[2]  # the last query reads the last key
-                outputs.append(attend_document(part, keys[:1], keys[1:], within, scores, start))
+            for part in of_sample[None].split([n for n, _ in sizes], dim=2):
+                key, value = next(keys)[:, None]
+                start = key.shape[2] - part.shape[2]  # the last query reads the last key
+                outputs.append(attend_document(part, key, value, within, scores, start))
             samples.append(torch.cat(outputs, dim=2))
         return torch.cat(samples)
 
@@ -165,7 +181,7 @@ class ContextPart:
         self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
     ) -> Tensor:
         size, (samples, _, tokens, _) = self._ranks.size, query.shape
-        places = self._places.to(query.device)
+        places = self._places
         of_ranks = [_divided(x, size) for x in (query, key, value)]
         sent = torch.cat(of_ranks, dim=3)
         whole = self._to_all(sent).flatten(0, 2).index_select(0, places.argsort())

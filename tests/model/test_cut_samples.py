@@ -66,7 +66,8 @@ def attend(world, lengths, cap, window, keeps, key_heads=KEY_HEADS, changed=None
     if changed is not None:
         for tensor in inputs:
             tensor[0, :, changed] += 1
-    part = ContextPart(ranks, len(lengths), TOKENS, _documents(lengths), keeps=keeps)
+    documents, device = _documents(lengths), inputs[0].device
+    part = ContextPart(ranks, len(lengths), TOKENS, documents, device, keeps=keeps)
     own = part.tokens
     local = [_taken(tensor, own).requires_grad_() for tensor in inputs]
     output = part.attend(*local, Reads(window, 1), Scores(cap=cap))
