@@ -8,7 +8,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,10 @@ def prepare_all(
         folders = tuple(prepare(config, on_progress, workers, corpus=c) for c in config.sources)
     if config.packing == "best_fit":
         for folder in folders:
-            report("packing documents into samples", 0.0)
             for stream in streams(folder):
-                packing_of(stream, config)
+                show = partial(report, f"packing documents ({stream.prefix.name}) into samples")
+                show(0.0)
+                packing_of(stream, config, show)
     return folders
 
 

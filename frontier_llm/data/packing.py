@@ -15,7 +15,7 @@ finds the sample of each document by a tree.
 
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # it imports torch, which a login node may lack
     from frontier_llm.data.prepared_corpus import TokenStream
 
 Numbers = npt.NDArray[np.int64]
+Report = Callable[[float], None]
+"""Is called with the share of the documents that are packed."""
 _ARRAYS = ("starts", "lengths", "first_pieces", "pairs")
 
 
@@ -75,7 +77,10 @@ def describe_padding(packings: Sequence[Packing], data: DataConfig) -> str:
 
 
 def pack(
-    document_lengths: npt.NDArray[np.integer], length: int, pairs: Pairs | None = None
+    document_lengths: npt.NDArray[np.integer],
+    length: int,
+    pairs: Pairs | None = None,
+    report: Report = lambda share: None,
 ) -> Packing:
     """Pack documents into samples; their lengths are in the order of the split."""
     documents, divided = document_lengths.astype(np.int64), None
@@ -85,7 +90,7 @@ def pack(
     else:
         starts, lengths = pairs.cut(documents)
         divided = pairs.divide(lengths)
-        sample_of = pairs.place(divided[:, 1:])
+        sample_of = pairs.place(divided[:, 1:], report)
     # number the samples by their first pieces, which are in the order of the split
     _, first = np.unique(sample_of, return_index=True)
     number = np.empty(len(first), np.int64)
@@ -173,10 +178,12 @@ def packing_folder(prefix: Path, length: int, pairs: Pairs | None = None) -> Pat
     return prefix.with_name(f"{prefix.name}.best_fit_{name}")
 
 
-def packing_of(stream: "TokenStream", data: DataConfig) -> Packing:
+def packing_of(
+    stream: "TokenStream", data: DataConfig, report: Report = lambda share: None
+) -> Packing:
     """Return the packing of a split, as `open_packing`."""
     lengths = stream.document_lengths()
-    return open_packing(stream.prefix, lengths, data.sequence_length, Pairs.of(data))
+    return open_packing(stream.prefix, lengths, data.sequence_length, Pairs.of(data), report)
 
 
 def open_packing(
@@ -184,6 +191,7 @@ def open_packing(
     document_lengths: npt.NDArray[np.integer],
     length: int,
     pairs: Pairs | None = None,
+    report: Report = lambda share: None,
 ) -> Packing:
     """Read the packing of the split `prefix`.bin; compute and write it if there is none.
 
@@ -193,7 +201,7 @@ def open_packing(
     folder = packing_folder(prefix, length, pairs)
     try:
         if not folder.exists():
-            _write(folder, pack(document_lengths, length, pairs))
+            _write(folder, pack(document_lengths, length, pairs, report))
         names = _ARRAYS[: 3 if pairs is None else 4]
         arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ the time is proportional to their number.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,13 +77,19 @@ class Pairs:
         sizes = np.array([(p.inputs, p.targets) for p in parts], np.int32).reshape(-1, 2)
         return np.column_stack([drawn.astype(np.int32), sizes[found[1].ravel()]])
 
-    def place(self, sizes: npt.NDArray[np.int32]) -> Numbers:
-        """Return the sample of each text, for its inputs and targets, [texts, 2]."""
+    def place(
+        self, sizes: npt.NDArray[np.int32], report: Callable[[float], None] = lambda share: None
+    ) -> Numbers:
+        """Return the sample of each text, for its inputs and targets, [texts, 2].
+
+        `report` is called with the share of the texts that have a sample.
+        """
         sample_of, samples = np.empty(len(sizes), np.int64), 0
         for start in range(0, len(sizes), BLOCK):
             block = slice(start, start + BLOCK)
             sample_of[block] = samples + self._place_block(sizes[block])
             samples = int(sample_of[block].max()) + 1
+            report(min(1, (start + BLOCK) / len(sizes)))
         return sample_of
 
     def _place_block(self, sizes: npt.NDArray[np.int32]) -> Numbers:

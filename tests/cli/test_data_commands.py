@@ -97,7 +97,9 @@ def test_every_bar_of_preprocess_is_full_at_the_end(tmp_path: Path):
     preprocess.preprocess(config, 1, Console(file=file, force_terminal=True, width=120))
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
     shown = dict(re.findall(r"^(\S.*?) +[━╸╺ ]* +(\d+)%", plain.replace("\r", "\n"), re.MULTILINE))
-    assert {"training a tokenizer of 300 tokens", "packing documents into samples"} <= set(shown)
+    assert {"training a tokenizer of 300 tokens", "packing documents (train) into samples"} <= set(
+        shown
+    )
     assert set(shown.values()) == {"100"}, shown
 
 

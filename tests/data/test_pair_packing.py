@@ -108,7 +108,10 @@ def test_texts_go_where_both_sides_stay_equal(sizes: list[tuple[int, int]]) -> N
 def test_blocks_of_texts_have_samples_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontier_llm.data.pair_packing.BLOCK", 4)
     pairs = replace(pairs_of(), inputs=100, targets=100)
-    assert pairs.place(np.full((9, 2), 30, np.int32)).tolist() == [0, 0, 0, 1, 2, 2, 2, 3, 4]
+    shown: list[float] = []
+    sample_of = pairs.place(np.full((9, 2), 30, np.int32), shown.append)
+    assert sample_of.tolist() == [0, 0, 0, 1, 2, 2, 2, 3, 4]
+    assert shown == [4 / 9, 8 / 9, 1]
 
 
 @pytest.mark.parametrize(
