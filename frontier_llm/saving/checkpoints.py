@@ -6,7 +6,6 @@ nodes' disks and copied from there to the run directory. frontier_llm/checkpoint
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,12 +88,11 @@ class Checkpoints:
         self.on_committed: Callable[[CommittedCheckpoint], None] = lambda _: None
         self._avoids_nodes = self._drain_is_due = self._has_logged_skip = False
         self._skipped = 0
-        self._unannounced: deque[int] = deque()
-        """Steps of checkpoints in the run directory whose end was not announced."""
 
     def state(self) -> SavingState:
         """Return what this rank tells all others in a step. A drain does not count as saving."""
-        tiers, oldest = self.tiers, self._unannounced[0] if self._unannounced else None
+        tiers = self.tiers
+        oldest = tiers.unannounced[0] if tiers.unannounced else None
         return SavingState(
             failed=any(writer.failed for writer in tiers.writers),
             committed=oldest is not None and tiers.run_dir.outcome(oldest) is not None,
@@ -104,7 +102,7 @@ class Checkpoints:
 
     def announce_commit(self) -> None:
         """Announce the oldest commit that was not, unless it was given up. All ranks call this."""
-        self._announce(self._unannounced[0])
+        self._announce(self.tiers.unannounced[0])
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training waited for checkpoints since the last call."""
@@ -177,7 +175,7 @@ class Checkpoints:
         for writer in self.tiers.writers:
             with self._reporting_failure():
                 writer.close()
-        for step in tuple(self._unannounced):
+        for step in tuple(self.tiers.unannounced):
             self._announce(step)
 
     def end(self, step: int) -> None:
@@ -258,21 +256,23 @@ class Checkpoints:
     def _begin(self, step: int) -> None:
         """Take note that the run directory gets a step, directly or as a copy."""
         self.saved_step = self._begun_step = step
-        self._unannounced.append(step)
+        self.tiers.unannounced.append(step)
         self.on_begin(step)
 
     def _announce_written(self) -> None:
         """Announce what was written directly. All ranks waited; what failed has failed on all."""
         for manager in self.tiers.run_dir.managers:
-            for step in tuple(self._unannounced):
+            for step in tuple(self.tiers.unannounced):
                 if step in manager.outcomes:
                     self._announce(step)
 
     def _announce(self, step: int) -> None:
-        self._unannounced.remove(step)
-        if self.tiers.run_dir.outcome(step) == "committed":
-            folder = shared_folder(self._run_config) / step_folder(step)
-            self.on_committed(CommittedCheckpoint(step, folder))
+        try:
+            if self.tiers.run_dir.outcome(step) == "committed":
+                folder = shared_folder(self._run_config) / step_folder(step)
+                self.on_committed(CommittedCheckpoint(step, folder))
+        finally:
+            self.tiers.unannounced.remove(step)
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:

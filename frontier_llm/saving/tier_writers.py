@@ -4,6 +4,7 @@ A tier is written from the states by a `CheckpointManager`, or from the node's d
 """
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -88,6 +89,8 @@ class TierWriters:
 
     Attributes:
         archive: runs the archive command on rank 0; it may outlive this object.
+        unannounced: steps of checkpoints in the run directory whose end was not announced. A user's
+            callbacks may want to read them, and until then they are not deleted.
         managers: all that write states; `movers`: all that copy; `writers`: both.
     """
 
@@ -114,6 +117,7 @@ class TierWriters:
         self._cancellation = Cancellation()
         self._partner_files: PartnerFiles | None = None
         self._pool = self._make_pool()
+        self.unannounced = deque[int]()
         self.archive = archive or Archive(self._config.tiers.archive, shared_folder(config))
         node, nodes = world.rank // world.ranks_per_node, -(-world.size // world.ranks_per_node)
         self._tiers = {tier.name: tier for tier in tiers_of(config, node, nodes)}
@@ -218,7 +222,12 @@ class TierWriters:
 
     def _spared_in_run_dir(self) -> set[int]:
         mover = self.run_dir.mover
-        return {*self.archive.spared(), *(mover.queued() if mover is not None else ())}
+        return {*self._unread(), *(mover.queued() if mover is not None else ())}
+
+    def _unread(self) -> set[int]:
+        """Return the steps in the run directory that archive and callbacks have not read yet."""
+        callbacks = tuple(self.unannounced) if self._run_config.callbacks else ()
+        return {*self.archive.spared(), *callbacks}
 
     def _spared_on_node(self) -> set[int]:
         """Return the steps on the node's disk that a thread reads or writes."""
@@ -249,8 +258,7 @@ class TierWriters:
         task = Task(tier.folder, step, meta, rank, plan, everyone, repeats=False, continues=True)
         save(task, source.chunks(), barrier)
         if task.is_first:
-            spared = self.archive.spared()
-            prune(tier.folder, step, tier.keep, tier.keep_every_steps, spared)
+            prune(tier.folder, step, tier.keep, tier.keep_every_steps, self._unread())
         self._archive_commit(step, "committed")
 
     def _copy_to_partner(self, step: int, meta: dict[str, Any], barrier: CommitBarrier) -> None:

@@ -102,7 +102,8 @@ class Callback:
         """Run when all ranks know that a checkpoint in the run directory is committed.
 
         This happens in the next step after the commit, before the next checkpoint begins, or at the
-        end of the run, whichever is first.
+        end of the run, whichever is first. `checkpoint.keep` deletes it only after this has
+        returned on rank 0.
         """
 
     def on_rewind(self, rewind: Rewind) -> None:

@@ -66,6 +66,18 @@ def test_every_moment_comes_in_order_on_all_ranks(
         assert found[found.index("checkpoint 2") + 1] == "committed 2"
 
 
+def test_checkpoints_are_kept_until_callbacks_know_of_them(
+    corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    ended = run(corpus, tmp_path, f"{MINE}:LateNews", "checkpoint=lazy", "checkpoint.keep=1")
+    assert ended.code == 0, ended.text
+    found = [one for one in moments(tmp_path) if not one.startswith(("begin", "update", "end"))]
+    assert found == [
+        "start at 0", "checkpoint 2", "checkpoint 4", "evaluation 6", "checkpoint 6",
+        "committed 2", "committed 4", "committed 6", "stop, early: False", "close",
+    ]  # fmt: skip
+
+
 def test_a_callback_may_send_the_run_back(corpus: tuple[str, ...], tmp_path: Path) -> None:
     ended = run(corpus, tmp_path, f"{MINE}:GoesBackOnce,{MINE}:Recorder")
     assert ended.code == 0, ended.text
