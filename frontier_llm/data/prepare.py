@@ -3,9 +3,10 @@
 These files are used, where `<directory>` is data.directory and `<name>` the name of the corpus:
 
     <directory>/<name>-<digest>/            the complete corpus (corpus_manifest.py)
-    <directory>/.<name>.lock                file lock that a process holds while it prepares
     <directory>/.<name>-<fingerprint>       note: the name of the folder that was prepared from
                                             source files of these names, sizes and times
+    <directory>/.<name>-<digest>.lock       file lock that a process holds while it prepares; that
+                                            of a fingerprint is held while the source is read
     <directory>/.<name>-<digest>.partial    unfinished work: the folder tokenizer, and the
                                             finished parts of the corpus (corpus_parts.py)
 
@@ -142,7 +143,7 @@ class _Preparation:
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
-        name, note = self._corpus.name, self.note(source)
+        note = self.note(source)
         if folder := _read_note(note):
             source.refuse_broken()
             return folder
@@ -150,10 +151,10 @@ class _Preparation:
             open_tokenizer(self._tokenizer, self._config.end_of_document)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with _lock(self._directory / f".{name}.lock", self._report) as locked:
+            with _lock(note, self._report):
                 # another process may have prepared the corpus while this one waited for the lock
                 if not (folder := _read_note(note)):
-                    folder = self._find_or_build(source, locked)
+                    folder = self._find_or_build(source)
                     _write_note(note, folder.name)
                 return folder
         except OSError as error:
@@ -182,7 +183,7 @@ class _Preparation:
             inputs += ("format", config.format)
         return hashlib.sha256("\0".join(map(str, inputs)).encode()).hexdigest()
 
-    def _find_or_build(self, source: Source, locked: bool) -> Path:
+    def _find_or_build(self, source: Source) -> Path:
         """Scan the source and prepare it, unless the same content was prepared before."""
         # imports torch, which `unprepared` does without
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
@@ -191,13 +192,19 @@ class _Preparation:
         scans = scan_files(source, self._config, self._workers, self._report)
         digest = self._digest(source.digest(scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
-        if folder.is_dir():
+        build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
+        # the same text with other times has another note, and the same folder
+        with _lock(self._directory / f".{folder.name}", self._report) as locked:
+            if not folder.is_dir():
+                build.check_files()
+                self._build_in_parts(build, folder, locked)
             return _checked(folder)
+
+    def _build_in_parts(self, build: "CorpusBuild", folder: Path, locked: bool) -> None:
+        """Build a corpus, and remove its unfinished work unless a worker process died."""
         process_suffix = "" if locked else f"-{uuid.uuid4().hex[:12]}"
         partial = self._directory / f".{folder.name}{process_suffix}.partial"
         _remove_stale(self._directory, self._corpus.name)
-        build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
-        build.check_files()
         try:
             self._build(build, partial, folder)
         except WorkerDiedError:
@@ -206,7 +213,6 @@ class _Preparation:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         shutil.rmtree(partial, ignore_errors=True)
-        return _checked(folder)
 
     def _build(self, build: "CorpusBuild", partial: Path, folder: Path) -> None:
         """Run all stages in the folder `partial`, and rename the result to `folder`."""
@@ -259,8 +265,11 @@ def _checked(folder: Path) -> Path:
 
 @contextmanager
 def _lock(path: Path, report: "Progress") -> Iterator[bool]:
-    """Yield True while holding the lock of a file, or False on a file system without locks."""
-    with path.open("a") as stream:
+    """Yield True while holding the lock of a path, or False on a file system without locks.
+
+    The lock is that of an empty file beside the path, which stays.
+    """
+    with path.with_name(f"{path.name}.lock").open("a") as stream:
         try:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -143,6 +143,39 @@ def test_two_processes_at_once_prepare_one_corpus(
     assert trained == 1 if locks else trained >= 1
 
 
+class _WaitsError(Exception):
+    pass
+
+
+def test_only_the_same_text_is_waited_for(tmp_path: Path, text: Path, monkeypatch):
+    other = config(tmp_path / "corpora", write_jsonl(tmp_path / "other.jsonl", 150))
+    settings, free = config(tmp_path / "corpora", text), module.fcntl.flock
+
+    def flock(stream, operation):
+        free(stream, operation | module.fcntl.LOCK_NB)
+
+    def note(of):
+        (corpus,) = of.sources
+        return module._Preparation(corpus, of).note(module.find_source(corpus, of))
+
+    def show(stage, fraction):
+        if stage.startswith("waiting"):
+            raise _WaitsError
+
+    folder = prepare(other)
+    shutil.rmtree(folder)
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    with module._lock(note(settings), show):
+        assert prepare(other, show) == folder
+        with pytest.raises(_WaitsError):
+            prepare(settings, show)
+    folder = prepare(settings)
+    shutil.rmtree(folder)
+    os.utime(text, (1, 1))  # another note, the same folder
+    with module._lock(folder.with_name(f".{folder.name}"), show), pytest.raises(_WaitsError):
+        prepare(settings, show)
+
+
 def test_without_locks_no_process_touches_the_parts_of_another(
     tmp_path: Path, text: Path, monkeypatch
 ):
@@ -188,7 +221,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, text: Path):
     directory = tmp_path / "corpora"
     with pytest.raises(DataError, match=r"text.jsonl:201: no text under the key 'text'"):
         prepare(config(directory, text))
-    assert [path.name for path in directory.iterdir()] == [".tiny.lock"]
+    assert {path.suffix for path in directory.iterdir()} == {".lock"}
 
 
 def test_old_work_of_killed_processes_is_removed(tmp_path: Path, text: Path):
