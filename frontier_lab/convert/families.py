@@ -48,6 +48,7 @@ _BASES = {
 }  # fmt: skip
 """The file of conf/model/ from which the configuration of a converted model is composed, unless it
 is llama_7b. All its dimensions are overridden."""
+_CLOSEST = 3  # families that are named if none fits
 _RESTORE = "restore config.json from where the model is from"
 
 
@@ -66,10 +67,12 @@ def family_for(model: ModelConfig, name: str | None) -> Family:
         todo = f"write --family {' or '.join(fitting)}" if fitting else "leave out --family"
         reasons = "; ".join(mismatches[name])
         raise DataError(f"{model.name} is no model of the family {name}: {reasons}\n  do: {todo}")
-    lines = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in mismatches.items())
+    closest = sorted(mismatches.items(), key=lambda item: len(item[1]))[:_CLOSEST]
+    lines = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in closest)
     raise DataError(
-        f"no family has models like {model.name}:\n{lines}\n"
-        "  do: only a model whose settings are those of one of these families can be exported"
+        f"no family has models like {model.name}. The closest ones, with what differs:\n{lines}\n"
+        "  do: train a model with the settings of one of these families; generate, evaluate and "
+        "train read this one as it is"
     )
 
 
