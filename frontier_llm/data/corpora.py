@@ -33,6 +33,10 @@ from frontier_llm.units import counted
 
 CorpusSamples = Samples | PackedSamples
 
+_VALIDATION_SHARE, _TIMES_CONFIGURED = 0.2, 2
+"""Share of validation tokens above which a run warns, if it is also so many times the configured
+one."""
+
 
 @dataclass(frozen=True)
 class Corpora:
@@ -92,11 +96,21 @@ class Corpora:
 
     @property
     def warnings(self) -> dict[str, str]:
-        """What to do about a tokenizer that lacks the characters of a corpus, by its name."""
-        accounts = zip(
-            self.names, (corpus.manifest.account for corpus in self.corpora), strict=True
-        )
-        return {name: a.warning for name, a in accounts if a is not None and a.warning is not None}
+        """What to do about a corpus that lacks tokens or is divided badly, by its name."""
+        found, percent = {}, self.config.validation_percent
+        for name, manifest in zip(self.names, (c.manifest for c in self.corpora), strict=True):
+            share = manifest.validation.tokens / (
+                manifest.train.tokens + manifest.validation.tokens
+            )
+            if manifest.account is not None and manifest.account.warning is not None:
+                found[name] = manifest.account.warning
+            elif share > max(_VALIDATION_SHARE, _TIMES_CONFIGURED * percent / 100):
+                found[name] = (
+                    f"{share:.0%} of the tokens are for validation, at data.validation_percent="
+                    f"{percent:g}, because it has few documents, which are long: divide the text "
+                    "into more files, or by blank lines"
+                )
+        return found
 
 
 def prepare_all(

@@ -1,6 +1,7 @@
 import gzip
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import time
@@ -13,6 +14,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from frontier_llm.config.reading import check_sources
 from frontier_llm.data import corpus_build
 from frontier_llm.data import prepare as module
+from frontier_llm.data.corpora import open_all
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
 from frontier_llm.data.source import Source
@@ -115,6 +117,21 @@ def _prepare_and_report(settings, barrier, results):
     barrier.wait()
     folder = prepare(settings, lambda stage, fraction: stages.append(stage))
     results.put((folder, stages))
+
+
+@pytest.mark.parametrize(("words", "warns"), [(18_000, True), (300_000, False)])
+def test_a_split_by_few_long_documents_is_warned_of(tmp_path: Path, words: int, warns: bool):
+    """A text without blank lines is cut into pieces of 64 KiB, and few pieces divide badly."""
+    path = tmp_path / "line11.txt"  # the longer of its two pieces is for validation
+    path.write_text(" ".join(random.Random(0).choices(["river", "stone", "of", "42"], k=words)))
+    settings = config(tmp_path / "corpora", path)
+    corpora = open_all(settings, [prepare(settings)])
+    (corpus,) = corpora.corpora
+    train, validation = corpus.manifest.train.tokens, corpus.manifest.validation.tokens
+    share = f"{validation / (train + validation):.0%} of the tokens are for validation"
+    assert [text.partition(", at data.")[0] for text in corpora.warnings.values()] == [
+        share
+    ] * warns
 
 
 @pytest.mark.parametrize("locks", [True, False])
