@@ -153,15 +153,20 @@ class Reading:
             self._used.add(name)
             value = self.values.get(name)
             if value not in (*UNSET, *harmless):
-                raise self.refused(name, f"a run without it: {reason}", "leave it out, or set it")
+                todo = "plan a copy of the file without it"
+                if "dense decoders" in reason:
+                    todo = "plan a dense model in its place, with model=NAME of conf/model"
+                raise self.refused(name, f"a run without it: {reason}", todo)
 
     def nearly(self, names: str, note: str, *harmless: Any) -> None:
         """Note that something in use is only nearly counted, or not at all."""
+        found = []
         for name in names.split():
             if name in self.values and self.values[name] not in (*UNSET, *harmless):
-                shown = _shown(self.values[name])
-                self.run.notes.append(f"{self._spell(name)} ({shown}): {note}")
+                found.append(f"{self._spell(name)} ({_shown(self.values[name])})")
             self._used.add(name)
+        if found:
+            self.run.notes.append(f"{', '.join(found)}: {note}")
 
     def optimizer(self, name: str, default: str) -> None:
         """Note an optimizer that has other states than AdamW."""
@@ -193,7 +198,7 @@ class Reading:
         if ranks % product:
             sizes = f"tensor {tensor} x pipeline {pipeline} x context {context}"
             wants = f"a multiple of {sizes} = {product}"
-            todo = "correct the sizes, or give the ranks, such as launch.ranks=64"
+            todo = f"correct the sizes, or give the ranks, such as launch.ranks={product}"
             raise ConfigError(f"{self._where}: number of ranks", ranks, wants, todo)
         return ranks // tensor // pipeline
 

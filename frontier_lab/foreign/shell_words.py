@@ -1,8 +1,9 @@
 """Read the words of the commands of a bash script, without running it.
 
-Variables, arrays, `+=`, line continuations, integer arithmetic, default values (`${X:-1}`) and
-conditions on known values are followed. What only the shell that runs the script knows, such as
-`$1` or `$(hostname)`, stays in a word as it is written.
+Variables, arrays, `+=`, line continuations, integer arithmetic, default values (`${X:-1}`), and
+`if` and `case` on known values are followed. A variable that nothing sets counts as empty where a
+script asks for it (`[ -z "$X" ]`). Else what only the shell that runs the script knows, such as `$1`
+or `$(hostname)`, stays in a word as it is written. A loop is read once, with its last value.
 """
 
 import ast
@@ -10,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 # lengths are bounded, so that no text takes quadratic time
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
@@ -26,20 +28,22 @@ _TOKEN = re.compile(
 )
 _PIECE = re.compile(
     rf"""'(?P<literal>[^']*)'|"(?P<quoted>(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
-    |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|{_BRACES}|\$\w+|`[^`\n]*`)
+    |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|{_BRACES}|\$(?:\w+|[@*])|`[^`\n]*`)
     |(?P<plain>[^'"\\$`]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
+_PARAMETER = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
 _SEPARATORS = {"\n", ";", "&&", "||", "|", "&", ";;", "(", ")"}
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
-_SKIPPED = {"then", "do", "else", "fi", "{", "}", "!", "time", "exec", "eval"}
+_SKIPPED = {"then", "do", "else", "fi", "esac", "done", "{", "}", "!", "time", "exec", "eval"}
 MOST_WORDS, LONGEST, DEEPEST = 50_000, 1_000_000, 20
 """Limits of the words of a variable, of its characters, and of variables within each other."""
 _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
 _COMPARED: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge,
@@ -57,31 +61,98 @@ class Script:
     """Conditions that depend on something unknown; the commands below them are left out."""
 
 
+@dataclass
+class _Branch:
+    """An open `if` or `case`."""
+
+    taken: bool | None = False
+    """Whether its commands are read; None: those of all further branches are left out."""
+    unknown: str = ""
+    """The condition, if it is not known."""
+    value: str | None = None
+    """Of a `case`."""
+    patterns: list[str] | None = None
+    """Those of the next branch of a `case`, while they are read."""
+
+
 def read_script(text: str, variables: dict[str, list[str]] | None = None, depth: int = 0) -> Script:
     """Read a script; `variables` are known from outside."""
     script = Script(variables=variables or {})
-    branches: list[bool | None] = []  # of open `if`s: False = none was taken yet, None = skip all
+    branches: list[_Branch] = []
     condition: list[tuple[str, list[str]]] | None = None
     for joiner, words in _simple_commands(text):
         first = words[0] if words else ""
+        if _reads_case(joiner, words, branches, script):
+            continue
         if first in ("if", "elif"):
-            branches += [False] if first == "if" else []
-            branches[-1:] = [None if taken else taken for taken in branches[-1:]]
+            branches += [_Branch()] if first == "if" else []
+            if branches and branches[-1].taken:
+                branches[-1].taken = None
             condition = [(joiner, words[1:])]
         elif condition is not None and first != "then":
             condition.append((joiner, words))
         elif first in ("then", "else") and branches:
-            if branches[-1] is not False:
-                branches[-1] = None
-            elif all(branches[:-1]):
-                branches[-1] = _holds(condition or [], script) if first == "then" else True
+            _enter(branches, condition if first == "then" else None, script)
             condition = None
-        branches = branches[: len(branches) - (first == "fi")]
-        if condition is None and all(branches):
+        if first in ("fi", "esac"):
+            branches = branches[:-1]
+        if condition is None and all(branch.taken for branch in branches):
             while words and words[0] in _SKIPPED:
                 words = words[1:]
             _run(words, script, depth)
+        elif condition is None:
+            _note_unknown(words, branches, script)
     return script
+
+
+def _enter(
+    branches: Sequence[_Branch], condition: Sequence[tuple[str, list[str]]] | None, script: Script
+) -> None:
+    """Decide whether the commands after `then` or `else` are read."""
+    last = branches[-1]
+    if last.taken is not False:
+        last.taken = None
+    elif all(branch.taken for branch in branches[:-1]):
+        last.taken = True if condition is None else _holds(condition, script)
+        if last.taken is None:
+            text = " ".join(" ".join(words) for _, words in condition or ())
+            last.unknown = f"if {text[:80]}"
+
+
+def _reads_case(
+    joiner: str, words: Sequence[str], branches: list[_Branch], script: Script
+) -> bool:
+    """Read `case X in`, or patterns of its branches; return whether the words are read."""
+    last = branches[-1] if branches else None
+    if words[:1] == ["case"] and len(words) > 2 and words[2] == "in":
+        value = " ".join(_expanded(words[1], script, splits=False))
+        is_known = "$" not in value and "`" not in value
+        branches.append(_Branch(False if is_known else None, "", value, list(words[3:])))
+        if not is_known:
+            branches[-1].unknown = f"case {words[1]}"
+        return True
+    if last is None or last.value is None:
+        return False
+    if joiner == ";;" and last.patterns is None:
+        last.taken, last.patterns = None if last.taken else last.taken, []
+    if last.patterns is None or words[:1] == ["esac"]:
+        return False
+    if joiner != ")":
+        last.patterns += words
+        return True
+    if last.taken is False:
+        texts = [" ".join(_expanded(each, script, splits=False)) for each in last.patterns]
+        last.taken = any(fnmatchcase(last.value, text) for text in texts)
+    last.patterns = None
+    return False
+
+
+def _note_unknown(words: Sequence[str], branches: Sequence[_Branch], script: Script) -> None:
+    """Note an unknown condition below which a variable would be set or an option be given."""
+    unknown = next((each.unknown for each in branches if each.unknown), "")
+    matters = any(_ASSIGNMENT.fullmatch(word) or word.startswith("--") for word in words)
+    if unknown and matters and unknown not in script.undecided:
+        script.undecided.append(unknown)
 
 
 def _simple_commands(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -119,6 +190,13 @@ def _simple_commands(text: str) -> Iterator[tuple[str, list[str]]]:
 def _run(words: Sequence[str], script: Script, depth: int) -> None:
     """Assign variables, or append a command with expanded words."""
     rest = list(words)
+    if rest[:1] == ["for"] and rest[2:3] == ["in"]:
+        values = [part for word in rest[3:] for part in _expanded(word, script)]
+        script.variables[rest[1]] = values[-1:] or [""]
+        if len(values) > 1:
+            text = f"for {rest[1]} in {' '.join(values)[:60]}"
+            script.undecided.append(f"{text} (planned with its last value)")
+        return
     if rest and rest[0] in _DECLARES:
         rest = [word for word in rest[1:] if not word.startswith("-")]
     while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
@@ -206,6 +284,8 @@ def _values(reference: str, script: Script, depth: int) -> list[str]:
 def _calculated(text: str, script: Script) -> int | None:
     """Calculate an expression of integers and variables; None = it is not known."""
     names = re.sub(r"\$\{(\w+)\}|\$(\w+)", r"\1\2", text).strip()
+    if choice := re.fullmatch(r"([^?]+)\?([^?:]+):([^?:]+)", names):
+        names = "({1}) if ({0}) else ({2})".format(*map(str.strip, choice.groups()))
 
     def value(node: ast.AST) -> int:
         if isinstance(node, ast.Name):
@@ -216,6 +296,11 @@ def _calculated(text: str, script: Script) -> int | None:
             result = _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
             if abs(result) < 10**18:
                 return result
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in _ARITHMETIC:
+            left, right = value(node.left), value(node.comparators[0])
+            return int(_ARITHMETIC[type(node.ops[0])](left, right))
+        if isinstance(node, ast.IfExp):
+            return value(node.body if value(node.test) else node.orelse)
         raise ValueError(text)
 
     try:
@@ -225,18 +310,17 @@ def _calculated(text: str, script: Script) -> int | None:
 
 
 def _holds(condition: Sequence[tuple[str, list[str]]], script: Script) -> bool | None:
-    """Evaluate `[ a = b ] || [ ... ]`; None = it is not known, which is noted."""
+    """Evaluate `[ a = b ] || [ ... ]`; None = it is not known."""
     result: bool | None = None
     for index, (joiner, words) in enumerate(condition):
         if not words:
             continue
-        one = _test([" ".join(_expanded(word, script, splits=False)) for word in words])
+        texts = [" ".join(_expanded(word, script, splits=False)) for word in words]
+        one = _test(texts)
         if index == 0 or result is None:
             result = one if index == 0 or joiner == "\n" else _joined(result, one, joiner)
         else:
             result = _joined(result, one, joiner)
-    if result is None:
-        script.undecided.append("if " + " ".join(" ".join(words) for _, words in condition)[:80])
     return result
 
 
@@ -255,6 +339,8 @@ def _test(words: Sequence[str]) -> bool | None:
     negated = inner[:1] == ["!"]
     inner = inner[negated:]
     result: bool | None = None
+    if len(inner) == 2 and inner[0] in ("-z", "-n") and _PARAMETER.fullmatch(inner[1]):
+        inner[1] = ""  # nothing sets it
     if any("$" in word or "`" in word for word in inner):
         return None
     if len(inner) <= 2 and inner[:1] in (["-z"], ["-n"]):
