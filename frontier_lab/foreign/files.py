@@ -90,7 +90,7 @@ def read_run(
         run = megatron_arguments.read_arguments(values, path.name, given, ranks, dumped=False)
         _note_undecided(run, text, undecided, path.name)
         return run
-    raise _unknown(path, problem or _kind(text))
+    raise _unknown(path, problem or _kind(path, text))
 
 
 def _note_undecided(run: ForeignRun, text: str, undecided: list[str], name: str) -> None:
@@ -100,18 +100,21 @@ def _note_undecided(run: ForeignRun, text: str, undecided: list[str], name: str)
         more = len(undecided) - MOST_UNDECIDED
         rest = f"; and {more} more" if more > 0 else ""
         run.notes.append(f"not known here, so what depends on it is left out: {shown}{rest}")
-    if undecided or run.missing:
-        if re.search(r"\$(?:[1-9]|\{[1-9]\d?\b)", text):
+    if run.missing or not all(re.search(r"\[ -[def] ", each) for each in undecided):
+        if re.search(r"^\s*(?:export )?\w+=[\"']?\$\{?[1-9]", text, re.MULTILINE):
             how = f"--from '{name} ARGUMENT ...'"
             run.notes.append(f"the script has arguments; give them as to the shell: {how}")
-        elif undecided:
+        elif undecided or "$" in " ".join(run.missing.values()):
             run.notes.append(f"give variables as to the shell: --from 'NAME=VALUE ... {name}'")
 
 
-def _kind(text: str) -> str:
+def _kind(path: Path, text: str) -> str:
     """Return what a file seems to be."""
-    if re.search(r"^\s*[\"']?pipe[-_]parallel[-_]size", text, re.MULTILINE):
+    if re.search(r"^\s*[\"']?(?:pipe|model)[-_]parallel[-_]size", text, re.MULTILINE):
         return "a configuration of GPT-NeoX, which is not read"
+    kinds = {".yaml": "a YAML file", ".yml": "a YAML file", ".py": "a Python program"}
+    if path.suffix in kinds:
+        return f"{kinds[path.suffix]}, which is not read"
     sources = re.findall(r"^\s*(?:source|\.)\s+(\S+)", text, re.MULTILINE)
     if text.startswith("#!") or sources:
         names = f"; it sources {', '.join(sources)[:200]}" if sources else ""

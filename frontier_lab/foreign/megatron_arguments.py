@@ -14,6 +14,7 @@ from frontier_llm.errors import ConfigError
 MARKS = {"--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--hidden-size"}
 """Arguments by which a command is recognised."""
 DUMP = re.compile(r"-{8,} arguments -{8,}(.*?)-{8,} end of arguments", re.DOTALL)
+_YAML = re.compile(r"^\s*(--[\w-]+):[ \t]+(.*?)[ \t]*(?:[ \t]#.*)?$", re.MULTILINE)
 _DUMPED = re.compile(r"(?:^|[\s>:\]])\s*(\w+) (\.{2,}|) ?(.*)$")
 _PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,12})\)")
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "LLama3Tokenizer": 128256}
@@ -42,13 +43,14 @@ _KERNELS = (
     "cross_entropy_loss_fusion cross_entropy_fusion_impl defer_embedding_wgrad_compute "
     "wgrad_deferral_limit overlap_p2p_communication_warmup_flush no_gradient_accumulation_fusion "
     "no_masked_softmax_fusion no_bias_gelu_fusion no_bias_swiglu_fusion no_bias_dropout_fusion "
-    "no_rope_fusion no_async_tensor_model_parallel_allreduce no_overlap_p2p_communication "
+    "overlap_p2p_communication no_rope_fusion no_async_tensor_model_parallel_allreduce no_overlap_p2p_communication "
     "no_persist_layer_norm attention_softmax_in_fp32 delay_wgrad_compute enable_cuda_graph "
     "embed_layernorm"
 )
 _VARIANTS = (
     "multi_latent_attention hybrid_override_pattern is_hybrid_model mtp_num_layers "
-    "heterogeneous_layers_config_path decoder_num_layers decoder_seq_length"
+    "heterogeneous_layers_config_path decoder_num_layers decoder_seq_length hybrid_attention_ratio "
+    "hybrid_mlp_ratio language_model_type"
 )
 IGNORED = """
     abort_on* adam_* add_position_embedding adlr_* app_tag* apply_layernorm_1p apply_query_key*
@@ -58,19 +60,19 @@ IGNORED = """
     deepscale* deepspeed_config deepspeed_mpi deprecated* dino_* dist_ckpt* distributed_*
     embedding_init* empty_unused* enable_one_logger encoder_num_layers encoder_seq_length
     end_weight* eod_mask* error_inj* eval_* evidence* exit_* expert_tensor* finetune fp8_*
-    full_validation head_lr* hybrid_*_ratio hysteresis ict_* img_* indexer* inference_*
+    full_validation head_lr* hysteresis ict_* img_* indexer* inference_*
     init_method* initial_loss* iter_per* iterations* kill_switch* kv_lora* lazy_mpu* legacy_tok* load
     local_rank log_* logging* loss_scale* lr lr_* manual_gc* mask_* master_* max_position*
     max_tokens_to* mem*snapshot* merge_file min_loss* min_lr mmap_* mock_data moe_* mscale* muon_*
-    nccl_comm* nnodes no_check* no_create_att* no_load* no_log* no_mmap* no_pipeline* no_query_key*
-    no_save* node_rank non_persistent* patch_tok*
+    nccl_comm* nnodes no_check* no_create_att* no_load* no_log* no_mmap* no_pipeline* no_position_emb*
+    no_query_key* no_save* node_rank non_persistent* patch_tok*
     norm_epsilon nproc_per_node num_channels num_classes num_dataset* num_workers one_logger*
     original_max* output_bert* override_opt* params_dtype patch_dim per_split* perform_init*
     pretrained_ck* profile* q_lora* qk_head* qk_pos* query_in* rank rdzv_* record_mem* renorm*
     rerun* reset_* result_rej* retriever* retro_* rope_scaling_factor rotary_base rotary_inter* rotary_scaling*
     rotary_seq* sample_rate save save_* seed sgd_* short_seq* skip* split start_weight* straggler*
     swin_* tensorboard* test_* tiktoken* timing_log* titles_* tokenizer_* trace* train_*
-    use_checkpoint* use_cpu_init* use_dist_ckpt* use_mcore* use_mp_args* use_one_sent*
+    use_checkpoint* use_cpu_init* use_dist_ckpt* use_mcore* use_mpi use_mp_args* use_one_sent*
     use_persist* use_pytorch* use_rope_scaling use_token* v_head* valid_* vision_* vocab_extra*
     vocab_file wandb* weight_decay* yaml_cfg yarn_* zero_*
 """.split()
@@ -97,6 +99,8 @@ def read_commands(
     `variables` are those of the environment and, by number, the script's arguments.
     """
     batch = _sbatch(text)
+    if keys := _YAML.findall(text):  # options as keys of YAML
+        text = " ".join(f"{name} {value}" for name, value in keys)
     script = read_script(text, {**_slurm(batch), **variables})
     found = [words for words in script.commands if _marks(words)]
     found = [words for words in found if words[0] != "echo"] or found
@@ -109,6 +113,8 @@ def read_commands(
     launched = _flags(words[: after - 1] if after else words)[0]
     launched |= {name: value for name, value in batch.items() if name not in launched}
     values, unknown = _flags(words[after:])
+    if ends and "bert" in words[ends[0]]:
+        script.undecided.append(f"the mask of {words[ends[0]]} (planned as a causal decoder)")
     if "world_size" not in values and (size := _world_size(launched)):
         values["world_size"] = size
     return values, [*script.undecided, *(f"options in {word}" for word in unknown)]
@@ -133,9 +139,11 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             name, has_value, value = word[2:].partition("=")
             name = name.replace("-", "_")
             values[name] = value if has_value else True
-        elif re.fullmatch("-[A-Za-z][0-9]*", word):
-            name = word[1]
-            values[name] = word[2:] or True
+        elif re.fullmatch(r"[0-9]?(?:[|>&;]+|2>&1)[^\s|]*", word):
+            break  # of a command in a variable
+        elif re.fullmatch("-(?:[A-Za-z][0-9]*|np|npernode|ppn)", word):
+            name = word[1:] if word[1:3] in ("np", "pp") else word[1]
+            values[name] = word[2:] if word[2:].isdigit() else True
         elif re.fullmatch(r"\$[\w@*{}\[\]]+", word) and (
             not name or name in SWITCHES or values[name] is not True
         ):
@@ -180,10 +188,10 @@ def _world_size(launched: Mapping[str, Any]) -> int | None:
     """Return the number of processes that torchrun, deepspeed or srun start, if it is known."""
     nodes = _digits(launched, "nnodes", "num_nodes", "nodes", "N")
     tasks, gpus = _digits(launched, "ntasks_per_node"), _digits(launched, "gpus_per_node", "gres")
-    each = _digits(launched, "nproc_per_node", "num_gpus")
+    each = _digits(launched, "nproc_per_node", "num_gpus", "npernode", "ppn")
     if each is None:  # one task of a node may start a process for each GPU
         each = gpus if gpus and tasks in (None, 1) else tasks
-    total = _digits(launched, "ntasks", "n", "gpus", "G")
+    total = _digits(launched, "np", "ntasks", "n", "gpus", "G")
     return nodes * each if nodes and each else total
 
 
@@ -195,7 +203,7 @@ def read_arguments(
     reading = Reading(run, where, values, given, str if dumped else _as_flag)
     if "model" not in given:
         reading.refuse_if("num_experts expert_model_parallel_size", DENSE, "[1]", "1", "0", 1)
-        reading.refuse_if(_VARIANTS, DENSE)
+        reading.refuse_if(_VARIANTS, DENSE, "0", "0.0")
     offload = "the planner keeps optimizer states on the device"
     reading.refuse_if("optimizer_cpu_offload cpu_optimizer", offload)
     run.ranks = ranks or reading.integer("world_size")
@@ -215,6 +223,10 @@ def read_arguments(
     reading.nearly("tp_comm_overlap", "the plan overlaps no messages between tensor ranks")
     reading.nearly("rampup_batch_size", "the plan is for the final batch")
     reading.nearly("cpu_offloading", "the plan keeps activations on the device")
+    if {"model.hidden", "model.heads"} & run.missing.keys():  # these follow from them
+        for key in ("model.ffn", "model.kv_heads", "model.head_dim"):
+            if run.missing.get(key, "").startswith("no "):
+                del run.missing[key]
     return reading.finish(IGNORED)
 
 

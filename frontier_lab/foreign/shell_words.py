@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import dropwhile
 
 # lengths are bounded, so that no text takes quadratic time
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
@@ -34,6 +35,7 @@ _PIECE = re.compile(
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
+_ARITHMETIC_TEST = re.compile(r"\b((?:el)?if)[ \t]*\(\(([^()\n]{1,200})\)\)")
 _SEPARATORS = {"\n", ";", "&&", "||", "|", "&", ";;", "(", ")"}
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
 _SKIPPED = {"then", "do", "else", "fi", "esac", "done", "{", "}", "!", "time", "exec", "eval"}
@@ -78,6 +80,7 @@ class _Branch:
 def read_script(text: str, variables: dict[str, list[str]] | None = None, depth: int = 0) -> Script:
     """Read a script; `variables` are known from outside."""
     script = Script(variables=variables or {})
+    text = _ARITHMETIC_TEST.sub(r"\1 [ $((\2)) -ne 0 ]", text)
     branches: list[_Branch] = []
     condition: list[tuple[str, list[str]]] | None = None
     for joiner, words in _simple_commands(text):
@@ -198,7 +201,7 @@ def _run(words: Sequence[str], script: Script, depth: int) -> None:
             script.undecided.append(f"{text} (planned with its last value)")
         return
     if rest and rest[0] in _DECLARES:
-        rest = [word for word in rest[1:] if not word.startswith("-")]
+        rest = list(dropwhile(lambda word: word.startswith("-"), rest[1:]))
     while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
         name, adds, value = found.groups()
         if rest[1:2] == ["("]:
@@ -277,7 +280,10 @@ def _values(reference: str, script: Script, depth: int) -> list[str]:
     if known is not None and (any(known) or has_default in (None, "-", "=")):
         return known
     if has_default:
-        return _expanded((default or "").removesuffix("}"), script, depth=depth + 1)
+        values = _expanded((default or "").removesuffix("}"), script, depth=depth + 1)
+        if "=" in has_default:
+            script.variables[name] = values
+        return values
     return [reference]
 
 
@@ -333,6 +339,9 @@ def _joined(left: bool | None, right: bool | None, joiner: str) -> bool | None:
 
 def _test(words: Sequence[str]) -> bool | None:
     """Evaluate the words of `[ ... ]`; None = it is not known."""
+    if words[:1] == ["!"]:
+        result = _test(words[1:])
+        return None if result is None else not result
     if len(words) < 3 or words[0] not in ("[", "[["):
         return None
     inner = list(words[1:-1])

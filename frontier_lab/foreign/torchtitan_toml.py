@@ -50,7 +50,7 @@ IGNORED = """
     optimizer.implementation optimizer.lr optimizer.weight_decay
     parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
     parallelism.expert_tensor_parallel_degree dataset.* model.norm_type
-    activation_checkpoint.selective_ac_option profiling.* quantize.* training.dataset*
+    activation_checkpoint.selective_ac_option profiling.* quantize.* training.data.* training.dataset*
     training.deterministic training.gc_* training.max_norm training.seed training.steps
     training.warmup_steps validation.*
 """.split()
