@@ -85,8 +85,8 @@ def read_run(
         if torchtitan_toml.is_torchtitan(content):
             return torchtitan_toml.read_job(dict(flat(content)), path.name, given, ranks)
         raise _unknown(path, "keys " + (", ".join(map(str, content))[:200] or "(none)"))
-    if problem is None and megatron_arguments.is_megatron(text):
-        values, undecided = megatron_arguments.read_commands(text, variables or {})
+    if problem is None and megatron_arguments.is_megatron(text, path.parent):
+        values, undecided = megatron_arguments.read_commands(text, variables or {}, path.parent)
         run = megatron_arguments.read_arguments(values, path.name, given, ranks, dumped=False)
         _note_undecided(run, text, undecided, path.name)
         return run

@@ -5,6 +5,7 @@ Names and default values are those of megatron/training/arguments.py (Megatron-L
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from frontier_lab.foreign.foreign_run import ForeignRun, Reading, written
@@ -15,6 +16,8 @@ MARKS = {"--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "
 """Arguments by which a command is recognised."""
 DUMP = re.compile(r"-{8,} arguments -{8,}(.*?)-{8,} end of arguments", re.DOTALL)
 _YAML = re.compile(r"^\s*(--[\w-]+):[ \t]+(.*?)[ \t]*(?:[ \t]#.*)?$", re.MULTILINE)
+_ENVIRONMENT = re.compile(r"(?:activate|modules\.sh|conda\.sh|bashrc|profile)$|^<?$")
+"""Files that scripts source, in which no arguments are expected."""
 _DUMPED = re.compile(r"(?:^|[\s>:\]])\s*(\w+) (\.{2,}|) ?(.*)$")
 _PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,12})\)")
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "LLama3Tokenizer": 128256}
@@ -41,11 +44,11 @@ _SMALL_STATES = (
 )
 _KERNELS = (
     "cross_entropy_loss_fusion cross_entropy_fusion_impl defer_embedding_wgrad_compute "
-    "wgrad_deferral_limit overlap_p2p_communication_warmup_flush no_gradient_accumulation_fusion "
-    "no_masked_softmax_fusion no_bias_gelu_fusion no_bias_swiglu_fusion no_bias_dropout_fusion "
-    "overlap_p2p_communication no_rope_fusion no_async_tensor_model_parallel_allreduce no_overlap_p2p_communication "
-    "no_persist_layer_norm attention_softmax_in_fp32 delay_wgrad_compute enable_cuda_graph "
-    "embed_layernorm"
+    "wgrad_deferral_limit overlap_p2p_communication overlap_p2p_communication_warmup_flush "
+    "no_overlap_p2p_communication no_async_tensor_model_parallel_allreduce no_rope_fusion "
+    "no_gradient_accumulation_fusion no_masked_softmax_fusion no_bias_gelu_fusion "
+    "no_bias_swiglu_fusion no_bias_dropout_fusion no_persist_layer_norm attention_softmax_in_fp32 "
+    "delay_wgrad_compute enable_cuda_graph embed_layernorm softmax_type"
 )
 _VARIANTS = (
     "multi_latent_attention hybrid_override_pattern is_hybrid_model mtp_num_layers "
@@ -53,28 +56,31 @@ _VARIANTS = (
     "hybrid_mlp_ratio language_model_type"
 )
 IGNORED = """
-    abort_on* adam_* add_position_embedding adlr_* app_tag* apply_layernorm_1p apply_query_key*
-    apply_residual* async_save auto_detect* barrier_with* batch_p2p* bert_* biencoder* block_data*
-    calculate_per* check_* checkpoint_acti* ckpt_* classes_fraction clip_grad clone_scatter*
-    config_logger* consumed_* cp_comm_type create_attention* data_* dataloader* decoupled*
-    deepscale* deepspeed_config deepspeed_mpi deprecated* dino_* dist_ckpt* distributed_*
-    embedding_init* empty_unused* enable_one_logger encoder_num_layers encoder_seq_length
-    end_weight* eod_mask* error_inj* eval_* evidence* exit_* expert_tensor* finetune fp8_*
-    full_validation head_lr* hysteresis ict_* img_* indexer* inference_*
-    init_method* initial_loss* iter_per* iterations* kill_switch* kv_lora* lazy_mpu* legacy_tok* load
-    local_rank log_* logging* loss_scale* lr lr_* manual_gc* mask_* master_* max_position*
-    max_tokens_to* mem*snapshot* merge_file min_loss* min_lr mmap_* mock_data moe_* mscale* muon_*
-    nccl_comm* nnodes no_check* no_create_att* no_load* no_log* no_mmap* no_pipeline* no_position_emb*
-    no_query_key* no_save* node_rank non_persistent* patch_tok*
-    norm_epsilon nproc_per_node num_channels num_classes num_dataset* num_workers one_logger*
-    original_max* output_bert* override_opt* params_dtype patch_dim per_split* perform_init*
+    *_fusion abort_on* adam_* add_position_embedding adlr_* align_* app_tag* apply_layernorm_1p
+    apply_query_key* apply_residual* async_save async_tensor* attention_sink_k auto_detect*
+    barrier_with* batch_p2p* bert_* biencoder* block_data* calculate_per* check_*
+    checkpoint_acti* ckpt_* classes_fraction clip_grad clone_scatter* config_logger* consumed_*
+    cp_comm_type create_attention* cuda_graph_* data_* dataloader* decoupled* deepscale*
+    deepspeed_config deepspeed_mpi deprecated* dino_* dist_ckpt* distributed_* embedding_init*
+    empty_unused* enable_gloo* enable_one_logger encoder_*_parallel_size encoder_num_layers
+    encoder_seq_length end_weight* eod_mask* error_inj* eval_* evidence* exit_* expert_tensor*
+    finetune fp8_* full_validation glu_linear* head_lr* hysteresis ict_* img_* indexer*
+    inference_* init_method* initial_loss* iter_per* iterations* kill_switch* kv_lora* lazy_mpu*
+    legacy_tok* load local_rank log_* log_optimizer* logging* loss_scale* lr lr_* mamba_*
+    manual_gc* mask_* master_* max_position* max_tokens_to* mem*snapshot* merge_file min_loss*
+    min_lr mmap_* mock_data moe_* mscale* mtp_loss* muon_* nccl_comm* nnodes no_check*
+    no_create_att* no_load* no_log* no_mmap* no_pipeline* no_position_emb* no_query_key*
+    no_save* node_rank non_persistent* norm_epsilon nproc_per_node num_channels num_classes
+    num_dataset* num_layers_at_* num_workers one_logger* original_max* output_bert*
+    overlap_p2p_comm* override_opt* params_dtype patch_dim patch_tok* per_split* perform_init*
     pretrained_ck* profile* q_lora* qk_head* qk_pos* query_in* rank rdzv_* record_mem* renorm*
-    rerun* reset_* result_rej* retriever* retro_* rope_scaling_factor rotary_base rotary_inter* rotary_scaling*
-    rotary_seq* sample_rate save save_* seed sgd_* short_seq* skip* split start_weight* straggler*
-    swin_* tensorboard* test_* tiktoken* timing_log* titles_* tokenizer_* trace* train_*
-    use_checkpoint* use_cpu_init* use_dist_ckpt* use_mcore* use_mpi use_mp_args* use_one_sent*
-    use_persist* use_pytorch* use_rope_scaling use_token* v_head* valid_* vision_* vocab_extra*
-    vocab_file wandb* weight_decay* yaml_cfg yarn_* zero_*
+    rerun* reset_* result_rej* retriever* retro_* rope_scaling_factor rotary_base rotary_inter*
+    rotary_scaling* rotary_seq* sample_rate save save_* seed sgd_* short_seq* skip* split
+    start_weight* straggler* swin_* tensorboard* test_* tiktoken* timing_log* titles_*
+    tokenizer_* torch_fsdp2* tp_comm_* trace* train_* transformer_pipeline* use_checkpoint*
+    use_cpu_init* use_dist_ckpt* use_mcore* use_mp_args* use_mpi use_one_sent* use_persist*
+    use_pytorch* use_rope_scaling use_token* v_head* valid_* vision_* vocab_extra* vocab_file
+    wandb* weight_decay* yaml_cfg yarn_* zero_*
 """.split()
 """Patterns of arguments that influence neither time nor memory of a dense model's step."""
 
@@ -92,16 +98,17 @@ def read_dump(text: str, dump: str) -> dict[str, Any]:
 
 
 def read_commands(
-    text: str, variables: Mapping[str, list[str]]
+    text: str, variables: Mapping[str, list[str]], folder: Path | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments of a script's last training command, and what could not be decided.
 
-    `variables` are those of the environment and, by number, the script's arguments.
+    `variables` are those of the environment and, by number, the script's arguments; `folder` has
+    the files that it sources.
     """
     batch = _sbatch(text)
     if keys := _YAML.findall(text):  # options as keys of YAML
         text = " ".join(f"{name} {value}" for name, value in keys)
-    script = read_script(text, {**_slurm(batch), **variables})
+    script = read_script(text, {**_slurm(batch), **variables}, folder=folder)
     found = [words for words in script.commands if _marks(words)]
     found = [words for words in found if words[0] != "echo"] or found
     if not found:  # a file that only sets variables
@@ -117,12 +124,17 @@ def read_commands(
         script.undecided.append(f"the mask of {words[ends[0]]} (planned as a causal decoder)")
     if "world_size" not in values and (size := _world_size(launched)):
         values["world_size"] = size
-    return values, [*script.undecided, *(f"options in {word}" for word in unknown)]
+    sources = [f"source {word}" for word in script.unread if not _ENVIRONMENT.search(word)]
+    options = [f"options in {word}" for word in unknown]
+    return values, [*script.undecided, *options, *sources]
 
 
-def is_megatron(text: str) -> bool:
-    """Return whether a text has arguments of Megatron-LM."""
-    return any(mark in text for mark in MARKS)
+def is_megatron(text: str, folder: Path | None = None) -> bool:
+    """Return whether a script has arguments of Megatron-LM, or sources a file that has them."""
+    if any(mark in text for mark in MARKS):
+        return True
+    sources = re.search(r"^\s*(?:source|\.)\s", text, re.MULTILINE)
+    return bool(sources) and any(map(_marks, read_script(text, folder=folder).commands))
 
 
 def _marks(words: Sequence[str]) -> bool:
@@ -217,8 +229,11 @@ def read_arguments(
     _engine(reading)
     _states(reading)
     _recompute(reading)
-    reading.nearly(_SMALL_STATES, "planned with states and sums in fp32, which take more memory")
-    reading.nearly(_KERNELS, "planned with the kernels and the order of the engine")
+    small = "planned with states and sums in fp32, which take more memory"
+    reading.nearly(_SMALL_STATES, small, "torch.float32", "fp32")
+    kernels = "planned with the kernels and the order of the engine"
+    reading.nearly(_KERNELS, kernels, "native", "0", "vanilla")
+    reading.nearly("outer_dp_sharding_strategy", "planned with one copy of the states", "no_shard")
     reading.nearly("fp8 fp8_format fp8_param_gather", "planned in 16 bits, so it may be faster")
     reading.nearly("tp_comm_overlap", "the plan overlaps no messages between tensor ranks")
     reading.nearly("rampup_batch_size", "the plan is for the final batch")
@@ -346,7 +361,7 @@ def _known_vocabulary(reading: Reading, tokenizer: str) -> int | None:
     """Return the usual size of a tokenizer's vocabulary, and note that it is assumed."""
     patch = str(reading.get("patch_tokenizer_type", ""))
     file = str(reading.values.get("vocab_file") or "")
-    if not tokenizer and not patch and "gpt2" in file:
+    if not tokenizer and not patch and ("gpt2" in file or "$" in file):
         tokenizer = "GPT2BPETokenizer"  # the default of pretrain_gpt.py
     size = TOKENIZERS.get(patch) or TOKENIZERS.get(tokenizer)
     if tokenizer == "GPT2BPETokenizer" and file and "gpt2" not in file and "$" not in file:

@@ -1,7 +1,7 @@
 """Read the words of the commands of a bash script, without running it.
 
 Variables, arrays, `+=`, line continuations, integer arithmetic, default values (`${X:-1}`), and
-`if` and `case` on known values are followed. A variable that nothing sets counts as empty where a
+`if`, `case`, functions and sourced files on known values are followed. A variable that nothing sets counts as empty where a
 script asks for it (`[ -z "$X" ]`). Else what only the shell that runs the script knows, such as `$1`
 or `$(hostname)`, stays in a word as it is written. A loop is read once, with its last value.
 """
@@ -10,9 +10,10 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import dropwhile
+from pathlib import Path
 
 # lengths are bounded, so that no text takes quadratic time
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
@@ -53,6 +54,10 @@ _COMPARED: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
+Command = tuple[str, list[str]]
+"""The operator before a command, and its raw words."""
+
+
 @dataclass
 class Script:
     """The commands of a script, with the values of its variables put in."""
@@ -61,6 +66,12 @@ class Script:
     variables: dict[str, list[str]] = field(default_factory=dict)
     undecided: list[str] = field(default_factory=list)
     """Conditions that depend on something unknown; the commands below them are left out."""
+    unread: list[str] = field(default_factory=list)
+    """Files that it sources and that were not found."""
+    folder: Path | None = None
+    """Where files are looked for that it sources."""
+    functions: dict[str, list[Command]] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -77,13 +88,36 @@ class _Branch:
     """Those of the next branch of a `case`, while they are read."""
 
 
-def read_script(text: str, variables: dict[str, list[str]] | None = None, depth: int = 0) -> Script:
-    """Read a script; `variables` are known from outside."""
-    script = Script(variables=variables or {})
+def read_script(
+    text: str,
+    variables: dict[str, list[str]] | None = None,
+    depth: int = 0,
+    folder: Path | None = None,
+) -> Script:
+    """Read a script; `variables` are known from outside, sourced files are in `folder`."""
+    script = Script(variables=variables or {}, folder=folder)
+    _read(text, script, depth)
+    if not any(word.startswith("--") for words in script.commands for word in words):
+        for name in [name for name in script.functions if name not in script.called]:
+            _read_commands(script.functions[name], script, depth)  # a file of functions
+    return script
+
+
+def _read(text: str, script: Script, depth: int) -> None:
     text = _ARITHMETIC_TEST.sub(r"\1 [ $((\2)) -ne 0 ]", text)
+    _read_commands(list(_simple_commands(text)), script, depth)
+
+
+def _read_commands(commands: Sequence[Command], script: Script, depth: int) -> None:
     branches: list[_Branch] = []
-    condition: list[tuple[str, list[str]]] | None = None
-    for joiner, words in _simple_commands(text):
+    condition: list[Command] | None = None
+    place = 0
+    while place < len(commands):
+        joiner, words = commands[place]
+        if after := _defined(commands, place, script):
+            place = after
+            continue
+        place += 1
         first = words[0] if words else ""
         if _reads_case(joiner, words, branches, script):
             continue
@@ -105,7 +139,70 @@ def read_script(text: str, variables: dict[str, list[str]] | None = None, depth:
             _run(words, script, depth)
         elif condition is None:
             _note_unknown(words, branches, script)
-    return script
+
+
+def _defined(commands: Sequence[Command], place: int, script: Script) -> int:
+    """Keep the function that is defined at a place; return the place after it, or 0."""
+    words = commands[place][1]
+    named = len(words) > 1 and words[0] == "function"
+    if not named and (len(words) != 1 or [one[0] for one in commands[place + 1 :][:2]] != ["(", ")"]):
+        return 0
+    name, rest = words[1] if named else words[0], list(words[2:]) if named else []
+    at, depth = place + 1, 0
+    body: list[Command] = []
+    while at < len(commands) and not rest:  # to the opening brace
+        rest, at = list(commands[at][1]), at + 1
+    if rest[:1] != ["{"]:
+        return 0
+    body.append(("\n", rest[1:]))
+    for at in range(at, len(commands)):
+        first = (commands[at][1] or [""])[0]
+        depth += (first == "{") - (first == "}")
+        if depth < 0:
+            break
+        body.append(commands[at])
+    script.functions[name] = body
+    return at + 1
+
+
+def _call(words: Sequence[str], script: Script, depth: int) -> None:
+    """Read the body of a function with its arguments."""
+    script.called.add(words[0])
+    outer = {name: value for name, value in script.variables.items() if not name.isidentifier()}
+    _set_arguments(words[1:], script)
+    _read_commands(script.functions[words[0]], script, depth + 1)
+    _set_arguments([], script)
+    script.variables |= outer
+
+
+def _printed(words: Sequence[str], script: Script, depth: int) -> list[str]:
+    """Return what a function prints by its last `echo`."""
+    inner = replace(script, commands=[], variables=dict(script.variables))
+    script.called.add(words[0])
+    _call(words, inner, depth + 1)
+    printed = [command[1:] for command in inner.commands if command[0] == "echo"]
+    return [" ".join(printed[-1])] if printed else []
+
+
+def _set_arguments(words: Sequence[str], script: Script) -> None:
+    for name in [name for name in script.variables if not name.isidentifier()]:
+        del script.variables[name]
+    script.variables |= {str(index): [word] for index, word in enumerate(words, 1)}
+    script.variables |= {"@": list(words), "*": list(words), "#": [str(len(words))]}
+
+
+def _source(word: str, script: Script, depth: int) -> None:
+    """Read a file that is sourced, if it lies below the folder of the script."""
+    below = re.sub(r"^.*[$`)}\w]*[)}`]/|^\$\w+/", "", word)
+    file = (script.folder or Path()) / below
+    try:
+        text = file.read_text() if script.folder and file.stat().st_size < LONGEST else ""
+    except (OSError, ValueError):
+        text = ""
+    if text:
+        _read(text, script, depth + 1)
+    else:
+        script.unread.append(word)
 
 
 def _enter(
@@ -218,6 +315,9 @@ def _run(words: Sequence[str], script: Script, depth: int) -> None:
         rest = rest[1:]
     if words and words[0] in _DECLARES:
         return
+    if rest[:1] in (["source"], ["."]) and len(rest) > 1 and depth < DEEPEST:
+        _source(" ".join(_expanded(rest[1], script, splits=False)), script, depth)
+        return
     command: list[str] = []
     for word in rest:
         parts = _expanded(word, script)
@@ -225,7 +325,12 @@ def _run(words: Sequence[str], script: Script, depth: int) -> None:
             inner = re.search(r"\s--\w", part) and depth < 3
             nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
             command += [each for words in nested.commands for each in words] or [part]
-    if command:
+    if command[:1] == ["shift"] and "@" in script.variables:
+        count = int(command[1]) if command[1:2] and command[1].isdecimal() else 1
+        _set_arguments(script.variables["@"][count:], script)
+    elif command and command[0] in script.functions and depth < DEEPEST:
+        _call(command, script, depth)
+    elif command:
         script.commands.append(command[:MOST_WORDS])
 
 
@@ -239,7 +344,7 @@ def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0)
             splits_it = splits and values != [piece["variable"]]
             parts = [part for value in values for part in (value.split() if splits_it else [value])]
         elif piece["quoted"] is not None:
-            if re.fullmatch(r"\$\{\w+\[@\]\}", piece["quoted"]):
+            if re.fullmatch(r"\$\{\w+\[@\]\}|\$@|\$\{@\}", piece["quoted"]):
                 parts = _values(piece["quoted"], script, depth)
             else:
                 parts = [" ".join(_expanded_quotes(piece["quoted"], script, depth))]
@@ -269,9 +374,14 @@ def _values(reference: str, script: Script, depth: int) -> list[str]:
     """Return the values of `$X`, `${X:-1}`, `${X[@]}` or `$((X * 2))`; unknown ones unchanged."""
     if depth > DEEPEST:
         return [reference]
+    if re.match(r"`\s*#", reference):  # a comment within a command
+        return []
     if reference.startswith("$(("):
         number = _calculated(reference[3:-2], script)
         return [reference if number is None else str(number)]
+    called = re.fullmatch(r"\$\(\s*(\w+)([^()|;]*)\)", reference, re.DOTALL)
+    if called and called[1] in script.functions:
+        return _printed([called[1], *_expanded(called[2], script, depth=depth + 1)], script, depth)
     found = _PARAMETER.fullmatch(reference)
     if found is None:
         return [reference]
