@@ -31,6 +31,8 @@ FORMATS = (
     "JSON file"
 )
 MODEL_CONFIG = "config.json"
+_ARGUMENT = re.compile(r"^\s*(?:export )?\w+=[\"']?\$\{?[1-9]", re.MULTILINE)
+_NEOX = re.compile(r"^\s*[\"']?(?:pipe|model)[-_]parallel[-_]size[\"']?\s*:", re.MULTILINE)
 
 
 def started(command: str) -> tuple[Path, dict[str, list[str]]]:
@@ -77,6 +79,8 @@ def read_run(
             return megatron_arguments.read_arguments(values, path.name, given, ranks, dumped=True)
     if len(text) > LARGEST_FILE:
         raise _unknown(path, f"more than {LARGEST_FILE} bytes, and no arguments of Megatron-LM")
+    if _NEOX.search(text):
+        raise _unknown(path, "a configuration of GPT-NeoX, which is not read")
     content, problem = _parsed(text)
     if content is not None:
         if deepspeed_json.is_deepspeed(content):
@@ -88,12 +92,13 @@ def read_run(
     if problem is None and megatron_arguments.is_megatron(text, path.parent):
         values, undecided = megatron_arguments.read_commands(text, variables or {}, path.parent)
         run = megatron_arguments.read_arguments(values, path.name, given, ranks, dumped=False)
-        _note_undecided(run, text, undecided, path.name)
+        has_arguments = _ARGUMENT.search(text) and not (variables and "@" in variables)
+        _note_undecided(run, undecided, path.name, bool(has_arguments))
         return run
     raise _unknown(path, problem or _kind(path, text))
 
 
-def _note_undecided(run: ForeignRun, text: str, undecided: list[str], name: str) -> None:
+def _note_undecided(run: ForeignRun, undecided: list[str], name: str, has_arguments: bool) -> None:
     """Note what a script leaves open, and how to give it."""
     if undecided:
         shown = "; ".join(undecided[:MOST_UNDECIDED])
@@ -101,7 +106,7 @@ def _note_undecided(run: ForeignRun, text: str, undecided: list[str], name: str)
         rest = f"; and {more} more" if more > 0 else ""
         run.notes.append(f"not known here, so what depends on it is left out: {shown}{rest}")
     if run.missing or not all(re.search(r"\[ -[def] ", each) for each in undecided):
-        if re.search(r"^\s*(?:export )?\w+=[\"']?\$\{?[1-9]", text, re.MULTILINE):
+        if has_arguments:
             how = f"--from '{name} ARGUMENT ...'"
             run.notes.append(f"the script has arguments; give them as to the shell: {how}")
         elif undecided or "$" in " ".join(run.missing.values()):
@@ -110,8 +115,6 @@ def _note_undecided(run: ForeignRun, text: str, undecided: list[str], name: str)
 
 def _kind(path: Path, text: str) -> str:
     """Return what a file seems to be."""
-    if re.search(r"^\s*[\"']?(?:pipe|model)[-_]parallel[-_]size", text, re.MULTILINE):
-        return "a configuration of GPT-NeoX, which is not read"
     kinds = {".yaml": "a YAML file", ".yml": "a YAML file", ".py": "a Python program"}
     if path.suffix in kinds:
         return f"{kinds[path.suffix]}, which is not read"

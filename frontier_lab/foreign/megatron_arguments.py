@@ -203,6 +203,8 @@ def _world_size(launched: Mapping[str, Any]) -> int | None:
     each = _digits(launched, "nproc_per_node", "num_gpus", "npernode", "ppn")
     if each is None:  # one task of a node may start a process for each GPU
         each = gpus if gpus and tasks in (None, 1) else tasks
+    elif "nproc_per_node" in launched and nodes is None and "nnodes" not in launched:
+        nodes = 1  # the default of torchrun
     total = _digits(launched, "np", "ntasks", "n", "gpus", "G")
     return nodes * each if nodes and each else total
 
@@ -253,7 +255,9 @@ def _layout(reading: Reading) -> int:
     """Read sizes of groups and batches; return the number of tensor ranks."""
     tensor: int = reading.whole("tensor_model_parallel_size", "parallel.tensor", 1)
     stages = reading.whole("pipeline_model_parallel_size", "parallel.pipeline", 1)
-    context = reading.whole("context_parallel_size", "parallel.context", 1)
+    ulysses = reading.integer("ds_sequence_parallel_size", 1)
+    reading.nearly("ds_sequence_parallel_size", "planned as context parallelism", "1", 1)
+    context = reading.whole("context_parallel_size", "parallel.context", ulysses)
     sequence = reading.flag("sequence_parallel") and tensor > 1
     reading.means("sequence_parallel", {"parallel.sequence": sequence})
     data = reading.data_ranks(tensor, stages, context)

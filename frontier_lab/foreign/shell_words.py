@@ -145,7 +145,9 @@ def _defined(commands: Sequence[Command], place: int, script: Script) -> int:
     """Keep the function that is defined at a place; return the place after it, or 0."""
     words = commands[place][1]
     named = len(words) > 1 and words[0] == "function"
-    if not named and (len(words) != 1 or [one[0] for one in commands[place + 1 :][:2]] != ["(", ")"]):
+    if not named and (
+        len(words) != 1 or [one[0] for one in commands[place + 1 :][:2]] != ["(", ")"]
+    ):
         return 0
     name, rest = words[1] if named else words[0], list(words[2:]) if named else []
     at, depth = place + 1, 0
@@ -219,9 +221,7 @@ def _enter(
             last.unknown = f"if {text[:80]}"
 
 
-def _reads_case(
-    joiner: str, words: Sequence[str], branches: list[_Branch], script: Script
-) -> bool:
+def _reads_case(joiner: str, words: Sequence[str], branches: list[_Branch], script: Script) -> bool:
     """Read `case X in`, or patterns of its branches; return whether the words are read."""
     last = branches[-1] if branches else None
     if words[:1] == ["case"] and len(words) > 2 and words[2] == "in":
