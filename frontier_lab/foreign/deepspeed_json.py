@@ -13,7 +13,8 @@ from frontier_llm.errors import ConfigError, DataError
 KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
 """Keys of which a DeepSpeed configuration has at least one."""
 IGNORED = """
-    _* comment* activation_checkpointing.profile aio* autotuning* bf16.check* bf16.loss_scale* checkpoint*
+    _* comment*
+    activation_checkpointing.profile aio* autotuning* bf16.check* bf16.loss_scale* checkpoint*
     comet* comms_logger* compression_training* csv_monitor* data_efficiency* dump_state
     elasticity* flops_profiler* fp16.auto_cast fp16.consecutive_hysteresis fp16.hysteresis
     fp16.initial_scale_power fp16.loss_scale* fp16.min_loss_scale fp8.* gradient_clipping

@@ -31,8 +31,8 @@ FORMATS = (
     "JSON file"
 )
 MODEL_CONFIG = "config.json"
-_ARGUMENT = re.compile(r"^\s*(?:export )?\w+=[\"']?\$\{?[1-9]", re.MULTILINE)
-_NEOX = re.compile(r"^\s*[\"']?(?:pipe|model)[-_]parallel[-_]size[\"']?\s*:", re.MULTILINE)
+_ARGUMENT = re.compile(r"^[ \t]*(?:export )?\w+=[\"']?\$\{?[1-9]", re.MULTILINE)
+_NEOX = re.compile(r"^[ \t]*[\"']?(?:pipe|model)[-_]parallel[-_]size[\"']?[ \t]*:", re.MULTILINE)
 
 
 def started(command: str) -> tuple[Path, dict[str, list[str]]]:
@@ -118,7 +118,7 @@ def _kind(path: Path, text: str) -> str:
     kinds = {".yaml": "a YAML file", ".yml": "a YAML file", ".py": "a Python program"}
     if path.suffix in kinds:
         return f"{kinds[path.suffix]}, which is not read"
-    sources = re.findall(r"^\s*(?:source|\.)\s+(\S+)", text, re.MULTILINE)
+    sources = re.findall(r"^[ \t]*(?:source|\.)[ \t]+(\S{1,200})", text, re.MULTILINE)
     if text.startswith("#!") or sources:
         names = f"; it sources {', '.join(sources)[:200]}" if sources else ""
         return f"a script that names no arguments of Megatron-LM itself{names}"

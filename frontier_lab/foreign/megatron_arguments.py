@@ -15,7 +15,7 @@ from frontier_llm.errors import ConfigError
 MARKS = {"--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--hidden-size"}
 """Arguments by which a command is recognised."""
 DUMP = re.compile(r"-{8,} arguments -{8,}(.*?)-{8,} end of arguments", re.DOTALL)
-_YAML = re.compile(r"^\s*(--[\w-]+):[ \t]+(.*?)[ \t]*(?:[ \t]#.*)?$", re.MULTILINE)
+_YAML = re.compile(r"^[ \t]*(--[\w-]+):[ \t](.{0,400}?)[ \t]{0,9}(?:[ \t]#.*)?$", re.MULTILINE)
 _ENVIRONMENT = re.compile(r"(?:activate|modules\.sh|conda\.sh|bashrc|profile)$|^<?$")
 """Files that scripts source, in which no arguments are expected."""
 _DUMPED = re.compile(r"(?:^|[\s>:\]])\s*(\w+) (\.{2,}|) ?(.*)$")
@@ -133,7 +133,7 @@ def is_megatron(text: str, folder: Path | None = None) -> bool:
     """Return whether a script has arguments of Megatron-LM, or sources a file that has them."""
     if any(mark in text for mark in MARKS):
         return True
-    sources = re.search(r"^\s*(?:source|\.)\s", text, re.MULTILINE)
+    sources = re.search(r"^[ \t]*(?:source|\.)[ \t]", text, re.MULTILINE)
     return bool(sources) and any(map(_marks, read_script(text, folder=folder).commands))
 
 

@@ -1,9 +1,10 @@
 """Read the words of the commands of a bash script, without running it.
 
-Variables, arrays, `+=`, line continuations, integer arithmetic, default values (`${X:-1}`), and
-`if`, `case`, functions and sourced files on known values are followed. A variable that nothing sets counts as empty where a
-script asks for it (`[ -z "$X" ]`). Else what only the shell that runs the script knows, such as `$1`
-or `$(hostname)`, stays in a word as it is written. A loop is read once, with its last value.
+Variables, arrays, `+=`, line continuations, integer arithmetic and default values (`${X:-1}`) are
+followed, and so are `if` and `case` on known values, functions and sourced files. A variable that
+nothing sets counts as empty where a script asks for it (`[ -z "$X" ]`). Else what only the shell
+that runs the script knows, such as `$1` or `$(hostname)`, stays in a word as it is written. A loop
+is read once, with its last value.
 """
 
 import ast
@@ -40,8 +41,9 @@ _ARITHMETIC_TEST = re.compile(r"\b((?:el)?if)[ \t]*\(\(([^()\n]{1,200})\)\)")
 _SEPARATORS = {"\n", ";", "&&", "||", "|", "&", ";;", "(", ")"}
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
 _SKIPPED = {"then", "do", "else", "fi", "esac", "done", "{", "}", "!", "time", "exec", "eval"}
-MOST_WORDS, LONGEST, DEEPEST = 50_000, 1_000_000, 20
-"""Limits of the words of a variable, of its characters, and of variables within each other."""
+MOST_WORDS, LONGEST, DEEPEST, MOST_CALLS = 50_000, 1_000_000, 20, 500
+"""Limits of the words of a variable, of its characters, of variables and calls within each other,
+and of all calls."""
 _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -71,7 +73,8 @@ class Script:
     folder: Path | None = None
     """Where files are looked for that it sources."""
     functions: dict[str, list[Command]] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    """Functions and files in the order in which they were read."""
 
 
 @dataclass
@@ -98,7 +101,7 @@ def read_script(
     script = Script(variables=variables or {}, folder=folder)
     _read(text, script, depth)
     if not any(word.startswith("--") for words in script.commands for word in words):
-        for name in [name for name in script.functions if name not in script.called]:
+        for name in [name for name in script.functions if name not in script.calls]:
             _read_commands(script.functions[name], script, depth)  # a file of functions
     return script
 
@@ -114,13 +117,11 @@ def _read_commands(commands: Sequence[Command], script: Script, depth: int) -> N
     place = 0
     while place < len(commands):
         joiner, words = commands[place]
-        if after := _defined(commands, place, script):
-            place = after
+        after = _defined(commands, place, script)
+        place = after or place + 1
+        if after or _reads_case(joiner, words, branches, script):
             continue
-        place += 1
         first = words[0] if words else ""
-        if _reads_case(joiner, words, branches, script):
-            continue
         if first in ("if", "elif"):
             branches += [_Branch()] if first == "if" else []
             if branches and branches[-1].taken:
@@ -133,43 +134,50 @@ def _read_commands(commands: Sequence[Command], script: Script, depth: int) -> N
             condition = None
         if first in ("fi", "esac"):
             branches = branches[:-1]
-        if condition is None and all(branch.taken for branch in branches):
-            while words and words[0] in _SKIPPED:
-                words = words[1:]
-            _run(words, script, depth)
-        elif condition is None:
-            _note_unknown(words, branches, script)
+        if condition is None:
+            _run_if_taken(words, branches, script, depth)
+
+
+def _run_if_taken(
+    words: Sequence[str], branches: Sequence[_Branch], script: Script, depth: int
+) -> None:
+    """Run a command; or note an unknown condition above it, if it sets or gives something."""
+    if all(branch.taken for branch in branches):
+        _run(list(dropwhile(_SKIPPED.__contains__, words)), script, depth)
+        return
+    unknown = next((each.unknown for each in branches if each.unknown), "")
+    matters = any(_ASSIGNMENT.fullmatch(word) or word.startswith("--") for word in words)
+    if unknown and matters and unknown not in script.undecided:
+        script.undecided.append(unknown)
 
 
 def _defined(commands: Sequence[Command], place: int, script: Script) -> int:
     """Keep the function that is defined at a place; return the place after it, or 0."""
     words = commands[place][1]
     named = len(words) > 1 and words[0] == "function"
-    if not named and (
-        len(words) != 1 or [one[0] for one in commands[place + 1 :][:2]] != ["(", ")"]
-    ):
+    operators = [joiner for joiner, _ in commands[place + 1 : place + 3]]
+    if not named and (len(words) != 1 or operators != ["(", ")"]):
         return 0
-    name, rest = words[1] if named else words[0], list(words[2:]) if named else []
-    at, depth = place + 1, 0
-    body: list[Command] = []
+    name, rest, at = words[named], words[2:], place + 1
     while at < len(commands) and not rest:  # to the opening brace
-        rest, at = list(commands[at][1]), at + 1
+        rest, at = commands[at][1], at + 1
     if rest[:1] != ["{"]:
         return 0
-    body.append(("\n", rest[1:]))
-    for at in range(at, len(commands)):
+    body, depth = [("\n", rest[1:])], 1
+    while at < len(commands) and depth:
         first = (commands[at][1] or [""])[0]
         depth += (first == "{") - (first == "}")
-        if depth < 0:
-            break
         body.append(commands[at])
+        at += 1
     script.functions[name] = body
-    return at + 1
+    return at
 
 
 def _call(words: Sequence[str], script: Script, depth: int) -> None:
     """Read the body of a function with its arguments."""
-    script.called.add(words[0])
+    script.calls.append(words[0])
+    if len(script.calls) > MOST_CALLS:
+        return
     outer = {name: value for name, value in script.variables.items() if not name.isidentifier()}
     _set_arguments(words[1:], script)
     _read_commands(script.functions[words[0]], script, depth + 1)
@@ -180,7 +188,6 @@ def _call(words: Sequence[str], script: Script, depth: int) -> None:
 def _printed(words: Sequence[str], script: Script, depth: int) -> list[str]:
     """Return what a function prints by its last `echo`."""
     inner = replace(script, commands=[], variables=dict(script.variables))
-    script.called.add(words[0])
     _call(words, inner, depth + 1)
     printed = [command[1:] for command in inner.commands if command[0] == "echo"]
     return [" ".join(printed[-1])] if printed else []
@@ -195,10 +202,11 @@ def _set_arguments(words: Sequence[str], script: Script) -> None:
 
 def _source(word: str, script: Script, depth: int) -> None:
     """Read a file that is sourced, if it lies below the folder of the script."""
-    below = re.sub(r"^.*[$`)}\w]*[)}`]/|^\$\w+/", "", word)
-    file = (script.folder or Path()) / below
+    file = (script.folder or Path()) / re.sub(r"^.{0,200}[)}`]/|^\$\w+/", "", word[:500])
+    script.calls.append(word)
+    reads = script.folder and len(script.calls) < MOST_CALLS
     try:
-        text = file.read_text() if script.folder and file.stat().st_size < LONGEST else ""
+        text = file.read_text() if reads and file.stat().st_size < LONGEST else ""
     except (OSError, ValueError):
         text = ""
     if text:
@@ -247,14 +255,6 @@ def _reads_case(joiner: str, words: Sequence[str], branches: list[_Branch], scri
     return False
 
 
-def _note_unknown(words: Sequence[str], branches: Sequence[_Branch], script: Script) -> None:
-    """Note an unknown condition below which a variable would be set or an option be given."""
-    unknown = next((each.unknown for each in branches if each.unknown), "")
-    matters = any(_ASSIGNMENT.fullmatch(word) or word.startswith("--") for word in words)
-    if unknown and matters and unknown not in script.undecided:
-        script.undecided.append(unknown)
-
-
 def _simple_commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the raw words of each command, and the operator before it; arrays are one word."""
     joiner, words, place = "\n", list[str](), 0
@@ -291,14 +291,42 @@ def _run(words: Sequence[str], script: Script, depth: int) -> None:
     """Assign variables, or append a command with expanded words."""
     rest = list(words)
     if rest[:1] == ["for"] and rest[2:3] == ["in"]:
-        values = [part for word in rest[3:] for part in _expanded(word, script)]
-        script.variables[rest[1]] = values[-1:] or [""]
-        if len(values) > 1:
-            text = f"for {rest[1]} in {' '.join(values)[:60]}"
-            script.undecided.append(f"{text} (planned with its last value)")
+        _loop(rest, script)
         return
     if rest and rest[0] in _DECLARES:
         rest = list(dropwhile(lambda word: word.startswith("-"), rest[1:]))
+    rest = _assign(rest, script)
+    if words and words[0] in _DECLARES:
+        return
+    if rest[:1] in (["source"], ["."]) and len(rest) > 1 and depth < DEEPEST:
+        _source(" ".join(_expanded(rest[1], script, splits=False)), script, depth)
+        return
+    command: list[str] = []
+    for part in (part for word in rest for part in _expanded(word, script)):
+        inner = re.search(r"\s--\w", part) and depth < 3
+        nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
+        command += [each for words in nested.commands for each in words] or [part]
+    if command[:1] == ["shift"] and "@" in script.variables:
+        count = int(command[1][:3]) if command[1:2] and command[1].isdecimal() else 1
+        _set_arguments(script.variables["@"][count:], script)
+    elif command and command[0] in script.functions and depth < DEEPEST:
+        _call(command, script, depth)
+    elif command:
+        script.commands.append(command[:MOST_WORDS])
+
+
+def _loop(words: Sequence[str], script: Script) -> None:
+    """Set the variable of `for X in ...` to its last value."""
+    values = [part for word in words[3:] for part in _expanded(word, script)]
+    script.variables[words[1]] = values[-1:] or [""]
+    if len(values) > 1:
+        text = f"for {words[1]} in {' '.join(values)[:60]}"
+        script.undecided.append(f"{text} (planned with its last value)")
+
+
+def _assign(words: Sequence[str], script: Script) -> list[str]:
+    """Assign the variables at the beginning of a command; return its other words."""
+    rest = list(words)
     while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
         name, adds, value = found.groups()
         if rest[1:2] == ["("]:
@@ -313,25 +341,7 @@ def _run(words: Sequence[str], script: Script, depth: int) -> None:
             text = " ".join(script.variables.get(name, [])) + text
         script.variables[name] = [text[:LONGEST]]
         rest = rest[1:]
-    if words and words[0] in _DECLARES:
-        return
-    if rest[:1] in (["source"], ["."]) and len(rest) > 1 and depth < DEEPEST:
-        _source(" ".join(_expanded(rest[1], script, splits=False)), script, depth)
-        return
-    command: list[str] = []
-    for word in rest:
-        parts = _expanded(word, script)
-        for part in parts:
-            inner = re.search(r"\s--\w", part) and depth < 3
-            nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
-            command += [each for words in nested.commands for each in words] or [part]
-    if command[:1] == ["shift"] and "@" in script.variables:
-        count = int(command[1]) if command[1:2] and command[1].isdecimal() else 1
-        _set_arguments(script.variables["@"][count:], script)
-    elif command and command[0] in script.functions and depth < DEEPEST:
-        _call(command, script, depth)
-    elif command:
-        script.commands.append(command[:MOST_WORDS])
+    return rest
 
 
 def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0) -> list[str]:

@@ -50,8 +50,9 @@ IGNORED = """
     optimizer.implementation optimizer.lr optimizer.weight_decay
     parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
     parallelism.expert_tensor_parallel_degree dataset.* model.norm_type
-    activation_checkpoint.selective_ac_option profiling.* quantize.* training.data.* training.dataset*
-    training.deterministic training.gc_* training.max_norm training.seed training.steps
+    activation_checkpoint.selective_ac_option profiling.* quantize.* training.data.*
+    training.dataset* training.deterministic
+    training.gc_* training.max_norm training.seed training.steps
     training.warmup_steps validation.*
 """.split()
 """Patterns of keys that influence neither time nor memory of a step, or only through a converter of

@@ -1,10 +1,10 @@
-"""Scripts as people write them: batch variables, functions, arguments, sourced files, open values."""
+"""Scripts as people write them: batch variables, functions, arguments, files, open values."""
 
 import pytest
 
 from frontier_lab.commands import plan
 from frontier_lab.foreign.files import read_run, started
-from frontier_lab.foreign.shell_words import read_script
+from frontier_lab.foreign.shell_words import MOST_CALLS, read_script
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import ConfigError
 from tests.foreign.test_foreign_readings import DEEPSPEED, TITAN, _has, _read
@@ -58,6 +58,14 @@ def test_what_is_open_is_noted_only_if_it_matters():
     assert read_script("if [ -f $F ]; then A=1; fi").undecided == ["if [ -f $F ]"]
     assert read_script("case $M in a) A=1;; b) A=2;; esac\nf $A").undecided == ["case $M"]
     assert "last value" in read_script("for N in 1 2; do f; done").undecided[0]
+
+
+def test_scripts_that_call_themselves_end(tmp_path):
+    assert MOST_CALLS < len(read_script("f() { f; f; }\nf x").calls) < 2 * MOST_CALLS
+    (tmp_path / "a.sh").write_text("source a.sh\n" * 9)
+    assert read_script("source a.sh\ng", folder=tmp_path).commands == [["g"]]
+    run = _read(tmp_path, "\n" * 200_000 + f"--x: {' ' * 50_000}y\npython x.py {SIZES}")
+    assert "model.layers" in run.missing  # it is read as YAML
 
 
 def test_sourced_files_beside_the_script_are_read(tmp_path):
@@ -130,7 +138,8 @@ def test_variables_of_unknown_value_take_no_option_from_the_plan(tmp_path):
 
 
 def test_line_ends_of_other_systems_and_options_of_yaml(tmp_path):
-    text = "A=(\n --num-layers 8  # depth\n # --bf16\n --fp16\n)\ntorchrun x.py ${A[@]} \\\n --swiglu\n"
+    array = "A=(\n --num-layers 8  # depth\n # --bf16\n --fp16\n)\n"
+    text = f"{array}torchrun x.py ${{A[@]}} \\\n --swiglu\n"
     for script in (text, text.replace("\n", "\r\n")):
         (tmp_path / "run").write_bytes(script.encode())
         run = read_run(tmp_path / "run", None, {})
@@ -167,7 +176,8 @@ def test_the_vocabulary_of_a_tokenizer(tmp_path, options, vocabulary):
 
 def test_options_that_only_megatron_deepspeed_has(tmp_path):
     text = (f"deepspeed --num_nodes 2 --num_gpus 8 x.py {SIZES} --deepspeed --zero-stage 0 --bf16 "
-            "--normalization rmsnorm --num-key-value-heads 2 --ds-sequence-parallel-size 2")  # fmt: skip
+            "--normalization rmsnorm --num-key-value-heads 2 "
+            "--ds-sequence-parallel-size 2")  # fmt: skip
     run = _read(tmp_path, text)
     _has(run, sharding__optimizer="all", sharding__grads="1", model__norm="rmsnorm",
          model__kv_heads="2", parallel__context="2")  # fmt: skip
