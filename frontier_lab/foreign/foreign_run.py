@@ -15,7 +15,7 @@ SHOWN = 60
 """Largest number of characters of a value that is shown."""
 AUTO = "auto"
 """A value that another program fills in, such as Hugging Face's Trainer in a DeepSpeed file."""
-UNSET = (None, False, "", "None", "False", "[]", [], {})
+UNSET: tuple[Any, ...] = (None, False, "", "None", "False", "[]", [], {})
 """Values of arguments that are not in use."""
 
 

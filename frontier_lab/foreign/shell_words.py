@@ -204,7 +204,7 @@ def _source(word: str, script: Script, depth: int) -> None:
     """Read a file that is sourced, if it lies below the folder of the script."""
     file = (script.folder or Path()) / re.sub(r"^.{0,200}[)}`]/|^\$\w+/", "", word[:500])
     script.calls.append(word)
-    reads = script.folder and len(script.calls) < MOST_CALLS
+    reads = script.folder and depth < DEEPEST and len(script.calls) < MOST_CALLS
     try:
         text = file.read_text() if reads and file.stat().st_size < LONGEST else ""
     except (OSError, ValueError):
@@ -298,7 +298,7 @@ def _run(words: Sequence[str], script: Script, depth: int) -> None:
     rest = _assign(rest, script)
     if words and words[0] in _DECLARES:
         return
-    if rest[:1] in (["source"], ["."]) and len(rest) > 1 and depth < DEEPEST:
+    if rest[:1] in (["source"], ["."]) and len(rest) > 1:
         _source(" ".join(_expanded(rest[1], script, splits=False)), script, depth)
         return
     command: list[str] = []
@@ -460,8 +460,8 @@ def _joined(left: bool | None, right: bool | None, joiner: str) -> bool | None:
 def _test(words: Sequence[str]) -> bool | None:
     """Evaluate the words of `[ ... ]`; None = it is not known."""
     if words[:1] == ["!"]:
-        result = _test(words[1:])
-        return None if result is None else not result
+        other = _test(words[1:])
+        return None if other is None else not other
     if len(words) < 3 or words[0] not in ("[", "[["):
         return None
     inner = list(words[1:-1])
