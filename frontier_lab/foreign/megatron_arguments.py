@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frontier_lab.foreign.foreign_run import ForeignRun, Reading, written
-from frontier_lab.foreign.shell_words import read_script
+from frontier_lab.foreign.shell_words import read_script, split_words
 from frontier_llm.errors import ConfigError
 
 MARKS = {"--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--hidden-size"}
@@ -48,7 +48,8 @@ _KERNELS = (
     "no_overlap_p2p_communication no_async_tensor_model_parallel_allreduce no_rope_fusion "
     "no_gradient_accumulation_fusion no_masked_softmax_fusion no_bias_gelu_fusion "
     "no_bias_swiglu_fusion no_bias_dropout_fusion no_persist_layer_norm attention_softmax_in_fp32 "
-    "delay_wgrad_compute enable_cuda_graph embed_layernorm softmax_type"
+    "delay_wgrad_compute enable_cuda_graph embed_layernorm softmax_type "
+    "no_scatter_gather_tensors_in_pipeline distribute_checkpointed_activations"
 )
 _VARIANTS = (
     "multi_latent_attention hybrid_override_pattern is_hybrid_model mtp_num_layers "
@@ -146,7 +147,9 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     unknown: list[str] = []
     name = ""
-    for word in (part for each in words for part in (each.split() if "--" in each else [each])):
+    for word in (
+        part for each in words for part in (split_words(each) if "--" in each else [each])
+    ):
         if word.startswith("--") and len(word) > 2:
             name, has_value, value = word[2:].partition("=")
             name = name.replace("-", "_")
@@ -308,7 +311,7 @@ def _model(reading: Reading, tensor: int) -> None:
     heads = reading.whole("num_attention_heads", "model.heads")
     gated = reading.flag("swiglu")
     reading.means("swiglu", {"model.activation": "swiglu" if gated else "gelu"})
-    reading.nearly("squared_relu openai_gelu", "planned as gelu")
+    reading.nearly("squared_relu openai_gelu xielu", "planned as gelu")
     width = hidden and (int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden)
     reading.whole("ffn_hidden_size", "model.ffn", width)
     kv_heads = reading.integer("num_query_groups", 1, "model.kv_heads")

@@ -19,22 +19,25 @@ from pathlib import Path
 # lengths are bounded, so that no text takes quadratic time
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
 _BRACES = r"\$\{(?:[^{}\n]|\$\{[^{}\n]{0,200}\}){0,200}\}"
+_QUOTES = rf"(?:\\.|\$\({_INNER}\)|[^\"\\$]|\$(?!\())*"
+"""What double quotes may contain, with quotes within `$(...)`."""
 _TOKEN = re.compile(
     rf"""(?P<space>(?:[ \t\r]|\\\r?\n)+)
     |(?P<comment>(?<![^\s;&|()])\#[^\n]*)
     |(?P<heredoc><<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote))
     |(?P<operator>\n|;;|;|&&|\|\||\||&|\(|\)|[0-9]?[<>]+&?)
-    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\({_INNER}\)|{_BRACES}|`[^`\n]*`
+    |(?P<word>(?:\\.|'[^']*'|"{_QUOTES}"|"(?:\\.|[^"\\])*"|\$\({_INNER}\)|{_BRACES}|`[^`\n]*`
       |[^\s;&|()<>'"\\`])+)
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _PIECE = re.compile(
-    rf"""'(?P<literal>[^']*)'|"(?P<quoted>(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
+    rf"""'(?P<literal>[^']*)'|"(?P<quoted>{_QUOTES}|(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
     |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|{_BRACES}|\$(?:\w+|[@*])|`[^`\n]*`)
     |(?P<plain>[^'"\\$`]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
+_WORDS = re.compile(rf"(?:\$\({_INNER}\)|\S)+")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
 _ARITHMETIC_TEST = re.compile(r"\b((?:el)?if)[ \t]*\(\(([^()\n]{1,200})\)\)")
@@ -352,7 +355,8 @@ def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0)
         if piece["variable"] is not None:
             values = _values(piece["variable"], script, depth)
             splits_it = splits and values != [piece["variable"]]
-            parts = [part for value in values for part in (value.split() if splits_it else [value])]
+            splits_value = split_words if splits_it else lambda value: [value]
+            parts = [part for value in values for part in splits_value(value)]
         elif piece["quoted"] is not None:
             if re.fullmatch(r"\$\{\w+\[@\]\}|\$@|\$\{@\}", piece["quoted"]):
                 parts = _values(piece["quoted"], script, depth)
@@ -367,6 +371,11 @@ def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0)
                 current = None
             current = ((current or "") + part)[:LONGEST]
     return [*fields, *([] if current is None else [current])][:MOST_WORDS]
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text at blanks, but not within `$(...)`."""
+    return _WORDS.findall(text) if "$(" in text else text.split()
 
 
 def _expanded_quotes(text: str, script: Script, depth: int) -> list[str]:

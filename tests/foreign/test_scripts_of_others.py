@@ -46,6 +46,7 @@ def _planned(tmp_path, capsys, text, *given, name="run"):
         ("set_it() { N=2; }\nset_it\nf $N", ["f", "2"]),
         ("late() { f --a $N; }\nfirst() { N=2; }\n", ["f", "--a", "$N"]),
         ("f $@ x", ["f", "$@", "x"]),
+        ('A="--a $(g "$X" --b 1) --c"\nf $A', ["f", "--a", '$(g "$X" --b 1)', "--c"]),
     ],
 )  # fmt: skip
 def test_words_of_longer_scripts(script, words):
