@@ -94,7 +94,9 @@ def read_job(
     reading.nearly("training.compile compile.enable", "the engine fsdp has the speed without it")
     reading.nearly("parallelism.enable_async_tensor_parallel", "the plan overlaps no messages "
                    "between tensor ranks")  # fmt: skip
-    reading.nearly("model.converters", "planned in bf16, so it may be faster", [])
+    reading.nearly(
+        "float8.enable_float8_linear model.converters", "planned in bf16, so it may be faster", []
+    )
     return reading.finish(IGNORED)
 
 

@@ -222,8 +222,11 @@ tensor_parallel_degree = 4
 [experimental]
 pipeline_parallel_degree = 2
 [job]
+[float8]
+enable_float8_linear = true
 """
     run = _read(tmp_path, text, launch__ranks="32")
+    assert any("float8" in note for note in run.notes)
     _has(run, parallel__tensor="4", parallel__pipeline="2", data__global_batch="12")
     assert run.unknown == []
     assert "training.tensor_parallel_degree" in {row[0] for row in run.rows}
