@@ -133,8 +133,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--from", dest="foreign", metavar="FILE",
-        help="plan a run of another program: a script or log of Megatron-LM, a TOML file of "
-        "torchtitan, or a JSON file of DeepSpeed",
+        help="plan a run of another program: a script (or 'NAME=VALUE script argument') or log of "
+        "Megatron-LM, a TOML file of torchtitan, or a JSON file of DeepSpeed",
     )  # fmt: skip
     parser.add_argument(
         "--model-config", metavar="config.json",

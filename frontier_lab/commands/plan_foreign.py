@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from frontier_lab.commands.plan_measured import RANKS, candidate_of
-from frontier_lab.foreign.files import read_run
+from frontier_lab.foreign.files import read_run, started
 from frontier_lab.foreign.foreign_run import ForeignRun
 from frontier_lab.planning.search import Found, Goal, search_all
 from frontier_llm.cli.compose import groups
@@ -24,6 +24,7 @@ from frontier_llm.cli.options import write_json
 from frontier_llm.config.decode import keys, nearest
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, budget_bytes, estimate
 from frontier_llm.units import GIB, counted, format_count, format_figure
@@ -53,8 +54,9 @@ def plan_file(
     """Print what the file says, a prediction of its run, and better layouts."""
     given = _given(options.overrides)
     model = None if options.model_config is None else Path(options.model_config)
-    run = read_run(Path(options.foreign), model, given)
-    for part in _read_parts(run, Path(options.foreign).name, given):
+    file, variables = started(options.foreign)
+    run = read_run(file, model, given, variables)
+    for part in _read_parts(run, file.name, given):
         console.print(part, soft_wrap=isinstance(part, str))
     _refuse_missing(run, given)
     row = foreign_row(run, given)
@@ -73,7 +75,8 @@ def plan_file(
             console.print(part, soft_wrap=isinstance(part, str))
         if found[title].best:
             ratio = planned.time.seconds / found[title].best[0].time.seconds
-            console.print(f"{ratio:.2f} times as fast as the run of {Path(options.foreign).name}")
+            but = ", which does not fit" if planned.refused else ""
+            console.print(f"{ratio:.2f} times as fast as the run of {file.name}{but}")
     if _published("ours") is None:
         console.print(
             "note: no published runs of this program were compared: its times have no band"
@@ -156,7 +159,10 @@ def _estimate_parts(
     candidate, seconds = planned.candidate, planned.time.seconds
     engine: EngineConfig = candidate.config.planner.engine
     cluster = candidate.config.cluster
-    yield f"\n{candidate.description} on {counted(candidate.grid.size, 'rank')} of {cluster.name}"
+    model, length = candidate.config.model, candidate.config.data.sequence_length
+    count = count_parameters(model, length)
+    yield f"\n{format_count(count, 4)} parameters, {length:,} tokens per sample"
+    yield f"{candidate.description} on {counted(candidate.grid.size, 'rank')} of {cluster.name}"
     table = plain_table(f"Memory of a rank of stage {planned.peak.stage}",
                         ["part", "GiB"], right=["GiB"])  # fmt: skip
     rest = dict(planned.peak.by_category)

@@ -13,10 +13,11 @@ from frontier_llm.errors import ConfigError, DataError
 KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
 """Keys of which a DeepSpeed configuration has at least one."""
 IGNORED = """
+    _* comment*
     activation_checkpointing.profile aio* autotuning* bf16.check* bf16.loss_scale* checkpoint*
     comet* comms_logger* compression_training* csv_monitor* data_efficiency* dump_state
     elasticity* flops_profiler* fp16.auto_cast fp16.consecutive_hysteresis fp16.hysteresis
-    fp16.initial_scale_power fp16.loss_scale* fp16.min_loss_scale gradient_clipping
+    fp16.initial_scale_power fp16.loss_scale* fp16.min_loss_scale fp8.* gradient_clipping
     gradient_predivide_factor memory_breakdown monitor* nebula* optimizer.* prescale_gradients
     scheduler.* seed sparse_gradients steps_per_print tensorboard* wall_clock_breakdown wandb*
     zero.allgather_partitions zero.contiguous_gradients zero.elastic_checkpoint
@@ -31,6 +32,7 @@ _CPU_OFFLOAD = "zero.cpu_offload zero.cpu_offload_params zero.cpu_offload_param"
 _BUFFERS = (
     "zero.allgather_bucket_size zero.stage3_prefetch_bucket_size zero.stage3_max_live_parameters "
     "zero.stage3_max_reuse_distance zero.stage3_param_persistence_threshold "
+    "zero.stage3_module_granularity_threshold "
     "activation_checkpointing.partition_activations activation_checkpointing.cpu_checkpointing"
 )
 
@@ -60,6 +62,8 @@ def read_deepspeed(
     _model(reading, model)
     _batches(reading)
     fp16, bf16 = reading.flag("fp16.enabled"), reading.flag("bf16.enabled")
+    bf16 |= reading.flag("fp8.enabled") and not fp16
+    reading.nearly("fp8.enabled", "planned in 16 bits, so it may be faster")
     is_auto = AUTO in (reading.values.get("bf16.enabled"), reading.values.get("fp16.enabled"))
     precision = None if is_auto else "bf16" if bf16 else "fp16" if fp16 else "fp32"
     reading.means("bf16.enabled fp16.enabled", {"precision": precision})
@@ -100,8 +104,10 @@ def _model(reading: Reading, model: Mapping[str, Any] | None) -> None:
 def _batches(reading: Reading) -> None:
     run, sizes = reading.run, list[int]()
     for name in ("tensor", "pipeline", "context", "chunks"):
-        sizes.append(reading.integer("", 1, f"parallel.{name}"))
+        theirs = "tensor_parallel.autotp_size" if name == "tensor" else ""
+        sizes.append(reading.integer(theirs, 1, f"parallel.{name}"))
         run.keys[f"parallel.{name}"] = str(sizes[-1])
+    reading.means("tensor_parallel.autotp_size", {"parallel.tensor": sizes[0]})
     micro = reading.integer("train_micro_batch_size_per_gpu", None, "data.micro_batch")
     batch = reading.integer("train_batch_size", None, "data.global_batch")
     steps = reading.integer("gradient_accumulation_steps")
@@ -126,6 +132,8 @@ def _batches(reading: Reading) -> None:
 def _zero(reading: Reading) -> None:
     """Read the stage of ZeRO, its variants, and the formats of messages."""
     stage = reading.integer("zero.stage", 0, least=0)
+    if stage == 0 and reading.run.keys.get("precision") == "bf16":
+        stage = 1  # DeepSpeed's optimizer for bf16 always shards its states
     factors = zero_factors(stage, reading.run.program, "zero_optimization.stage")
     mics = reading.integer("zero.mics_shard_size", -1, least=-1)
     factors = dict.fromkeys(factors, mics) if mics > 0 else factors

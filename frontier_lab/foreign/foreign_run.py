@@ -15,7 +15,7 @@ SHOWN = 60
 """Largest number of characters of a value that is shown."""
 AUTO = "auto"
 """A value that another program fills in, such as Hugging Face's Trainer in a DeepSpeed file."""
-UNSET = (None, False, "", "None", "False", "[]")
+UNSET: tuple[Any, ...] = (None, False, "", "None", "False", "[]", [], {})
 """Values of arguments that are not in use."""
 
 
@@ -67,7 +67,7 @@ class Reading:
         """Return a value; the default if the file has none, or names an unknown variable."""
         self._used.add(name)
         value = self.values.get(name)
-        return default if value in (None, "None", "") or _is_open(value) else value
+        return default if value in (None, "None", "") or self._is_open(value) else value
 
     def integer(self, name: str, default: Any = None, key: str = "", least: int = 1) -> Any:
         """Return an integer; of a key of ours, the value on the command line has precedence."""
@@ -129,7 +129,7 @@ class Reading:
         """Note which keys of ours the values of some names mean; None = the value is missing."""
         found = []
         for key, value in (keys or {}).items():
-            opened = [name for name in names.split() if _is_open(self.values.get(name))]
+            opened = [name for name in names.split() if self._is_open(self.values.get(name))]
             if value is None or opened:
                 if key not in self.given:
                     self.run.missing[key] = (
@@ -153,15 +153,20 @@ class Reading:
             self._used.add(name)
             value = self.values.get(name)
             if value not in (*UNSET, *harmless):
-                raise self.refused(name, f"a run without it: {reason}", "leave it out, or set it")
+                todo = "plan a copy of the file without it"
+                if "dense decoders" in reason:
+                    todo = "plan a dense model in its place, with model=NAME of conf/model"
+                raise self.refused(name, f"a run without it: {reason}", todo)
 
     def nearly(self, names: str, note: str, *harmless: Any) -> None:
         """Note that something in use is only nearly counted, or not at all."""
+        found = []
         for name in names.split():
             if name in self.values and self.values[name] not in (*UNSET, *harmless):
-                shown = _shown(self.values[name])
-                self.run.notes.append(f"{self._spell(name)} ({shown}): {note}")
+                found.append(f"{self._spell(name)} ({_shown(self.values[name])})")
             self._used.add(name)
+        if found:
+            self.run.notes.append(f"{', '.join(found)}: {note}")
 
     def optimizer(self, name: str, default: str) -> None:
         """Note an optimizer that has other states than AdamW."""
@@ -193,9 +198,14 @@ class Reading:
         if ranks % product:
             sizes = f"tensor {tensor} x pipeline {pipeline} x context {context}"
             wants = f"a multiple of {sizes} = {product}"
-            todo = "correct the sizes, or give the ranks, such as launch.ranks=64"
+            todo = f"correct the sizes, or give the ranks, such as launch.ranks={product}"
             raise ConfigError(f"{self._where}: number of ranks", ranks, wants, todo)
         return ranks // tensor // pipeline
+
+    def _is_open(self, value: Any) -> bool:
+        """Return whether a value has a variable that its file does not set, or is `auto`."""
+        is_auto = value == AUTO and self.run.program == "DeepSpeed"
+        return isinstance(value, str) and ("$" in value or "`" in value or is_auto)
 
     def _names(self, names: str) -> str:
         return ", ".join(self._spell(name) for name in names.split())
@@ -222,8 +232,3 @@ def written(value: Any) -> str:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def _is_open(value: Any) -> bool:
-    """Return whether a value has a shell variable that its file does not set, or is `auto`."""
-    return isinstance(value, str) and ("$" in value or "`" in value or value == AUTO)

@@ -1,7 +1,6 @@
 """Read a torchtitan configuration (TOML).
 
-Names and default values are those of torchtitan/config/job_config.py. Versions before 2025 called
-`training.local_batch_size` `batch_size`.
+Names and default values are those of torchtitan/config/job_config.py. Old names are read, too.
 """
 
 import math
@@ -32,6 +31,17 @@ _NEAREST = (
     "no runs of torchtitan were compared: the nearest engine is fsdp, whose published runs are of "
     "llm-foundry"
 )
+OLD = {
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    **{f"experimental.{name}": f"parallelism.{name}" for name in (
+        "pipeline_parallel_degree", "pipeline_parallel_schedule", "context_parallel_degree",
+        "enable_async_tensor_parallel")},
+}  # fmt: skip
+"""Names of 2024 and 2025, with those of today."""
 IGNORED = """
     activation_checkpoint.early_stop activation_checkpoint.per_op_* checkpoint.* comm.*
     compile.backend compile.components debug.* experimental.custom_* fault_tolerance.* float8.*
@@ -39,8 +49,10 @@ IGNORED = """
     model.print_after_conversion model.tokenizer_path mx.* optimizer.beta* optimizer.eps
     optimizer.implementation optimizer.lr optimizer.weight_decay
     parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
-    parallelism.expert_tensor_parallel_degree profiling.* quantize.* training.dataset*
-    training.deterministic training.gc_* training.max_norm training.seed training.steps
+    parallelism.expert_tensor_parallel_degree dataset.* model.norm_type
+    activation_checkpoint.selective_ac_option profiling.* quantize.* training.data.*
+    training.dataset* training.deterministic
+    training.gc_* training.max_norm training.seed training.steps
     training.warmup_steps validation.*
 """.split()
 """Patterns of keys that influence neither time nor memory of a step, or only through a converter of
@@ -57,7 +69,10 @@ def read_job(
 ) -> ForeignRun:
     """Translate a job, given by dotted keys."""
     run = ForeignRun("torchtitan", "fsdp", _NEAREST, ranks)
-    reading = Reading(run, where, values, given)
+    old = {new: name for name, new in OLD.items() if name in values and new not in values}
+    values = {**values, **{new: values[name] for new, name in old.items()}}
+    values = {name: value for name, value in values.items() if name not in old.values()}
+    reading = Reading(run, where, values, given, lambda name: old.get(name, name))
     run.keys["planner.engine"] = "fsdp"
     dense = "the planner counts dense decoders only"
     reading.refuse_if("parallelism.expert_parallel_degree", dense, 1)
@@ -75,10 +90,13 @@ def read_job(
         )
     reading.optimizer("optimizer.name", "AdamW")
     reading.nearly("activation_checkpoint.memory_budget", "not used")
+    reading.nearly("optimizer.early_step_in_backward", "planned with gradients kept until the step")
     reading.nearly("training.compile compile.enable", "the engine fsdp has the speed without it")
     reading.nearly("parallelism.enable_async_tensor_parallel", "the plan overlaps no messages "
                    "between tensor ranks")  # fmt: skip
-    reading.nearly("model.converters", "planned in bf16, so it may be faster", [])
+    reading.nearly(
+        "float8.enable_float8_linear model.converters", "planned in bf16, so it may be faster", []
+    )
     return reading.finish(IGNORED)
 
 
@@ -87,8 +105,9 @@ def _model(reading: Reading) -> None:
     model = FLAVORS.get((str(name), str(flavor)))
     if model is None and "model" not in reading.given:
         known = ", ".join(f"{each} {size}" for each, size in FLAVORS)
-        wants = f"a model of which the sizes are known: {known}"
-        raise reading.refused("model.flavor", wants, "give a model of conf/model: model=NAME")
+        wants = f"a dense model of which the sizes are known (not a {name}): {known}"
+        todo = "give a dense model of conf/model in its place: model=NAME"
+        raise reading.refused("model.flavor", wants, todo)
     reading.means("model.name model.flavor", {"model": model})
     reading.whole("training.seq_len", "data.sequence_length", 2048)
     words = {"bfloat16": "bf16", "float32": "fp32"}
@@ -148,8 +167,6 @@ def _schedule(reading: Reading, stages: int) -> None:
 
 def _batches(reading: Reading, stages: int, replicas: int | None) -> None:
     name = "training.local_batch_size"
-    if name not in reading.values and "training.batch_size" in reading.values:
-        name = "training.batch_size"
     local = reading.integer(name, 8)
     default = None if replicas is None else local * replicas
     batch = reading.integer("training.global_batch_size", -1, "data.global_batch", least=-1)

@@ -303,5 +303,5 @@ def test_words_of_shell_commands(script, words):
 
 
 def test_no_branch_of_an_unknown_condition_is_read():
-    script = read_script("if [ $U = 2 ]; then f a; elif [ 1 = 1 ]; then f b; else f c; fi\nf d")
+    script = read_script("if [ $U = 2 ]; then f --a; elif [ 1 = 1 ]; then f b; else f c; fi\nf d")
     assert (script.commands, script.undecided) == ([["f", "d"]], ["if [ $U = 2 ]"])
