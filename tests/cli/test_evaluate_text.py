@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
@@ -93,6 +94,7 @@ def test_the_command_prints_and_writes_the_scores(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "WIDTH", 80)
+    monkeypatch.setattr(console, "LINE_SECONDS", math.inf)
     files, scores = [str(run.parent / name) for name in ("text.py", "two.jsonl")], run / "s.json"
     arguments = [str(run), "--text", *files, "--stride", "8", "--json", str(scores)]
     assert evaluate.main(arguments) == 0
@@ -103,9 +105,9 @@ def test_the_command_prints_and_writes_the_scores(
     assert one["bits_per_byte"] == pytest.approx(nats / len(TEXT) / math.log(2))
     assert one["word_perplexity"] == pytest.approx(math.exp(nats / one["words"]))
     said = capsys.readouterr().out
-    started = [line[10:] for line in said.splitlines() if "evaluate  " in line]
-    assert started == ["evaluate   text.py", "evaluate   two.jsonl"]
-    table = said[said.rindex("evaluate  ") :]
+    started = re.findall(r"^[\d:]{8}  evaluate   (.*)$", said, re.MULTILINE)
+    assert started == ["text.py", "two.jsonl"]
+    table = said[said.index("two.jsonl\n") :]
     assert "…" not in table
     assert table.split().count("perplexity") == 2
     folded = "".join(line.partition(" ")[2].split(" ")[0] for line in table.splitlines())
