@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from frontier_llm.config.model import ModelConfig
-from frontier_llm.geometry.context_cut import HeadExchange, most_rows, sent_tokens
+from frontier_llm.geometry.context_cut import HeadExchange
 from frontier_llm.geometry.grid import LEVELS, Grid, Level
 from frontier_llm.geometry.lengths import SampleLengths
 from frontier_llm.geometry.model_chunks import ModelChunk, looked_up_elements, received_elements
@@ -193,28 +193,6 @@ class ActivationTraffic:
         """Return the exchange of heads of `context` ranks."""
         heads, key_heads = self.model.heads // self.tensor, self.model.kv_heads // self.tensor
         return HeadExchange(context, heads, key_heads)
-
-    def context_bytes(
-        self, samples: Sequence[Sequence[int]], context: int, rank: int, layers: int
-    ) -> list[int]:
-        """Return the bytes that a context rank sends to each one for a micro-batch.
-
-        Each layer sends keys and values twice, because the backward pass receives them again, and
-        then their gradients the other way. Or it sends heads in each pass, also in one that is
-        computed again. A sample is given by the lengths of its documents.
-        """
-        heads, recomputes = self.head_exchange(context), self.recompute == "full"
-        tokens = sum(map(sum, samples)) // context
-        if heads.pays(most_rows(samples, context), tokens, recomputes=recomputes):
-            sent = [(3 if recomputes else 2) * tokens * heads.sent * self.head_bytes] * context
-        else:
-            read = [sent_tokens(lengths, context) for lengths in samples]
-            sent = [
-                self.row_bytes * sum(2 * of[rank][other] + of[other][rank] for of in read)
-                for other in range(context)
-            ]
-        sent[rank] = 0
-        return [layers * size for size in sent]
 
     def pipeline_sent(self, grid: Grid, rank: int, chunks: Sequence[ModelChunk]) -> Sent:
         """Return the bytes that a rank sends to neighbouring stages, forward and backward.

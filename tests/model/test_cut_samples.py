@@ -15,6 +15,7 @@ from frontier_llm.model.cut_samples import ContextPart
 from frontier_llm.model.reads import Documents, Reads
 from frontier_llm.parallel.context_ranks import ContextRanks
 from tests.geometry.models import make_model
+from tests.model.context_traffic import context_bytes
 from tests.ranks import run_ranks
 
 HEADS, KEY_HEADS, WIDTH, TOKENS = 4, 2, 8, 64
@@ -149,7 +150,7 @@ def _predicted(case, ranks, rank):
     model = make_model(heads=HEADS, kv_heads=key_heads, head_dim=WIDTH, hidden=HEADS * WIDTH)
     recompute = "full" if keeps else "none"
     traffic = ActivationTraffic(model, SimpleNamespace(), 1, 1, False, recompute, 8)
-    sent = traffic.context_bytes(lengths, ranks, rank, 1)
+    sent = context_bytes(traffic, lengths, ranks, rank, 1)
     if not keeps:
         return sent
     # without the first forward pass of the layer, which is not computed again here

@@ -12,6 +12,7 @@ from frontier_llm.launch.world import World
 from tests.batches import random_batch
 from tests.covering import exhaustive
 from tests.forked_train import TINY, train
+from tests.model.context_traffic import context_bytes
 from tests.ranks import run_ranks
 from tests.texts import paragraphs
 from tests.trainer.rig import make_rig
@@ -131,7 +132,7 @@ def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
         table = batch.cumulative_lengths
         lengths = [[data.sequence_length]] if table is None else table.diff(dim=1).tolist()
         samples = [[n for n in of_sample if n] for of_sample in lengths]
-        predicted += sum(traffic.context_bytes(samples, context.size, context.rank, layers))
+        predicted += sum(context_bytes(traffic, samples, context.size, context.rank, layers))
     return result.sent["context"].total, predicted
 
 
