@@ -144,7 +144,6 @@ def test_without_the_kept_file_tensors_of_text_are_written(tmp_path: Path):
          "score_width is 48 in the encoder"),
         ({"decoder": {**DECODER, "hidden_activation": "silu"}}, "hidden_activation='silu'"),
         ({"decoder": {**DECODER, "attn_logit_softcapping": 5.0}}, "attn_logit_softcapping=5.0"),
-        ({"decoder": {**DECODER, "hidden_size": 64}}, "hidden"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ({"encoder": {**ENCODER, "experts": 4}}, "encoder.experts=4"),
         ({"encoder": {**ENCODER, "text_config": {**SIDE, "experts": 4}}}, "experts=4"),
