@@ -47,7 +47,6 @@ class LayerStack(nn.Module):
         self._attention = layout.attention
         recompute = {"none": None, "selective": "attention", "full": "layers"}[layout.recompute]
         self._recompute_layers = recompute == "layers"
-        self._causal = stack.name == "decoder"
         self._cap = model.attention_softcap
         self._bounds = dict(map(model.layer_bounds, stack.layers))
         self._windows = [model.layer_window(number) for number in stack.layers]
@@ -58,7 +57,7 @@ class LayerStack(nn.Module):
                 model.relative_buckets,
                 model.relative_distance,
                 model.heads // group.size(),
-                causal=self._causal,
+                causal=stack.name == "decoder",
                 dtype=config.params_dtype,
             )
         rotated = set(self._windows) if model.positions == "rotary" else ()
