@@ -1,7 +1,8 @@
 """Keep the tensors of their model that ours does not compute with, and write them again.
 
-They are for images, or stand for their borders. They are a file of the run directory, with the part
-of config.json that is about them. A run that began with these weights finds them by `run.init_from`.
+They are for images, or stand for their borders. A file of the run directory holds them, and the
+part of config.json that is about them. A run that began with these weights finds it by
+`run.init_from`.
 """
 
 import json
@@ -50,7 +51,7 @@ def carried_parts(
             print(f"there is no {FILE} here or in run.init_from: only tensors of text are written")
         return [], {}
     with safe_open(path, framework="pt") as file:
-        tensors = [(name, file.get_tensor(name).to(dtype)) for name in file.keys()]  # noqa: SIM118
+        tensors = [(name, file.get_tensor(name).to(dtype)) for name in file.keys()]
         return [tensors], json.loads(file.metadata()["settings"])
 
 

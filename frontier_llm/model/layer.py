@@ -125,7 +125,7 @@ class Attention(nn.Module):
         angles: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Output:
-        """Compute attention of [s, b, hidden], to the context if it reads [t, b, the encoder's hidden].
+        """Compute attention of [s, b, hidden]; a context is [t, b, the encoder's hidden].
 
         The bias is that of `Scores`, the angles are those of `rotate`; None without rotation.
         """

@@ -262,7 +262,7 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles
     if attention.encoded:  # the tokens of both sides, as the input of one matrix
-        kept += keys * model.hidden / (tensor if layout.sequence_parallel else 1)
+        kept += keys * model.hidden // (tensor if layout.sequence_parallel else 1)
     # norms keep copies of queries and keys; a rotation of their results does not keep these
     kept += normalised if rotated else 2 * normalised
     output = Product(queries, query_width, model.hidden)

@@ -27,8 +27,16 @@ pytestmark = pytest.mark.slow
 
 BASES = {
     "model": {
-        "gemma2", "gemma3", "gpt", "llama", "llama3", "mt5", "qwen3", "t5gemma", "t5gemma2",
-    },  # fmt: skip
+        "gemma2",
+        "gemma3",
+        "gpt",
+        "llama",
+        "llama3",
+        "mt5",
+        "qwen3",
+        "t5gemma",
+        "t5gemma2",
+    },
     "checkpoint": {"base"},
     "cluster": set(OF_THIS_MACHINE),
 }

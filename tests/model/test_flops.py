@@ -49,9 +49,11 @@ ROTARY_T5 = [*T5, "model.positions=rotary", "model.kv_heads=2", "model.qk_norm=h
 @pytest.mark.parametrize(
     "model",
     [
-        *MODELS.values(), T5, ROTARY_T5,
+        *MODELS.values(),
+        T5,
+        ROTARY_T5,
         *([*model, *WHOLE] for model in (T5GEMMA, SIDES, T5GEMMA2)),
-    ],  # fmt: skip
+    ],
     ids=[*MODELS, "t5", "rotary_t5", "t5gemma", "sides", "t5gemma2"],
 )
 def test_forward_is_counted_exactly(model: list[str]) -> None:

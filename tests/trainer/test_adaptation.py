@@ -41,8 +41,11 @@ BOTH_SIDES = {
     "gemma": ("model=t5gemma_tiny", *GEMMA, "model.encoder_window=4", "data=stdlib_spans"),
     "biases": ("model=mt5_tiny", *BIASES, "data=stdlib_spans"),
     "merged": (
-        "model=t5gemma_tiny", *GEMMA, "model.encoder_embedding=false",
-        "model.cross_attention=merged", "data=stdlib_spans",
+        "model=t5gemma_tiny",
+        *GEMMA,
+        "model.encoder_embedding=false",
+        "model.cross_attention=merged",
+        "data=stdlib_spans",
     ),
 }
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
