@@ -4,7 +4,7 @@ import pytest
 
 from tests.trainer.test_parity import check_layout
 from tests.trainer.test_t5_parity import MODEL
-from tests.values import T5GEMMA, T5GEMMA2
+from tests.values import T5GEMMA
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,6 @@ MODELS = {
         "model.window=6", "optimizer.epsilon=1e-3",
     ],
     "t5gemma": [*MODEL, *T5GEMMA, "optimizer.epsilon=1e-3"],
-    "t5gemma2": [*MODEL, *T5GEMMA2, "optimizer.epsilon=1e-3"],
     "parallel": [*MODEL, "model.residual=parallel", "model.bias=true", "model.tied=true"],
 }  # fmt: skip
 LAYOUTS = {
