@@ -244,7 +244,8 @@ class ModelConfig(Section):
 
     def merges_attention(self, layer: int) -> bool:
         """Whether the self-attention of a layer also reads the output of the encoder."""
-        return self.cross_attention == "merged" and self.reads_encoder(layer)
+        is_merged = {"separate": False, "merged": True}[self.cross_attention]
+        return is_merged and self.reads_encoder(layer)
 
     def reads_encoder(self, layer: int) -> bool:
         """Whether a layer attends to the output of the encoder, as decoder layers of a T5 do."""
