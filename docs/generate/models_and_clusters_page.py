@@ -58,7 +58,7 @@ def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
         model.layers,
         " + ".join(str(side.hidden) for side in sides),
         " + ".join(heads),
-        " + ".join(str(side.ffn) for side in sides) + (", gated" if model.gated else ""),
+        " + ".join(f"{3 if model.gated else 2}x{side.ffn}" for side in sides),
         model.vocabulary,
     )
 
