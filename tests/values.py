@@ -55,6 +55,13 @@ SIDES = (
     "model.encoder_head_dim=12", "model.encoder_ffn=80",
 )  # fmt: skip
 """The same with an encoder of other dimensions, as in T5Gemma 9B-2B."""
+T5GEMMA2 = (
+    *T5GEMMA, "model.cross_attention=merged", "model.encoder_embedding=false",
+    "model.qk_norm=head", "model.encoder_window=2", "model.encoder_window_after=3",
+    "model.attention_softcap=null", "model.rotary_base=100000", "model.rotary_local_base=100",
+    "model.rotary_scaling=linear", "model.rotary_factor=4",
+)  # fmt: skip
+"""Of an encoder-decoder with the variants of T5Gemma 2."""
 _LINK = "{{name: {}, ranks: {}, latency_us: 1, gb_per_second: 1, efficiency: 1, source: test}}"
 THREE_LEVELS = [
     "cluster.links=["

@@ -17,7 +17,7 @@ from frontier_llm.planner.choice import choose
 from frontier_llm.units import GIB, format_count
 
 PAGE = DOCS / "models_and_clusters.md"
-BASES = ("gemma2", "gemma3", "gpt", "llama", "llama3", "mt5", "qwen3", "t5gemma")
+BASES = ("gemma2", "gemma3", "gpt", "llama", "llama3", "mt5", "qwen3", "t5gemma", "t5gemma2")
 """Files of conf/model/ without dimensions, which other models extend."""
 SEQUENCE_LENGTH = 2048
 """Tokens per sample assumed in the parameter counts; learned positions have one row per token."""
@@ -58,7 +58,7 @@ def _dimension_cells(model: ModelConfig) -> tuple[object, ...]:
         model.layers,
         " + ".join(str(side.hidden) for side in sides),
         " + ".join(heads),
-        " + ".join(str(side.ffn) for side in sides) + (", gated" if model.gated else ""),
+        " + ".join(f"{3 if model.gated else 2}x{side.ffn}" for side in sides),
         model.vocabulary,
     )
 

@@ -4,8 +4,8 @@
 from_pretrained of transformers loads. `--from hf` imports: it reads such a folder, writes a run
 directory with a checkpoint of step 0 and a config.yaml, and prints the command that starts a run
 with these weights. The supported families of models are gpt2, gpt_neox (with Pythia), llama,
-mistral, qwen2, qwen3 (without experts), olmo2, gemma2, gemma3_text, t5gemma, t5
-(1.1) and mt5.
+mistral, qwen2, qwen3 (without experts), olmo2, gemma2, gemma3_text, t5gemma, t5gemma2 (without
+images), t5 (1.1) and mt5.
 
 The conversion runs on the CPU, a few tensors at a time. Then both models are run on the same
 tokens, which needs transformers and memory for both models. If their logits differ by more than the
@@ -20,12 +20,14 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from frontier_lab.convert.carried import carried_parts, carry, merged
 from frontier_lab.convert.families import check_surplus, family_for, family_of, model_overrides
 from frontier_lab.convert.ours import OurWeights, plan_shards, write_weights
 from frontier_lab.convert.table import Row, select, surplus_names
@@ -129,8 +131,9 @@ def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
         **write_theirs(config, out, checkpoint.manifest.meta, checkpoint.folder),
         **family.to_theirs(config),
     }
-    files = (list(converted_rows(numbers)) for numbers in file_plan)
-    write_model(out, settings, files, len(file_plan))
+    carried, of_carried = carried_parts(config, family, dtype)
+    files = chain((list(converted_rows(numbers)) for numbers in file_plan), carried)
+    write_model(out, merged(settings, of_carried), files, len(file_plan) + len(carried))
     return Converted(config, checkpoint.folder, out, [])
 
 
@@ -148,7 +151,7 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
     config = _write_config(overrides, out)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)
-    surplus = surplus_names(rows, weights.names)
+    surplus = carry(family, weights, settings, surplus_names(rows, weights.names), out)
     check_surplus(family, weights, surplus, config.model.rotary_base)
 
     def converted_rows(numbers: range) -> Iterator[tuple[str, Tensor]]:

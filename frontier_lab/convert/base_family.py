@@ -27,6 +27,8 @@ PLAIN: Mapping[str, Any] = {
     "rotary_local_base": None,
     "encoder_embedding": False,
     "encoder_window": None,
+    "encoder_window_after": None,
+    "cross_attention": "separate",
     **dict.fromkeys((f"encoder_{size}" for size in SIDE_SIZES), None),
     "start_token": 0,
     "qk_norm": "none",
@@ -125,6 +127,9 @@ class Family(ABC):
     """Suffixes of names of their buffers, which older versions of transformers saved."""
     copies: ClassVar[Mapping[str, str]] = {}
     """Suffixes of names of second copies of tied weights, and the name of the first copy."""
+    carried: ClassVar[tuple[str, ...]] = ()
+    """Parts of the names of tensors that our model does not compute with: they are kept beside it,
+    and written again by an export."""
     prefix: ClassVar[str] = ""
     """Prefix of the names of their tensors, which some folders omit."""
     wants: ClassVar[Mapping[str, Any]]
@@ -153,6 +158,10 @@ class Family(ABC):
             for key in setting.keys:
                 put(theirs, key, setting.write(config))
         return theirs
+
+    def carried_settings(self, theirs: Values) -> Values:
+        """Return the part of config.json that is about the carried tensors."""
+        return {}
 
     def to_ours(self, theirs: Values) -> Values:
         """Translate config.json to our settings. A key without a dot is a field of `model`."""

@@ -15,6 +15,7 @@ from frontier_lab.convert.decoders import Gpt2, GptNeoX, Llama, Mistral, Olmo2, 
 from frontier_lab.convert.encoder_decoders import MT5, T5
 from frontier_lab.convert.gemma import Gemma2, Gemma3
 from frontier_lab.convert.t5gemma import T5Gemma
+from frontier_lab.convert.t5gemma2 import T5Gemma2
 from frontier_lab.convert.theirs import TheirWeights
 from frontier_llm.config.denoisers import SENTINELS
 from frontier_llm.config.model import ModelConfig
@@ -31,6 +32,7 @@ FAMILIES: tuple[Family, ...] = (
     Gemma2(),
     Gemma3(),
     T5Gemma(),
+    T5Gemma2(),
     MT5(),
     T5(),
 )
@@ -44,7 +46,7 @@ NEW_VOCABULARY = 4096
 """Number of tokens of the tokenizer that a run trains if their tokenizer cannot be converted."""
 _BASES = {
     "gpt2": "gpt_tiny", "gpt_neox": "gpt_tiny", "t5": "mt5_tiny", "mt5": "mt5_tiny",
-    "t5gemma": "t5gemma_2b_2b",
+    "t5gemma": "t5gemma_2b_2b", "t5gemma2": "t5gemma2_tiny",
 }  # fmt: skip
 """The file of conf/model/ from which the configuration of a converted model is composed, unless it
 is llama_7b. All its dimensions are overridden."""

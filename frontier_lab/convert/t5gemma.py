@@ -13,8 +13,10 @@ from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
 
-_OF_T5GEMMA = {"encoder_window", "start_token", *(f"encoder_{size}" for size in SIZES)}
-_SIDES = "encoder", "decoder"
+_OF_T5GEMMA = {
+    "encoder_window", "encoder_window_after", "start_token", *(f"encoder_{size}" for size in SIZES),
+}  # fmt: skip
+SIDES = "encoder", "decoder"
 _OF_SIDES = {
     "cross_attention_hidden_size", "dropout_rate", "is_decoder", "bos_token_id",
     "attention_dropout", "classifier_dropout_rate",
@@ -36,6 +38,8 @@ class T5Gemma(Gemma2):
         "kind": "t5",
         "encoder_embedding": True,
     }
+    of_model: ClassVar[frozenset[str]] = frozenset(_OF_MODEL)
+    """Keys of config.json beside those of the sides."""
     settings: ClassVar[Sequence[Setting]] = (
         *Gemma2.settings,
         Setting("start_token", "bos_token_id", 2),
@@ -79,7 +83,7 @@ class T5Gemma(Gemma2):
 
     def to_ours(self, theirs: Values) -> Values:
         """Translate config.json. We count the layers of both sides together."""
-        encoder, decoder = (super(T5Gemma, self).to_ours(self._side(theirs, n)) for n in _SIDES)
+        encoder, decoder = (super(T5Gemma, self).to_ours(self._side(theirs, n)) for n in SIDES)
         own = {"layers", "start_token", *SIZES}
         unequal = [key for key in encoder if encoder[key] != decoder[key] and key not in own]
         if unequal:
@@ -96,28 +100,31 @@ class T5Gemma(Gemma2):
             **{f"encoder_{size}": value for size, value in sizes.items()},
             "layers": layers + decoder["layers"],
             "encoder_layers": layers,
-            "encoder_window": None if window is None else window + 1,
+            **self.encoder_window(window),
         }
+
+    def encoder_window(self, window: int | None) -> Values:
+        """Return our settings of the encoder's window; theirs is the largest distance."""
+        return {"encoder_window": window and window + 1, "encoder_window_after": None}
 
     def mismatches(self, model: ModelConfig) -> list[str]:
         """Return the reasons why our model does not belong to this family."""
-        reasons, wanted = super().mismatches(model), None
-        if model.window is not None:
-            wanted = model.window + 1  # theirs is the largest distance, not a number of keys
-        if model.encoder_window != wanted:
-            reasons.append(f"model.encoder_window={model.encoder_window}, not {wanted}")
+        reasons = super().mismatches(model)
+        for key, wanted in self.encoder_window(model.window).items():
+            if (found := getattr(model, key)) != wanted:
+                reasons.append(f"model.{key}={found}, not {wanted}")
         return reasons
 
     def refuse_variants(self, theirs: Values) -> None:
         """Refuse a model with a setting that our model cannot compute or does not know."""
-        known = WITHOUT_EFFECT | {*_SIDES, "tie_word_embeddings"} | _OF_MODEL
+        known = WITHOUT_EFFECT | {*SIDES, "tie_word_embeddings"} | self.of_model
         unknown = [key for key, value in theirs.items() if key not in known and value is not None]
         if unknown:
             raise DataError(
                 f"config.json: {unknown[0]}={theirs[unknown[0]]!r} is not supported\n"
                 f"  do: our {self.name} has no such setting; nothing was written"
             )
-        for name in _SIDES:
+        for name in SIDES:
             side = {k: v for k, v in self._side(theirs, name).items() if k not in _OF_SIDES}
             super().refuse_variants(side)
 

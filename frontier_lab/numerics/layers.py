@@ -67,6 +67,10 @@ def _before_attention(s: Subject, part: Stack, layer: Any, module: Any) -> Itera
             words = name.removesuffix("_norms").replace("_", " ") + " output" * place
             yield check(s, f"norm ({stack}, {words})", s.kernels.source, partial(_norm, s, norm))
     attention = layer.self_attention
+    if s.layout.model.merges_attention(part.layers[0]):  # norms and rotation are the encoder's
+        yield _product(s, attention, "linear_q", stack)
+        yield _product(s, attention, "linear_kv", stack)
+        return
     yield _product(s, attention, "linear_qkv", stack)
     run = partial(queries_and_keys, s, attention, module, part.layers[0])
     if attention.norms is not None:

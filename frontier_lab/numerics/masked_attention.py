@@ -1,5 +1,6 @@
 """Run the kernels of attention, forward and backward: norms and rotation of heads, and masks."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -109,22 +110,27 @@ def self_attention(s: Subject, attention: Any, module: Any, number: int) -> tupl
     model, causal = s.layout.model, number >= s.layout.model.encoder_layers
     lengths, samples = s.layout.lengths, min(s.layout.micro_batch, 2)
     length = lengths.decoder if causal else lengths.encoder
-    window, at = model.layer_window(number), torch.arange(length)
+    (window, after), at = model.layer_bounds(number), torch.arange(length)
     distance = at[:, None] - at[None, :]
     is_read = distance < (window or length)
-    is_read = is_read & (distance >= 0 if causal else distance > -(window or length))
+    is_read = is_read & (distance > -(after or length))
     is_read, documents = is_read.expand(samples, -1, -1), Reads()
     if not causal:
         padding = _padding(s, samples, length)
         documents = Reads(keys=Documents.padded(padding))
         is_read = is_read & padding.cpu()[:, None, :]
     if s.layout.documents == "separate":
-        ends = [[0, length // 3 + n, length - length // 4, length] for n in range(samples)]
-        borders = torch.tensor(ends)
-        separate = Documents(borders.to(s.device, torch.int32), length)
+        separate, document = _documents(s, samples, length)
         documents = Reads(queries=separate, keys=separate)
-        document = torch.stack([torch.bucketize(at, row, right=True) for row in borders])
         is_read = is_read & (document[:, :, None] == document[:, None, :])
+    if model.merges_attention(number):
+        padding = _padding(s, samples, lengths.encoder)
+        encoded, is_encoded = Documents.padded(padding), padding.cpu()[:, None, :]
+        if documents.queries is not None:
+            encoded, of_keys = _documents(s, samples, lengths.encoder)
+            is_encoded = document[:, :, None] == of_keys[:, None, :]
+        documents = replace(documents, context=lengths.encoder, context_keys=encoded)
+        is_read = torch.cat([is_encoded.expand(-1, length, -1), is_read], dim=2)
     table = bias = buckets = None
     if module.positions is not None:
         table, bias = module.positions.weight, module.positions()
@@ -139,6 +145,14 @@ def cross_attention(s: Subject, core: Any) -> tuple[str, Pairs]:
     padding = _padding(s, samples, lengths.encoder)
     is_read = padding.cpu()[:, None, :].expand(-1, lengths.decoder, -1)
     return _attend(s, core, _Mask(is_read, Reads(keys=Documents.padded(padding))))
+
+
+def _documents(s: Subject, samples: int, length: int) -> tuple[Documents, Tensor]:
+    """Return three documents in each sample, and the document of each token, on the host."""
+    ends = [[0, length // 3 + n, length - length // 4, length] for n in range(samples)]
+    borders, at = torch.tensor(ends), torch.arange(length)
+    document = torch.stack([torch.bucketize(at, row, right=True) for row in borders])
+    return Documents(borders.to(s.device, torch.int32), length), document
 
 
 def _padding(s: Subject, samples: int, length: int) -> Tensor:

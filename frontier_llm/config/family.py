@@ -40,6 +40,13 @@ def check_attention(config: RunConfig) -> None:
     if config.attention != "flex":
         return
     model = config.model
+    if model.cross_attention == "merged":
+        raise ConfigError(
+            "attention",
+            "flex, with model.cross_attention=merged",
+            "sdpa: our FlexAttention has as many keys as queries",
+            "set attention=sdpa, or choose another model",
+        )
     if model.attention_dropout:
         raise ConfigError(
             "model.attention_dropout",
@@ -134,6 +141,7 @@ def _check_t5(model: ModelConfig) -> None:
             f"null or model.hidden ({model.hidden}), as both sides share an embedding",
             "set model.encoder_embedding=true, or model.encoder_hidden=null",
         )
+    _check_merged(model)
     if model.start_token >= model.vocabulary:
         raise ConfigError(
             "model.start_token",
@@ -142,6 +150,26 @@ def _check_t5(model: ModelConfig) -> None:
             "set model.start_token=0",
         )
     _check_buckets(model)
+
+
+def _check_merged(model: ModelConfig) -> None:
+    if model.cross_attention != "merged":
+        return
+    for key, got, is_possible, wants, todo in (
+        ("positions", model.positions, model.positions == "rotary",
+         "rotary: relative positions have no distance of tokens on two sides", "rotary"),
+        ("qk_norm", model.qk_norm, model.qk_norm != "width",
+         "head or none: norms over all heads are not counted for the keys of both sides", "head"),
+        ("encoder_hidden", model.encoder_hidden, model.encoder.hidden == model.hidden,
+         f"null or model.hidden ({model.hidden}): one matrix reads both sides", "null"),
+    ):  # fmt: skip
+        if not is_possible:
+            raise ConfigError(
+                f"model.{key}",
+                f"{got}, with model.cross_attention=merged",
+                wants,
+                f"set model.{key}={todo}, or model.cross_attention=separate",
+            )
 
 
 def _check_buckets(model: ModelConfig) -> None:

@@ -109,6 +109,10 @@ class ModelConfig(Section):
     tied: bool
     """Whether the head and the embedding share one matrix. A T5 then divides the input of the head
     by sqrt(hidden), unless embeddings are multiplied by it (scaled_embedding)."""
+    cross_attention: Literal["separate", "merged"] = "separate"
+    """How a decoder reads the encoder's output. `separate`: by an attention of its own; `merged`:
+    by its self-attention, whose keys are both the decoder's tokens and, not rotated and without a
+    window, those of the encoder, as in T5Gemma 2."""
     encoder_embedding: bool = False
     """Whether the encoder has an embedding of its own, as in T5Gemma; otherwise encoder and decoder
     share one. The head is tied to the embedding of the decoder."""
@@ -129,6 +133,9 @@ class ModelConfig(Section):
     encoder_window: int | None = Field(default=None, ge=1)
     """Sliding window of the encoder's layers, if it is another one: T5Gemma's has one token more on
     each side than that of its decoder; null = as window."""
+    encoder_window_after: int | None = Field(default=None, ge=1)
+    """Tokens of the encoder's window from a token on, itself included, if they are another number
+    than up to it, as in T5Gemma 2; null = as many."""
     window_every: int = Field(default=1, ge=1)
     """Layers with a window. 1 = every layer; k = all layers except each k-th one of the encoder and
     of the decoder, as in Gemma."""
@@ -224,6 +231,21 @@ class ModelConfig(Section):
         number = layer + 1 - (0 if in_encoder else self.encoder_layers)
         window = self.encoder_window if in_encoder and self.encoder_window else self.window
         return window if self.window_every == 1 or number % self.window_every else None
+
+    def layer_bounds(self, layer: int) -> tuple[int | None, int | None]:
+        """Return the keys up to a query and from it on that a layer reads; None = all of them.
+
+        The query's own key counts in both.
+        """
+        window = self.layer_window(layer)
+        if layer >= self.encoder_layers:
+            return window, 1
+        return window, window and (self.encoder_window_after or window)
+
+    def merges_attention(self, layer: int) -> bool:
+        """Whether the self-attention of a layer also reads the output of the encoder."""
+        is_merged = {"separate": False, "merged": True}[self.cross_attention]
+        return is_merged and self.reads_encoder(layer)
 
     def reads_encoder(self, layer: int) -> bool:
         """Whether a layer attends to the output of the encoder, as decoder layers of a T5 do."""

@@ -138,11 +138,15 @@ NEEDS: tuple[Need, ...] = (
     Need("model", "relative_buckets relative_distance", "model=mt5_tiny",
          "only relative positions (of an encoder-decoder) have buckets",
          lambda c: c.model.positions == "relative"),
-    Need("model", "encoder_embedding encoder_window start_token encoder_hidden encoder_heads "
-         "encoder_kv_heads encoder_head_dim encoder_ffn", "model=mt5_tiny",
+    Need("model", "cross_attention encoder_embedding encoder_window encoder_window_after "
+         "start_token encoder_hidden encoder_heads encoder_kv_heads encoder_head_dim encoder_ffn",
+         "model=mt5_tiny",
          "a GPT has no encoder", lambda c: c.model.kind == "t5"),
     Need("model", "encoder_hidden", "model.encoder_embedding=true", "both sides share an embedding",
          lambda c: c.model.encoder_embedding),
+    Need("model", "encoder_window_after", "model.encoder_window=TOKENS",
+         "the window is the same on both sides",
+         lambda c: c.model.encoder_window is not None),
     Need("model", "window_every", "model.window=TOKENS", "without a window all layers are the same",
          lambda c: c.model.window is not None),
     Need("", "attention", "model.window=TOKENS", "flex is for windows, relative positions, capped "

@@ -375,6 +375,13 @@ def check_optimizer(config: RunConfig) -> None:
             "0, unless AdamW trains an encoder-decoder: other optimizers update all parameters",
             "set optimizer.cross_attention_steps=0, or optimizer=adamw and an encoder-decoder",
         )
+    if steps and config.model.cross_attention == "merged":
+        raise ConfigError(
+            "optimizer.cross_attention_steps",
+            f"{steps}, with model.cross_attention=merged",
+            "0: merged attention has no weights for the encoder's output alone",
+            "set optimizer.cross_attention_steps=0",
+        )
 
 
 def _check_rates(config: RunConfig) -> None:

@@ -145,7 +145,7 @@ def _sums(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
     """Count the sums of a parameter on one tensor rank: a row's, and of each matrix a column's."""
     if not shape.is_matrix or len(shape.shape) != 2:
         return 0
-    fused = {"attention.qkv": 3, "cross_attention.key_value": 2}
+    fused = {"attention.qkv": 3, "attention.key_value": 2, "cross_attention.key_value": 2}
     rows, columns = _local_shape(shape, model, tensor)
     return rows + columns * fused.get(shape.module, 1)
 

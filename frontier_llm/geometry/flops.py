@@ -52,7 +52,8 @@ def forward_flops(
         pairs = score_pairs(model, layers[0], tokens, read_share, causal=False)
         if model.reads_encoder(layers[0]):
             # queries and outputs of the decoder's tokens, keys and values of the encoder's tokens
-            features = 2 * query * tokens * model.hidden
+            is_merged = model.merges_attention(layers[0])
+            features = 0 if is_merged else 2 * query * tokens * model.hidden
             features += 2 * key_value * lengths.encoder * model.encoder.hidden
             products += len(layers) * 2 * features
             pairs += read_share * tokens * lengths.encoder
@@ -79,12 +80,12 @@ def score_pairs(
     """Count the scores of a layer's self attention, per head and sample of s tokens.
 
     If only unmasked scores count (`causal`), these are half of s^2, or s * w - w^2 / 2 with a
-    window of w tokens. Otherwise s^2 count, or s * w, and s * (2w - 1) in an encoder. Of the pairs
-    of tokens `read_share` are in the same document; with a window, the smaller of both counts is an
-    upper bound.
+    window of w tokens. Otherwise s^2 count, or s * w, where an encoder's window w has the tokens on
+    both sides. Of the pairs of tokens `read_share` are in the same document; with a window, the
+    smaller of both counts is an upper bound.
     """
-    window = model.layer_window(layer) or tokens
-    reach = min(tokens, 2 * window - 1 if layer < model.encoder_layers else window)
+    before, after = model.layer_bounds(layer)
+    reach = min(tokens, (before or tokens) + (after or tokens) - 1)
     of_documents = read_share * tokens * tokens
     if causal:
         return min(reach * (tokens - reach / 2), of_documents / 2)

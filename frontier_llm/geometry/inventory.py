@@ -72,10 +72,14 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
             yield ParameterShape(f"{unit}.{name}.bias", shape[:1], unit, bias_cut, "norms")
 
     yield from _branch_norms(model, f"{unit}.attention", unit)
-    yield from matrix("attention.qkv", (query + key_value, hidden), 0, bias=model.qkv_bias)
+    if is_merged := model.merges_attention(layer):
+        yield from matrix("attention.query", (query, hidden), 0, bias=model.qkv_bias)
+        yield from matrix("attention.key_value", (key_value, hidden), 0, bias=model.qkv_bias)
+    else:
+        yield from matrix("attention.qkv", (query + key_value, hidden), 0, bias=model.qkv_bias)
     yield from _query_key_norms(model, f"{unit}.attention", unit)
     yield from matrix("attention.output", (hidden, query), 1)
-    if model.reads_encoder(layer):
+    if model.reads_encoder(layer) and not is_merged:
         yield from _branch_norms(model, f"{unit}.cross_attention", unit)
         yield from matrix("cross_attention.query", (query, hidden), 0, bias=model.qkv_bias)
         shape = key_value, encoder.hidden

@@ -223,4 +223,6 @@ class ActivationTraffic:
         side = encoder if layer < self.model.encoder_layers else decoder
         if not self.model.reads_encoder(layer):
             return 2 * block * side
+        if self.model.merges_attention(layer):  # keys and values are those of both sides
+            return 2 * block * side + encoder_read * (encoder + decoder)
         return 3 * block * side + encoder_read * encoder

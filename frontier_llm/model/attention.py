@@ -109,16 +109,21 @@ def _attend_documents(
     assert reads.queries is not None
     assert reads.keys is not None
     samples, lengths = [], (reads.queries.lengths, reads.keys.lengths)
-    within = replace(reads, queries=None, keys=None)
-    for *sample, queries, keys in zip(query, key, value, *lengths, strict=True):
+    contexts: list[list[int]] = [[] for _ in lengths[0]]
+    if reads.context_keys is not None:
+        contexts = reads.context_keys.lengths
+    within = replace(reads, queries=None, keys=None, context_keys=None)
+    for *sample, queries, keys, context in zip(query, key, value, *lengths, contexts, strict=True):
         # one `split` per tensor, whose gradient is one tensor; a slice would have a whole one
-        parts = (
-            x[None].split(own, dim=2) for x, own in zip(sample, (queries, keys, keys), strict=True)
-        )
+        sizes = queries, context + keys, context + keys
+        of_query, *others = (x[None].split(n, dim=2) for x, n in zip(sample, sizes, strict=True))
         # if the keys have one more document, it is padding, which no query reads
-        outputs = [
-            attend_document(q, k, v, within, scores) for q, k, v in zip(*parts, strict=False)
-        ]
+        outputs = []
+        for number, part in enumerate(of_query):
+            places = [number, len(context) + number] if context else [number]
+            k, v = (torch.cat([x[place] for place in places], dim=2) for x in others)
+            own = replace(within, context=context[number] if context else 0)
+            outputs.append(attend_document(part, k, v, own, scores))
         samples.append(torch.cat(outputs, dim=2))
     return torch.cat(samples)
 
@@ -158,7 +163,8 @@ def attend_document(
 ) -> Tensor:
     """Compute the attention of one document, or of samples that are one document each.
 
-    Shapes are those of `attend`. `first` is the position of the first query among the keys.
+    Shapes are those of `attend`. `first` is the position of the first query among the keys that
+    follow the context.
     """
     if in_blocks(reads, scores, query.shape[2], key.shape[2], query.device):
         return torch.cat(list(_blocks(query, key, value, reads, scores, first)), dim=2)
@@ -206,23 +212,28 @@ def _blocks(
 ) -> Iterator[Tensor]:
     """Yield the output of each block of queries, [b, h, queries, d].
 
-    Blocks of keys begin where blocks of queries do. They are concatenated when the block is
-    computed, so nothing but views of keys and values is stored for the backward pass.
+    Blocks of keys begin where blocks of queries do; the context is one more block. They are
+    concatenated when the block is computed, so nothing but views of keys and values is stored for
+    the backward pass.
     """
-    size, tokens = query_block(query.device), key.shape[2]
+    size, tokens = query_block(query.device), key.shape[2] - reads.context
     borders = [0, *range(first % size or size, tokens, size), tokens]
-    sizes = [stop - start for start, stop in pairwise(borders)]
-    keys, values = key.split(sizes, dim=2), value.split(sizes, dim=2)
+    sizes = [reads.context, *(stop - start for start, stop in pairwise(borders))]
+    (key, *keys), (value, *values) = key.split(sizes, dim=2), value.split(sizes, dim=2)
+    before = ([key], [value]) if reads.context else ([], [])
     mask = reads.key_mask
     for block in query.split(size, dim=2):
         positions = range(first, first + block.shape[2])
         read = reads.key_range(positions, tokens)
         used = slice(bisect_right(borders, read.start) - 1, bisect_left(borders, read.stop))
         at, stop = borders[used.start], borders[used.stop]
-        own_mask = None if mask is None else mask[..., at:stop]
+        own_mask = None
+        if mask is not None:
+            own_mask = F.pad(mask, (0, stop - at), value=True) if before[0] else mask[..., at:stop]
         offsets = range(positions.start - at, positions.stop - at)
         compute = partial(_block, reads, scores, offsets, own_mask)
-        yield recomputed(compute, block, *keys[used], *values[used], dropout=scores.dropout)
+        parts = *before[0], *keys[used], *before[1], *values[used]
+        yield recomputed(compute, block, *parts, dropout=scores.dropout)
         first = positions.stop
 
 
@@ -236,8 +247,8 @@ def _block(
 ) -> Tensor:
     """Compute the output of one block of queries, [b, h, n, d].
 
-    The positions are those of the n queries among the keys. The parts are blocks of keys, then as
-    many blocks of values, [b, g, at most the size of a block, d] each. The mask is that of the
+    The positions are those of the n queries among the keys that follow the context. The parts are
+    blocks of keys, then as many blocks of values, [b, g, tokens, d] each. The mask is that of the
     keys, [b, 1, 1, t] bool.
     """
     count = len(parts) // 2
@@ -246,7 +257,8 @@ def _block(
         mask = block_bias(scores.bias, positions, key.shape[2], reads, key_mask)
         return _product(query, key, value, scores, mask)
     at = torch.arange(positions.start, positions.stop, device=query.device)[:, None]
-    mask = reads.within(at - torch.arange(key.shape[2], device=query.device))
+    own_keys = torch.arange(key.shape[2] - reads.context, device=query.device)
+    mask = F.pad(reads.within(at - own_keys), (reads.context, 0), value=True)
     if key_mask is not None:
         mask = mask & key_mask
     if scores.cap is not None:

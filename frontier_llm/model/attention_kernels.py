@@ -85,14 +85,18 @@ def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
     scores = replace(plain, bias=torch.empty(0)) if has_bias else plain
     separate = layout.documents == "separate"
     for layers in equal_layers(model, range(model.layers)):
-        window, in_encoder = model.layer_window(layers[0]), layers[0] < model.encoder_layers
+        (window, after), in_encoder = (
+            model.layer_bounds(layers[0]),
+            layers[0] < model.encoder_layers,
+        )
         sides = ["encoder" if in_encoder else "decoder"] if model.encoder_layers else []
         spans = [] if window is None else [f"window of {window} tokens"]
         tokens = lengths.encoder if in_encoder else lengths.decoder
-        reads = Reads(window, window if in_encoder else 1)
+        is_merged = model.merges_attention(layers[0])
+        reads = Reads(window, after, context=lengths.encoder * is_merged)
         name, side = ", ".join([*sides, *spans]) or "causal", model.side(layers[0])
-        yield _Kind(name, tokens, tokens, reads, scores, side, separate)
-        if model.encoder_layers == layers[0] > 0:
+        yield _Kind(name, tokens, tokens + reads.context, reads, scores, side, separate)
+        if model.encoder_layers == layers[0] > 0 and not is_merged:
             yield _Kind("cross", lengths.decoder, lengths.encoder, Reads(), plain, model)
 
 
@@ -107,8 +111,9 @@ def _call(
     model, tensor, dtype = kind.side, layout.grid.tensor, DTYPES[layout.precision]
     heads, key_heads = model.heads // tensor, model.kv_heads // tensor
     queries = min(query_block(device), kind.queries) if blocks else kind.queries
-    read = kind.reads.key_range(range(kind.queries - queries, kind.queries), kind.keys)
-    keys, is_causal = len(read), kind.reads.after == 1
+    own, last = kind.keys - kind.reads.context, range(kind.queries - queries, kind.queries)
+    keys = len(kind.reads.key_range(last, own)) + kind.reads.context
+    is_causal = kind.reads.after == 1
     has_bias = kind.scores.bias is not None
     is_masked = has_bias or blocks or not is_causal
     if repeats_heads(device, masked=is_masked):

@@ -54,6 +54,8 @@ _LAYER_MODULES = {
     "attention_norms.0": "attention_norm",
     "attention_norms.1": "attention_output_norm",
     "self_attention.linear_qkv": "attention.qkv",
+    "self_attention.linear_q": "attention.query",
+    "self_attention.linear_kv": "attention.key_value",
     "self_attention.linear_proj": "attention.output",
     "self_attention.norms.query": "attention.query_norm",
     "self_attention.norms.key": "attention.key_norm",
@@ -292,7 +294,7 @@ def _fused_rows(model: ModelConfig, name: str, parameter: nn.Parameter) -> tuple
     head, queries = model.head_dim, model.heads // model.kv_heads
     if name.endswith(".attention.qkv.weight"):
         return queries * head, head, head
-    if name.endswith(".cross_attention.key_value.weight"):
+    if name.endswith("attention.key_value.weight"):
         return head, head
     if name.endswith(".ffn.up.weight") and model.gated:
         return (parameter.shape[0] // 2,) * 2

@@ -58,6 +58,10 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Self-attention, or with `is_cross` the attention to the output of an encoder.
 
+    With `is_merged` one attention reads both (T5Gemma 2, arXiv:2512.14856): the same matrix makes
+    keys and values of the encoder's output and of the decoder's tokens, and only the latter keys
+    are rotated.
+
     Shapes have s query tokens, t key tokens, b samples, and on this tensor-parallel rank h heads of
     queries and g heads of keys, of width d. The rows of the fused matrix are ordered by head of
     keys: its queries, its key, its value.
@@ -71,9 +75,12 @@ class Attention(nn.Module):
         group: dist.ProcessGroup,
         *,
         is_cross: bool = False,
+        is_merged: bool = False,
         recompute: bool = False,
     ) -> None:
         super().__init__()
+        self._parts = group.size() if config.sequence_parallel else 1
+        self._is_merged = is_merged
         self.kernels, self._width, self._factor = kernels, model.head_dim, attention_factor(model)
         tensor = group.size()
         self._key_heads = model.kv_heads // tensor
@@ -97,7 +104,7 @@ class Attention(nn.Module):
             input_is_parallel=True,
             **(options | {"skip_bias_add": True}),
         )
-        if is_cross:
+        if is_cross or is_merged:
             self.linear_q = project(model.hidden, query)
             self.linear_kv = project(model.encoder.hidden, 2 * key)
         else:
@@ -118,7 +125,7 @@ class Attention(nn.Module):
         angles: Tensor | None = None,
         context: Tensor | None = None,
     ) -> Output:
-        """Compute attention of [s, b, hidden], or to the context, [t, b, the encoder's hidden].
+        """Compute attention of [s, b, hidden]; a context is [t, b, the encoder's hidden].
 
         The bias is that of `Scores`, the angles are those of `rotate`; None without rotation.
         """
@@ -129,7 +136,10 @@ class Attention(nn.Module):
     def heads(
         self, hidden: Tensor, angles: Tensor | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [s, b, h, d], keys and values [t, b, g, d]."""
+        """Return queries [s, b, h, d], keys and values [t, b, g, d].
+
+        If attention is merged, the keys of the context come first.
+        """
         key_heads, width = self._key_heads, self._width
         if context is None:
             fused = self.linear_qkv(hidden)[0].unflatten(2, (key_heads, -1))
@@ -137,12 +147,19 @@ class Attention(nn.Module):
             query = query.reshape(*query.shape[:2], -1, width)
         else:
             query = self.linear_q(hidden)[0].unflatten(2, (-1, width))
-            key, value = self.linear_kv(context)[0].unflatten(2, (key_heads, -1)).chunk(2, dim=3)
+            source = torch.cat([context, hidden]) if self._is_merged else context
+            fused = self.linear_kv(source)[0].unflatten(2, (key_heads, -1))
+            if self._is_merged and self._parts > 1:  # each rank's part of both, one after another
+                sizes, of_ranks = (len(context), len(hidden)), fused.unflatten(0, (self._parts, -1))
+                fused = torch.cat([x.flatten(0, 1) for x in of_ranks.split(sizes, dim=1)])
+            key, value = fused.chunk(2, dim=3)
         if self.norms is not None:
             query, key = self.norms(query, key)
         if angles is not None:
             function = compiled_rotate() if self.kernels.compiles_functions else rotate
-            query, key = function(query, key, angles, self._factor)
+            own = key[-len(query) :] if self._is_merged else key
+            query, own = function(query, own, angles, self._factor)
+            key = torch.cat([key[: -len(query)], own]) if self._is_merged else own
         return query, key, value
 
 
@@ -164,17 +181,19 @@ class Layer(nn.Module):
         group: dist.ProcessGroup,
         *,
         reads_encoder: bool = False,
+        is_merged: bool = False,
         recompute: bool = False,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self._is_merged = config, is_merged
         places = {"input": (True, False), "output": (False, True), "both": (True, True)}
         self._norms_input, self._norms_output = places[model.norm_placement]
         self._in_parallel = {"sequential": False, "parallel": True}[model.residual]
         attention = partial(Attention, config, model, kernels, group, recompute=recompute)
         count = self._norms_input + self._norms_output
         norms = [[Norm(config, kernels) for _ in range(count)] for _ in range(2 + reads_encoder)]
-        self.attention_norms, self.self_attention = nn.ModuleList(norms[0]), attention()
+        self.attention_norms = nn.ModuleList(norms[0])
+        self.self_attention = attention(is_merged=is_merged)
         if reads_encoder:
             self.cross_attention_norms = nn.ModuleList(norms[1])
             self.cross_attention = attention(is_cross=True)
@@ -198,6 +217,8 @@ class Layer(nn.Module):
         sequence parallelism the tokens are those of this tensor-parallel rank.
         """
         attend = partial(self.self_attention, reads=reads, bias=bias, angles=angles)
+        if self._is_merged:
+            attend = partial(attend, context=context)
         total = self._add(self.attention_norms, attend, hidden, hidden)
         if self._reads_encoder:
             cross = partial(self.cross_attention, reads=context_reads, context=context)

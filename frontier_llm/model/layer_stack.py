@@ -47,16 +47,17 @@ class LayerStack(nn.Module):
         self._attention = layout.attention
         recompute = {"none": None, "selective": "attention", "full": "layers"}[layout.recompute]
         self._recompute_layers = recompute == "layers"
-        self._causal = stack.name == "decoder"
         self._cap = model.attention_softcap
+        self._bounds = dict(map(model.layer_bounds, stack.layers))
         self._windows = [model.layer_window(number) for number in stack.layers]
+        self._is_merged = model.merges_attention(stack.layers[0])
         self.positions: RelativePositions | None = None
         if model.positions == "relative":
             self.positions = RelativePositions(
                 model.relative_buckets,
                 model.relative_distance,
                 model.heads // group.size(),
-                causal=self._causal,
+                causal=stack.name == "decoder",
                 dtype=config.params_dtype,
             )
         rotated = set(self._windows) if model.positions == "rotary" else ()
@@ -67,7 +68,8 @@ class LayerStack(nn.Module):
                 model,
                 kernels,
                 group,
-                reads_encoder=model.reads_encoder(number),
+                reads_encoder=model.reads_encoder(number) and not model.merges_attention(number),
+                is_merged=model.merges_attention(number),
                 recompute=recompute == "attention",
             )
             for number in stack.layers
@@ -89,6 +91,11 @@ class LayerStack(nn.Module):
         """
         parts = self._config.tensor_model_parallel_size if self._config.sequence_parallel else 1
         tokens = parts * hidden.shape[0]
+        if self._is_merged:
+            assert context is not None
+            assert context_reads is not None
+            of_context = parts * context.shape[0], context_reads.keys
+            reads = replace(reads, context=of_context[0], context_keys=of_context[1])
         bias = None if self.positions is None else self.positions()
         by_window = self.reads_by_window(reads, tokens, hidden.device, bias)
         turns = {window: self.angles(reads, tokens, window) for window in self._frequencies}
@@ -110,9 +117,11 @@ class LayerStack(nn.Module):
         """Return the angles of the tokens in layers with a window: [s, b or 1, 1, r] fp32.
 
         Positions are counted from the start of a sample, also if it has several documents: scores
-        depend on the difference of two positions alone.
+        depend on the difference of two positions alone, unless keys of a context are not rotated.
         """
         turns = self._frequencies[window]
+        if self._is_merged and reads.queries is not None:
+            return angles(turns, tokens)[reads.queries.positions.T].squeeze(2)
         if isinstance(reads.kernel, ContextPart):
             of_sample = angles(turns, reads.kernel.length)
             return of_sample[reads.kernel.tokens.T.to(of_sample.device)].squeeze(2)
@@ -127,8 +136,8 @@ class LayerStack(nn.Module):
         it would be compiled again, and without a gradient of the bias torch has better kernels.
         """
         by_window = {
-            window: replace(reads, before=window, after=1 if self._causal else window)
-            for window in set(self._windows)
+            window: replace(reads, before=window, after=after)
+            for window, after in self._bounds.items()
         }
         scores = Scores(cap=self._cap, bias=bias)
         if reads.kernel is None and uses_flex(self._attention, device) and torch.is_grad_enabled():

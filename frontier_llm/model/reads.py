@@ -55,6 +55,12 @@ class Documents:
         return torch.searchsorted(self._borders, at, right=True)
 
     @cached_property
+    def positions(self) -> Tensor:
+        """[b, tokens] int64, for each token its place in its document, from 0 on."""
+        at = torch.arange(self._tokens, device=self._borders.device)
+        return at - self._borders.long().gather(1, self.ids - 1)
+
+    @cached_property
     def is_first(self) -> Tensor:
         """[b, 1, 1, tokens] bool, true at the tokens of the first document."""
         return (self.ids == 1)[:, None, None, :]
@@ -75,6 +81,11 @@ class Reads:
     """The documents of the queries; None = all queries are of the first document."""
     keys: Documents | None = None
     """The documents of the keys; None = all keys are of the first document."""
+    context: int = 0
+    """The first so many keys are those of a context, to which the bounds do not apply. The queries'
+    own keys follow."""
+    context_keys: Documents | None = None
+    """The documents of the context; None = all of it is of the first document."""
     kernel: "Kernel | None" = None
     """The kernel that computes the attention; None = `attend` of attention.py."""
 
@@ -95,8 +106,12 @@ class Reads:
 
     @property
     def key_mask(self) -> Tensor | None:
-        """[b, 1, 1, t] bool, true at the keys that all queries read, if these are one document."""
-        return self.keys.is_first if self.queries is None and self.keys is not None else None
+        """[b, 1, 1, t] bool, true at the keys that all queries read, if these are one document.
+
+        With a context the keys are those of the context alone.
+        """
+        keys = self.context_keys if self.context else self.keys
+        return keys.is_first if self.queries is None and keys is not None else None
 
 
 class Kernel(Protocol):

@@ -56,6 +56,8 @@ class Attention(NamedTuple):
     """Whether keys and values come from the encoder."""
     layer: int = 0
     """Number of a layer with this attention, which decides whether it has a window."""
+    encoded: int = 0
+    """Those of the keys that come from the encoder, if self-attention reads them too."""
 
 
 class Scores(NamedTuple):
@@ -178,6 +180,9 @@ def _attentions(layout: ResolvedLayout, layer: int) -> list[Attention]:
     model, lengths = layout.model, layout.lengths
     if layer < model.encoder_layers:
         return [Attention(lengths.encoder, lengths.encoder, causal=False, layer=layer)]
+    if model.merges_attention(layer):
+        keys = lengths.decoder + lengths.encoder
+        return [Attention(lengths.decoder, keys, True, layer=layer, encoded=lengths.encoder)]
     tokens = lengths.decoder // layout.grid.context  # of this rank
     attentions = [Attention(tokens, tokens, causal=True, layer=layer)]
     if model.encoder_layers:
@@ -227,19 +232,20 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     key_width = model.kv_heads * model.head_dim // tensor
     queries, keys = samples * attention.queries, samples * attention.keys
     inputs: tuple[Product, ...]
-    if attention.cross:
+    if attention.cross or attention.encoded:
         inputs = (
             Product(queries, model.hidden, query_width),
             Product(keys, model.encoder.hidden, 2 * key_width),
         )
     else:
         inputs = (Product(queries, model.hidden, query_width + 2 * key_width),)
-    read_pairs = layout.read_share * samples * attention.queries * attention.keys
+    others = attention.keys if attention.cross else attention.encoded
+    read_pairs = layout.read_share * samples * attention.queries * others
     if not attention.cross:
         context, causal = layout.grid.context, attention.causal
         tokens = attention.queries * context
         pairs = score_pairs(model, attention.layer, tokens, layout.read_share, causal=causal)
-        read_pairs = samples * pairs / context
+        read_pairs += samples * pairs / context
         if context > 1 and not layout.exchanges_heads:  # other ranks wait for the one with most
             read_pairs *= layout.context_work.imbalance
     heads = 0 if attention.cross else queries * query_width + keys * key_width
@@ -255,6 +261,8 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     angles = 4 * rows * model.rotated_width if rotated else 0
     # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles
+    if attention.encoded:  # the tokens of both sides, as the input of one matrix
+        kept += keys * model.hidden // (tensor if layout.sequence_parallel else 1)
     # norms keep copies of queries and keys; a rotation of their results does not keep these
     kept += normalised if rotated else 2 * normalised
     output = Product(queries, query_width, model.hidden)

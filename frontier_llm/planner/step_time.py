@@ -296,6 +296,7 @@ def _matrices(layout: ResolvedLayout, chunks: tuple[ModelChunk, ...]) -> Iterato
                 continue
             side = model.side(int(shape.unit.removeprefix("layers.")))
             query, key = side.heads * side.head_dim, side.kv_heads * side.head_dim
-            fused = {"attention.qkv": (query, key, key), "cross_attention.key_value": (key, key)}
+            pair = dict.fromkeys(("attention.key_value", "cross_attention.key_value"), (key, key))
+            fused = {"attention.qkv": (query, key, key), **pair}
             for rows in fused.get(shape.module, (shape.shape[0],)):
                 yield rows, shape.shape[1]

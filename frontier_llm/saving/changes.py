@@ -278,6 +278,7 @@ def check_initial_model(config: RunConfig) -> None:
         _check_copies(model, stored, source)
         alone = {"kind": "gpt", "layers": model.encoder_layers, "encoder_layers": 0}
         alone |= {"encoder_embedding": False, "encoder_window": None, "start_token": 0}
+        alone |= {"cross_attention": "separate", "encoder_window_after": None}
         alone |= {f"encoder_{size}": None for size in SIZES}
         model = model.model_copy(update=alone)
         config = config.model_copy(update={"model": model})

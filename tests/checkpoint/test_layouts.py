@@ -21,7 +21,7 @@ from tests.checkpoint.crew import PATIENCE
 from tests.checkpoint.states import STATES, assemble, restore
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
-from tests.values import SIDES, TINY_T5, tiny_values
+from tests.values import SIDES, T5GEMMA2, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +57,7 @@ LAYOUTS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
 EVERY, SOME = tuple(LAYOUTS), ("one", "pipeline2_folded_zero3", "tensor2_pipeline2_chunks2_amsp")
 MODELS = {
     "tied": ((), SOME), "untied": (UNTIED, EVERY), "t5": (TINY_T5, SOME), "sides": (SIDES, SOME),
+    "t5gemma2": (T5GEMMA2, ("one", "tensor2_pipeline2_chunks2_amsp")),
 }  # fmt: skip
 """Overrides and layouts by model; every pair of its layouts is tested."""
 COVERED = (

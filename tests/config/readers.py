@@ -23,7 +23,8 @@ READERS = {
     "model/layer.py": "model.norm_placement model.residual model.attention_softcap"
     " model.attention_dropout model.qkv_bias",
     "model/build.py": "model.init_std model.zero_centred_norms",
-    "config/model.py": "model.scaled_attention model.score_width model.encoder_window",
+    "config/model.py": "model.scaled_attention model.score_width model.encoder_window"
+    " model.encoder_window_after model.cross_attention",
     "geometry/model_chunks.py": "model.encoder_layers",
     "geometry/resolved.py": "parallel.schedule parallel.layers_per_stage collectives.pairwise"
     " launch.ranks_per_node",

@@ -24,6 +24,7 @@ CHOOSERS = {
     "model.kind": "model/build.py",
     "model.positions": "model/chunk.py",
     "model.rotary_scaling": "model/rotary.py none",
+    "model.cross_attention": "config/model.py",
     "model.norm": "model/transformer.py",
     "model.norm_placement": "model/layer.py",
     "model.qk_norm": "model/layer.py",

@@ -26,7 +26,17 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 pytestmark = pytest.mark.slow
 
 BASES = {
-    "model": {"gemma2", "gemma3", "gpt", "llama", "llama3", "mt5", "qwen3", "t5gemma"},
+    "model": {
+        "gemma2",
+        "gemma3",
+        "gpt",
+        "llama",
+        "llama3",
+        "mt5",
+        "qwen3",
+        "t5gemma",
+        "t5gemma2",
+    },
     "checkpoint": {"base"},
     "cluster": set(OF_THIS_MACHINE),
 }

@@ -144,6 +144,10 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
         ("t5gemma_2b_2b", 5_596_853_760, 0),
         ("t5gemma_9b_9b", 20_333_401_088, 0),
         ("t5gemma_9b_2b", 12_292_375_296, 0),
+        # transformers' models of the released configurations, without those for images
+        ("t5gemma2_270m_270m", 368_424_192, 0),
+        ("t5gemma2_1b_1b", 1_697_782_016, 0),
+        ("t5gemma2_4b_4b", 7_089_110_016, 0),
         ("mt5_large", 1_229_581_312, 0),
         ("mt5_xl", 3_742_619_648, 0),
         ("mt5_xxl", 12_921_057_280, 0),

@@ -9,6 +9,7 @@ from tests.config.test_rules import _advised, _changed, _refusal
 
 GPT = ()
 T5 = ("model=mt5_tiny", "data=stdlib_spans", "parallel.pipeline=1")
+MERGED = ("model=t5gemma2_tiny", *T5[1:])
 
 # a row: the model, ranks, what is wrong, the key that is named
 REFUSED = {
@@ -34,6 +35,38 @@ REFUSED = {
             "data.global_batch": 64,
         },
         "parallel.tensor",
+    ),
+    "FlexAttention of merged attention": (MERGED, 4, {"attention": "flex"}, "attention"),
+    "relative positions of merged attention": (
+        MERGED,
+        4,
+        {"model.positions": "relative"},
+        "model.positions",
+    ),
+    "merged attention with norms over all heads": (
+        MERGED,
+        4,
+        {"model.qk_norm": "width", "model.zero_centred_norms": False},
+        "model.qk_norm",
+    ),
+    "merged attention to an encoder of another width": (
+        MERGED,
+        4,
+        {"model.encoder_embedding": True, "model.encoder_hidden": 512},
+        "model.encoder_hidden",
+    ),
+    "merged attention that is trained alone": (
+        MERGED,
+        4,
+        {"optimizer.cross_attention_steps": 5},
+        "optimizer.cross_attention_steps",
+    ),
+    "merged attention with context ranks": (MERGED, 4, {"parallel.context": 2}, "model.kind"),
+    "a key head that tensor ranks do not divide": (
+        MERGED,
+        4,
+        {"model.kv_heads": 1, "parallel.tensor": 2},
+        "model.kv_heads",
     ),
     "FlexAttention with dropout": (
         T5,

@@ -29,6 +29,7 @@ from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving import run_directory
 from frontier_llm.saving.changes import check_initial_model, check_initial_tokenizer
+from tests.convert.test_gemma import tensors_of
 from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps
@@ -94,6 +95,13 @@ THEIRS |= {
         "encoder": GEMMA_SIZES, "decoder": {**GEMMA_SIZES, "num_hidden_layers": 3},
         "vocab_size": ODD_VOCABULARY,
     }),
+    "t5gemma2": ("T5Gemma2ForConditionalGeneration", {
+        "encoder": {"text_config": GEMMA_SIZES, "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+        }, "mm_tokens_per_image": 4},
+        "decoder": {**GEMMA_SIZES, "num_hidden_layers": 3},
+    }),
     "gemma3_text": ("Gemma3ForCausalLM", {
         **GEMMA_SIZES, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
         "rope_parameters": {
@@ -145,8 +153,7 @@ def test_theirs_becomes_ours_and_theirs_again(kind: str, tmp_path: Path, capsys)
     assert main(["--from", "hf", str(theirs), str(tmp_path / "ours")]) == 0
     assert "logits differ by at most" in capsys.readouterr().out
     assert main(["--to", "hf", str(tmp_path / "ours"), str(tmp_path / "back")]) == 0
-    before = load_file(theirs / "model.safetensors")
-    after = load_file(tmp_path / "back" / "model.safetensors")
+    before, after = tensors_of(theirs), tensors_of(tmp_path / "back")
     assert before.keys() == after.keys() | {name for name in before if "embed_tokens" in name}
     for name, tensor in after.items():
         assert torch.equal(before[name], tensor), name
@@ -197,6 +204,15 @@ VARIANTS = {
         "data=stdlib_spans",
         *GEMMA,
         "model.encoder_window=5",
+        "model.window=4",
+        "model.score_width=24",
+    ),
+    "t5gemma2": (
+        "model=t5gemma2_tiny",
+        "data=stdlib_spans",
+        *GEMMA,
+        "model.encoder_window=2",
+        "model.encoder_window_after=3",
         "model.window=4",
         "model.score_width=24",
     ),

@@ -35,6 +35,9 @@ def test_each_model_has_the_kernel_of_its_scores(capability: str, kernel: str) -
         family = model.split("_")[0]
         if family == "mt5":
             assert kernels == {"encoder": relative, "decoder": relative, "cross": masked}, model
+        elif family == "t5gemma2":
+            assert {v for k, v in kernels.items() if "decoder" in k} == {window}, model
+            assert set(kernels.values()) == {masked, window}, model
         elif family in ("gemma2", "t5gemma"):  # capped scores, which only FlexAttention fuses
             assert set(kernels.values()) == {"matrix products, in blocks of queries"}, model
         elif family == "gemma3":

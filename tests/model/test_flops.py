@@ -14,7 +14,7 @@ from frontier_llm.launch.world import World
 from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import GEMMA3, SIDES, T5GEMMA, TINY_T5, tiny_values
+from tests.values import GEMMA3, SIDES, T5GEMMA, T5GEMMA2, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -42,14 +42,19 @@ def count(world: World, values: dict[str, Any], *, train: bool) -> float:
     return float(counter.get_total_flops())
 
 
-WHOLE = ["model.window=64", "model.encoder_window=64"]
+WHOLE = ["model.window=64", "model.encoder_window=64", "model.encoder_window_after=null"]
 ROTARY_T5 = [*T5, "model.positions=rotary", "model.kv_heads=2", "model.qk_norm=head"]
 
 
 @pytest.mark.parametrize(
     "model",
-    [*MODELS.values(), T5, ROTARY_T5, [*T5GEMMA, *WHOLE], [*SIDES, *WHOLE]],
-    ids=[*MODELS, "t5", "rotary_t5", "t5gemma", "sides"],
+    [
+        *MODELS.values(),
+        T5,
+        ROTARY_T5,
+        *([*model, *WHOLE] for model in (T5GEMMA, SIDES, T5GEMMA2)),
+    ],
+    ids=[*MODELS, "t5", "rotary_t5", "t5gemma", "sides", "t5gemma2"],
 )
 def test_forward_is_counted_exactly(model: list[str]) -> None:
     values = tiny_values(*model)

@@ -9,7 +9,7 @@ from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
 from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import GEMMA3, SIDES, T5GEMMA, TINY_T5, tiny_values
+from tests.values import GEMMA3, SIDES, T5GEMMA, T5GEMMA2, TINY_T5, tiny_values
 
 VARIANTS = {
     "gpt2": [],
@@ -26,6 +26,7 @@ VARIANTS = {
     "gemma3": [*GEMMA3, "model.layers=4"],
     "t5": list(TINY_T5),
     "t5gemma": list(T5GEMMA),
+    "t5gemma2": list(T5GEMMA2),
     "sides": list(SIDES),
 }  # fmt: skip
 

@@ -49,6 +49,10 @@ MODELS = {
         "model.encoder_window=21", "model.encoder_hidden=96", "model.encoder_heads=6",
         "model.encoder_kv_heads=3", "model.encoder_head_dim=24", "model.encoder_ffn=160",
     ),
+    "t5gemma2": (
+        "model=t5gemma2_4b_4b", "data=stdlib_spans", *GROUPED, "optimizer=adamw", "model.window=20",
+        "model.encoder_window=10", "model.encoder_window_after=11",
+    ),
 }  # fmt: skip
 
 

@@ -18,6 +18,13 @@ MODELS = {
     "layernorm": (),
     "rmsnorm": ("model.norm=rmsnorm", "model.activation=swiglu"),
     "encoder-decoder": T5,
+    "merged encoder-decoder": (
+        *T5,
+        "model.positions=rotary",
+        "model.kv_heads=2",
+        "model.qk_norm=head",
+        "model.cross_attention=merged",
+    ),
     "rotary encoder-decoder": (*T5, "model.positions=rotary", "model.kv_heads=2"),
     "unequal sides": (
         *T5,

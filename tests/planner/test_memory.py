@@ -19,7 +19,7 @@ from frontier_llm.saving.tier_writers import TierWriters
 from tests.planner.layouts import make
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import SIDES, T5GEMMA, tiny_values
+from tests.values import SIDES, T5GEMMA, T5GEMMA2, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +148,7 @@ LAYOUTS = [
     (4, ["parallel.tensor=2", "sharding=zero3", "model.tied=false"], "bf16"),
     (4, ["parallel.pipeline=2", "sharding=zero3", *T5GEMMA, "model.vocabulary=256"], "bf16"),
     (4, ["parallel.pipeline=4", *SIDES, "model.vocabulary=256"], "bf16"),
+    (4, ["parallel.pipeline=2", "sharding=zero3", *T5GEMMA2, "model.vocabulary=256"], "bf16"),
     (4, ["sharding=zero1", "model.activation=swiglu", "model.positions=rotary"], "bf16"),
 ]
 

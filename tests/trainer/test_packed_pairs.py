@@ -17,7 +17,7 @@ from frontier_llm.launch.world import World
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.trainer.test_parity import assemble, check_layout, first_gradients
-from tests.values import SIDES, T5GEMMA, TINY_T5, tiny_values
+from tests.values import SIDES, T5GEMMA, T5GEMMA2, TINY_T5, tiny_values
 
 TEXTS, DENOISERS = [9, 4, 12], (1, 2, 0)
 PACKED = (
@@ -26,7 +26,7 @@ PACKED = (
     "data.denoisers=[{rate: 0.3, span: 2}, {rate: 0.4, span: 3}, {rate: 0.5, span: null}]",
 )  # fmt: skip
 SIZES = ("model.layers=4", "model.encoder_layers=2", "model.vocabulary=256")
-MODELS = {"mt5": TINY_T5, "t5gemma": T5GEMMA, "sides": SIDES}
+MODELS = {"mt5": TINY_T5, "t5gemma": T5GEMMA, "sides": SIDES, "t5gemma2": T5GEMMA2}
 LAYOUTS = {
     "tensor2_sequence_selective": (
         2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=selective"],
@@ -119,7 +119,7 @@ def packed_alone(world: World, values: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", ["mt5", "sides"])
+@pytest.mark.parametrize("model", ["mt5", "sides", "t5gemma2"])
 def test_packed_texts_in_a_layout_equal_one_process(layout: str, model: str) -> None:
     packed = [*PACKED[:2], "data.sequence_length=16", "data.decoder_length=8"]
     models = {

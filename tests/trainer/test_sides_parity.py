@@ -1,16 +1,19 @@
-"""Encoder-decoders whose sides have dimensions of their own are the computation of one process."""
+"""Encoder-decoders with unequal sides, or with merged attention, compute what one process does."""
 
 import pytest
 
 from tests.trainer.test_parity import check_layout, compare
 from tests.trainer.test_sharding_parity import factors
 from tests.trainer.test_t5_parity import EIGHT, IN_3D, MODEL
-from tests.values import SIDES
+from tests.values import SIDES, T5GEMMA2
 
 pytestmark = pytest.mark.slow
 
 STEPS = 2
-MODELS = {"sides": [*MODEL, *SIDES, "optimizer.epsilon=1e-3"]}
+MODELS = {
+    "sides": [*MODEL, *SIDES, "optimizer.epsilon=1e-3"],
+    "t5gemma2": [*MODEL, *T5GEMMA2, "optimizer.epsilon=1e-3"],
+}
 LAYOUTS = {
     "tensor2_sequence_full": (
         2, ["parallel.tensor=2", "parallel.sequence=true", "recompute=full"],
@@ -30,12 +33,14 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_equals_one_process(layout: str) -> None:
-    check_layout(LAYOUTS, MODELS, layout, "sides", STEPS)
+def test_layout_equals_one_process(layout: str, model: str) -> None:
+    check_layout(LAYOUTS, MODELS, layout, model, STEPS)
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("cut", [(1, 2, 2), (2, 2, 2)], ids=["amsp", "zero3"])
-def test_cut_states_in_three_dimensions(cut: tuple[int, int, int]) -> None:
+def test_cut_states_in_three_dimensions(cut: tuple[int, int, int], model: str) -> None:
     overrides = [*IN_3D, EIGHT, "parallel.layers_per_stage=[3,1]", *factors(cut)]
-    compare(8, overrides, MODELS["sides"], STEPS)
+    compare(8, overrides, MODELS[model], STEPS)

@@ -12,7 +12,7 @@ from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_sharding_parity import chains, factors
 from tests.trainer.test_traffic import SeenCalls
-from tests.values import SIDES, T5GEMMA, THREE_LEVELS, TINY_T5, tiny_values
+from tests.values import SIDES, T5GEMMA, T5GEMMA2, THREE_LEVELS, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +36,7 @@ LAYOUTS = {
         8, ["parallel.pipeline=2", "parallel.chunks=2", "parallel.tensor=2"],
     ),
     "t5gemma_data4": (4, [*T5GEMMA]),
+    "t5gemma2_data4": (4, [*T5GEMMA2]),
     "sides_pipeline3_data2": (6, [*SIDES, "parallel.pipeline=3"]),
     "t5_pipeline2_tensor2_data2": (
         8, [*TINY_T5, "parallel.pipeline=2", "parallel.tensor=2", "data.micro_batch=2"],
@@ -124,6 +125,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
             "pipeline2_chunks2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive
         ),
         ("t5gemma_data4", "fp32", "plain"),
+        ("t5gemma2_data4", "fp32", "plain"),
         pytest.param("t5_pipeline2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive),
         *exhaustive(("untied", "bf16", "zeropp_feedback")),
         pytest.param("recompute", "fp32", "zeropp", marks=pytest.mark.exhaustive),

@@ -15,7 +15,7 @@ from frontier_llm.launch.world import World
 from tests.covering import covering
 from tests.ranks import in_turn, run_ranks
 from tests.trainer.rig import make_rig
-from tests.values import GEMMA3, SIDES, T5GEMMA, TINY_T5, tiny_values
+from tests.values import GEMMA3, SIDES, T5GEMMA, T5GEMMA2, TINY_T5, tiny_values
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +103,12 @@ LAYOUTS = {
     ],
     "t5gemma_sequence": [*T5GEMMA, "parallel.tensor=2", "parallel.sequence=true"],
     "t5gemma_pipeline": [*T5GEMMA, "parallel.tensor=2", "parallel.pipeline=2"],
+    "t5gemma2_tensor_recompute": [*T5GEMMA2, "parallel.tensor=2", "recompute=full"],
+    "t5gemma2_in_encoder": [
+        *T5GEMMA2, "parallel.tensor=2", "parallel.pipeline=2", "parallel.sequence=true",
+        "parallel.layers_per_stage=[1,3]",
+    ],
+    "t5gemma2_in_decoder": [*T5GEMMA2, "parallel.pipeline=2", "parallel.layers_per_stage=[3,1]"],
     "sides_in_encoder": [
         *SIDES, "parallel.tensor=2", "parallel.pipeline=2", "parallel.sequence=true",
         "parallel.layers_per_stage=[1,3]",
