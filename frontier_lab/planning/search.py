@@ -43,8 +43,8 @@ from frontier_llm.planner.estimate import (
     judged_seconds,
 )
 from frontier_llm.planner.layer_split import balanced_layers, has_unlike_layers
-from frontier_llm.planner.layout_time import LayoutTime
-from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
+from frontier_llm.planner.layout_time import LayoutTime, Rates
+from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes, peak_bytes
 from frontier_llm.planner.space import Order, legal_factors, with_grown_batch
 from frontier_llm.planner.step_time import step_time
 from frontier_llm.units import GIB, counted, format_bytes
@@ -252,6 +252,7 @@ def _bounded_cuts(
     """
     # the kinds of stages by tensor and context size, placement and layers of the model chunks
     stage_kinds: dict[tuple[int, int, Placement, object], StageKinds] = {}
+    rates: dict[StageKinds, Rates] = {}
     splits: dict[tuple[Cut, Placement], tuple[int, ...] | None] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
@@ -276,7 +277,7 @@ def _bounded_cuts(
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])
-        return _bounded_cut(candidate, order, found, cut)
+        return _bounded_cut(candidate, order, found, cut, rates)
 
     for order, cut in enumerate(all_cuts):
         progress("layouts", order / len(all_cuts))
@@ -306,8 +307,10 @@ def _balanced(
     return known[key]
 
 
-def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
-    """Return a cut with its bounds.
+def _bounded_cut(
+    candidate: Candidate, order: int, found: Found, cut: Cut, rates: dict[StageKinds, Rates]
+) -> _BoundedCut | None:
+    """Return a cut with its bounds; `rates` are those that are known.
 
     None if no sharding factors are legal, or if the cut does not fit into memory with any of them.
     `found.refused` then counts it.
@@ -321,7 +324,8 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
     peak = _least_peak(candidate, activations, found, cut)
     if peak is None:
         return None
-    time = LayoutTime(candidate)
+    time = LayoutTime(candidate, rates.get(candidate.stages))
+    rates[candidate.stages] = time.rates
     return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
 
 
@@ -368,7 +372,7 @@ def _fitting(
         candidate = base.with_factors(factors)
         if is_slow and front.beats(least_bytes(candidate, cut.activations), cut.min_seconds):
             continue
-        peak = fullest_of(candidate, cut.activations).total
+        peak = peak_bytes(candidate, cut.activations)
         if peak <= budget and not (is_slow and front.beats(peak, cut.min_seconds)):
             yield candidate, peak
 
@@ -381,12 +385,14 @@ def _least_peak(
     # Larger factors need less memory, except that sharded parameters and sharded gradients each
     # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
-    peaks = [fullest_of(candidate.with_factors(factors), activations) for factors in finest]
-    peak = min(peaks, key=lambda memory: memory.total)
-    if peak.total > budget_bytes(candidate):
+    candidates = [candidate.with_factors(factors) for factors in finest]
+    peaks = [peak_bytes(each, activations) for each in candidates]
+    least = min(peaks)
+    if least > budget_bytes(candidate):
+        peak = fullest_of(candidates[peaks.index(least)], activations)
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
-    return peak.total
+    return least
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:

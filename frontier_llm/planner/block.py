@@ -168,7 +168,8 @@ def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[B
             first = layers[0]
             kind = first < model.encoder_layers, model.layer_window(first)
             if kind not in blocks:
-                of_side = replace(layout, model=model.side(first))
+                side = model.side(first)
+                of_side = layout if side is model else replace(layout, model=side)
                 blocks[kind] = layer_block(of_side, _attentions(layout, first))
             of_chunk.append((blocks[kind], len(layers)))
     return found
@@ -312,7 +313,7 @@ def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
 def stages_activations(candidate: Candidate) -> list[Activations]:
     """Return the activations of every stage, which differ in a kind of stages only in `kept`."""
     kinds = candidate.stages
-    of_kinds = [_without_kept(candidate, kind.first, kind) for kind in kinds.kinds]
+    of_kinds = [_without_kept(candidate, kind) for kind in kinds.kinds]
     return [
         replace(of_kind, stage=stage, kept=_peak(candidate.layout, stage, of_kind))
         for stage, of_kind in enumerate(kinds.of_stages(of_kinds))
@@ -326,13 +327,24 @@ def stage_activations(
 
     With `is_least` the result is a lower bound, in which no weight gradients wait.
     """
-    found = _without_kept(candidate, stage, kind)
-    return replace(found, kept=_peak(candidate.layout, stage, found, is_least=is_least))
+    found = _without_kept(candidate, kind)
+    kept = _peak(candidate.layout, stage, found, is_least=is_least)
+    return replace(found, stage=stage, kept=kept)
 
 
-def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activations:
-    """Count everything but the bytes that a stage keeps of all micro-batches in flight."""
+def _without_kept(candidate: Candidate, kind: StageKind) -> Activations:
+    """Count everything but the bytes that a stage keeps of all micro-batches in flight.
+
+    The waiting weights and the other schedules of a search change nothing.
+    """
     layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
+    differ = layout.micro_batch, layout.recompute, layout.splits_backward, on_cpu
+    return candidate.stages.once(
+        ("activations", kind.first, *differ), lambda: _count(layout, kind, on_cpu=on_cpu)
+    )
+
+
+def _count(layout: ResolvedLayout, kind: StageKind, *, on_cpu: bool) -> Activations:
     of = layout.lengths
     compute_bytes, of_chunks = layout.compute_bytes, stage_blocks(layout, kind.chunks)
     loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
@@ -361,7 +373,7 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
         per_layer.append(int(min(kept, default=0) * compute_bytes))
         matrix.append(max(sizes, default=0) * compute_bytes)
     return Activations(
-        stage=stage,
+        stage=kind.first,
         kept=0,
         logits=logits * compute_bytes + min(4 * logits, loss_chunk),
         working=int(_working_bytes(layout, of_chunks, per_norm, on_cpu=on_cpu)),

@@ -4,16 +4,16 @@ Most stages of a large pipeline have equal layers, so the planner evaluates each
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.communicators import Communicator, TiedStages, communicators, tied_stages
+from frontier_llm.geometry.communicators import TiedStages, communicators, tied_stages
 from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, chunk_tables
@@ -68,8 +68,7 @@ class StageKinds:
 
     def __init__(self, layout: ResolvedLayout) -> None:
         self._layout = layout
-        self._communicators: dict[tuple[Factors, int], tuple[Communicator, ...]] = {}
-        self._states: dict[tuple[Factors, int], dict[str, int]] = {}
+        self._known: dict[Hashable, Any] = {}
         stages = range(layout.grid.pipeline)
         self._shapes = [_shape(layout.model, layout.chunks_of_stage(stage)) for stage in stages]
 
@@ -92,22 +91,24 @@ class StageKinds:
         """Sets of stages that hold copies of a parameter."""
         return tied_stages(self._layout)
 
-    def communicators(self, factors: Factors, stage: int) -> tuple[Communicator, ...]:
-        """Return the communicators of a stage's first rank. Results are cached for a search."""
-        key = (factors, stage)
-        if key not in self._communicators:
-            layout = self._layout.with_factors(factors)
-            self._communicators[key] = communicators(layout, stage, self.tied)
-        return self._communicators[key]
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return the result of `compute`, which is called once for all layouts with these kinds.
 
-    def state_bytes(
-        self, factors: Factors, kind: StageKind, count: Callable[[], dict[str, int]]
-    ) -> dict[str, int]:
-        """Return the bytes of model states of a kind, which `count` counts once for a search."""
-        key = (factors, kind.first)
-        if key not in self._states:
-            self._states[key] = count()
-        return self._states[key]
+        Such layouts, of which a search has many, differ only in what `key` names.
+        """
+        if key not in self._known:
+            self._known[key] = compute()
+        found: T = self._known[key]
+        return found
+
+    def communicator_bytes(self, factors: Factors, stage: int, channels: int) -> int:
+        """Return the bytes of the buffers of all communicators of a stage's first rank."""
+
+        def count() -> int:
+            created = communicators(self._layout.with_factors(factors), stage, self.tied)
+            return sum(communicator.buffer_bytes(channels) for communicator in created)
+
+        return self.once(("communicators", factors, stage, channels), count)
 
     @cached_property
     def by_stage(self) -> list[StageKind]:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Host, Seconds, Speed, chunk_seconds, host_times, with_host
+from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send, least_pass_seconds, pass_seconds
 
 SPLIT_SHARE = 0.04
@@ -101,17 +103,42 @@ class Passes:
         return sum(chunk.seconds for chunk in self.chunks) + self.exchange.seconds
 
 
-class LayoutTime:
-    """The seconds of a layout that do not depend on its sharding factors."""
+class Rates:
+    """What is equal for all layouts with the same kinds of stages on a cluster.
+
+    These are the speeds of the device, the CPU and the links, and the costs of model states.
+    """
 
     def __init__(self, candidate: Candidate) -> None:
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
-        self._kernels = candidate.config.kernels
         self.speed = Speed(cluster.device, layout.precision, self.engine.product_ratio)
         times = host_times(cluster.device, self.engine, layout.precision)
         self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
+        self._states: dict[tuple[Factors, int], StateCosts] = {}
+
+    def state_costs(self, candidate: Candidate, kind: StageKind) -> StateCosts:
+        """Return the costs of the model states of a kind of stage, which are predicted once."""
+        key = (candidate.factors, kind.first)
+        if key not in self._states:
+            costs = StateCosts(candidate, kind, self.groups, self.engine, self.speed)
+            self._states[key] = costs
+        return self._states[key]
+
+
+class LayoutTime:
+    """The seconds of a layout that do not depend on its sharding factors.
+
+    `rates` may be known from a layout with equal kinds of stages on the same cluster.
+    """
+
+    def __init__(self, candidate: Candidate, rates: Rates | None = None) -> None:
+        layout = candidate.layout
+        self._kernels = candidate.config.kernels
+        self.rates = rates = rates or Rates(candidate)
+        self.engine, self.speed = rates.engine, rates.speed
+        self.host, self.groups = rates.host, rates.groups
         self._stages = candidate.stages
         self._layout = layout
         chunks = [self._chunks(kind) for kind in candidate.stages.kinds]

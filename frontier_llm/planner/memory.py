@@ -6,13 +6,12 @@ that the allocator holds unused, is a share of all temporary memory.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, copied_bytes, host_pool
 from frontier_llm.geometry.model_chunks import has_shared_table
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -57,10 +56,16 @@ def stage_memory(
     candidate: Candidate, stage: int, activations: Activations | None = None
 ) -> StageMemory:
     """Predict the peak memory of a stage's ranks; its activations may be known already."""
-    layout, kind = candidate.layout, candidate.stages.by_stage[stage]
+    kind = candidate.stages.by_stage[stage]
     activations = activations or stage_activations(candidate, stage, kind)
-    states = _known_states(candidate, kind)
-    by_category = dict(states)
+    by_category = _device_bytes(candidate, kind, activations)
+    pool, copies = host_memory(candidate.config, candidate.layout, kind.first, by_category)
+    return StageMemory(stage, by_category, pool.size + copies)
+
+
+def _device_bytes(candidate: Candidate, kind: StageKind, activations: Activations) -> dict[str, int]:
+    """Return the bytes of `StageMemory.by_category` of the stage of these activations."""
+    layout, by_category = candidate.layout, dict(_known_states(candidate, kind))
     if layout.splits_backward:
         freed, logits, working = 0, activations.logits, activations.working
         reductions = _reductions(candidate, kind)
@@ -78,10 +83,12 @@ def stage_memory(
     calibration = candidate.config.cluster.device.calibration
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
-    by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
+    buffers = candidate.stages.communicator_bytes(
+        layout.factors, activations.stage, calibration.channels
+    )
+    by_category |= runtime_bytes(calibration, buffers)
     by_category["slack"] = int(slack)
-    pool, copies = host_memory(candidate.config, layout, kind.first, states)
-    return StageMemory(stage, by_category, pool.size + copies)
+    return by_category
 
 
 def host_memory(
@@ -101,11 +108,8 @@ def host_memory(
     return pool, copied_bytes(config, saved_bytes)
 
 
-def runtime_bytes(
-    calibration: CalibrationConfig, created: Iterable[Communicator]
-) -> dict[str, int]:
-    """Return the device memory that is no tensor of the program, by category."""
-    buffers = sum(communicator.buffer_bytes(calibration.channels) for communicator in created)
+def runtime_bytes(calibration: CalibrationConfig, buffers: int) -> dict[str, int]:
+    """Return the device memory that is no tensor of the program, with `buffers` of communicators."""
     return {
         "reserved": int(calibration.reserved_gib * GIB),
         "communicators": buffers,
@@ -134,8 +138,16 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
     )
 
 
+def peak_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:
+    """Return the total of `fullest_of`."""
+    by_stage = candidate.stages.by_stage
+    return max(
+        sum(_device_bytes(candidate, by_stage[kept.stage], kept).values()) for kept in activations
+    )
+
+
 def least_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:
-    """Return a lower bound on the total of `fullest_of`: model states and kept activations."""
+    """Return a lower bound on `peak_bytes`: model states and kept activations."""
     by_stage = candidate.stages.by_stage
     return max(
         sum(_known_states(candidate, by_stage[kept.stage]).values()) + kept.kept
@@ -146,7 +158,8 @@ def least_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int
 def _known_states(candidate: Candidate, kind: StageKind) -> dict[str, int]:
     """Return the bytes of model states by category; a search counts them once."""
     layout = candidate.layout
-    return candidate.stages.state_bytes(layout.factors, kind, lambda: _states(layout, kind))
+    key = ("states", layout.factors, kind.first)
+    return candidate.stages.once(key, lambda: _states(layout, kind))
 
 
 def kinds_activations(
@@ -161,10 +174,9 @@ def kinds_activations(
         return tuple(stage_activations(candidate, kind.first, kind) for kind in kinds.kinds)
     # Stages of a kind differ only in their kept activations and in their communicators.
     fullest: dict[tuple[int, int], Activations] = {}
-    calibration = candidate.config.cluster.device.calibration
+    channels = candidate.config.cluster.device.calibration.channels
     for activations in of_stages or stages_activations(candidate):
-        created = kinds.communicators(layout.factors, activations.stage)
-        buffers = runtime_bytes(calibration, created)["communicators"]
+        buffers = kinds.communicator_bytes(layout.factors, activations.stage, channels)
         key = kinds.by_stage[activations.stage].first, buffers
         if key not in fullest or activations.kept > fullest[key].kept:
             fullest[key] = activations

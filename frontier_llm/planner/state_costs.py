@@ -14,6 +14,8 @@ from functools import partial
 
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.geometry.formats import FP32, Format
+from frontier_llm.geometry.inventory import padded_vocabulary
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_tables
 from frontier_llm.geometry.partition import Digit, Hop
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
@@ -45,7 +47,7 @@ class StateCosts:
     `gather` are the gathers of all parameters for one forward pass, `gather_again` those for one
     backward pass, `scatter` the reduce-scatters of all gradients in one micro-batch. Once per step
     come `sums`, the reduce-scatters of the gradient shards along the optimizer digit and their sums
-    over replicas, and `refresh`, the gathers of updated parameters. `elements` are the parameters
+    over replicas, `tied`, and `refresh`, the gathers of updated parameters. `elements` are the parameters
     of the stage on one tensor rank, padding included.
     """
 
@@ -74,6 +76,7 @@ class StateCosts:
         )
         if engine.reduces_once and candidate.grid.pipeline > 1:
             self.sums, self.scatter = self._total((self.scatter, self.sums)), self._total(())
+        self.tied = tied_cost(candidate, kind, groups)
         self.refresh = self._total((self._refresh("optimizer"), self._refresh("grads")))
         params, owners = factors.params, factors.optimizer // factors.params
         gather_conversion = partial(self._gather_conversion, params, elements)
@@ -223,3 +226,22 @@ class StateCosts:
     def _sums_encoded(self) -> bool:
         """Whether sums over replicas are a reduce-scatter and a gather of encoded parts."""
         return self._formats.encodes_sums and self._engine.sums_bytes is None
+
+
+def tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
+    """Return the cost of summing the gradients of a tied table, once per step.
+
+    A tied table is both embedding and head. Stages with copies of it add up their gradients.
+    """
+    layout, model = candidate.layout, candidate.layout.model
+
+    def has_table(chunk: ModelChunk) -> bool:
+        return chunk.has_head or "embedding" in chunk_tables(model, chunk)
+
+    stages = [chunk.stage for chunk in filter(has_table, layout.model_chunks)]
+    distance = abs(stages[-1] - stages[0])
+    if not (model.tied and distance and any(map(has_table, kind.chunks))):
+        return Cost(0.0, "")
+    rows = padded_vocabulary(model, layout.grid.tensor) / layout.grid.tensor
+    shard_bytes = FP32_BYTES * (rows * model.hidden / candidate.factors.optimizer)
+    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)

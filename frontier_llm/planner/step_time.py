@@ -19,17 +19,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from frontier_llm.geometry.host_pool import STATE_BYTES
-from frontier_llm.geometry.inventory import chunk_parameters, padded_vocabulary
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_tables
+from frontier_llm.geometry.inventory import chunk_parameters
+from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.block import Product
 from frontier_llm.planner.candidate import Candidate, StageKind
-from frontier_llm.planner.communication import Cost, GridGroups
+from frontier_llm.planner.communication import Cost
 from frontier_llm.planner.compute import Speed
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
-from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
 
 NORM_BYTES = 4
@@ -149,7 +146,7 @@ class _Stage:
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
-        costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
+        costs = layout.rates.state_costs(candidate, passes.kind)
         conversions = costs.conversions
         accumulation = layout.accumulation_seconds(costs.elements)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
@@ -180,10 +177,9 @@ class _Stage:
         # the last backward pass hides sums over replicas, the next forward pass the refresh
         sums = self._exposed(costs.sums.seconds, backward, traffic)
         refresh = self._exposed(costs.refresh.seconds, forward, costs.gather.seconds)
-        tied = _tied_cost(candidate, passes.kind, layout.groups)
         update = update_seconds(candidate.layout, passes.kind.chunks, costs.elements, layout.speed)
         self.per_step = {
-            "reduce_states": sums + conversions.sums + tied.seconds,
+            "reduce_states": sums + conversions.sums + costs.tied.seconds,
             "refresh_params": refresh + conversions.refresh,
             "update": update + layout.host.step_seconds,
         }
@@ -194,7 +190,11 @@ class _Stage:
             Cost(sent_gather + sent_again, costs.gather.link),
             Cost(sent_reduce, costs.scatter.link),
         ]
-        self.costs_per_step = [Cost(sums, costs.sums.link), tied, Cost(refresh, costs.refresh.link)]
+        self.costs_per_step = [
+            Cost(sums, costs.sums.link),
+            costs.tied,
+            Cost(refresh, costs.refresh.link),
+        ]
 
     @property
     def seconds(self) -> float:
@@ -235,25 +235,6 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
         if cost.link:
             total[cost.link] += cost.seconds
     return dict(total)
-
-
-def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
-    """Return the cost of summing the gradients of a tied table, once per step.
-
-    A tied table is both embedding and head. Stages with copies of it add up their gradients.
-    """
-    layout, model = candidate.layout, candidate.layout.model
-
-    def has_table(chunk: ModelChunk) -> bool:
-        return chunk.has_head or "embedding" in chunk_tables(model, chunk)
-
-    stages = [chunk.stage for chunk in filter(has_table, layout.model_chunks)]
-    distance = abs(stages[-1] - stages[0])
-    if not (model.tied and distance and any(map(has_table, kind.chunks))):
-        return Cost(0.0, "")
-    rows = padded_vocabulary(model, layout.grid.tensor) / layout.grid.tensor
-    shard_bytes = FP32_BYTES * (rows * model.hidden / candidate.factors.optimizer)
-    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)
 
 
 def update_seconds(
