@@ -42,7 +42,7 @@ from frontier_llm.planner.estimate import (
     estimate,
     judged_seconds,
 )
-from frontier_llm.planner.layer_split import balanced_layers, has_unlike_layers
+from frontier_llm.planner.layer_split import balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime, Rates
 from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes, peak_bytes
 from frontier_llm.planner.space import Order, legal_factors, with_grown_batch
@@ -299,7 +299,7 @@ def _balanced(
     None also if all layers are alike: little is gained, and a search would take twice as long.
     """
     layout = even.candidate.layout
-    if not has_unlike_layers(layout.model):
+    if not even.time.rates.has_unlike_layers:
         return None
     key = (replace(even.cut, order=Order("1f1b", 0)), layout.placement)
     if key not in known:

@@ -20,9 +20,9 @@ Buffers for NVLink SHARP are not counted.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
@@ -42,8 +42,7 @@ ALL_RANKS, TENSOR, CONTEXT, STAGES = "all ranks", "tensor", "context", "stages"
 """Names of the groups of all ranks, of tensor ranks, of context ranks, and of pipeline stages."""
 
 
-@dataclass(frozen=True)
-class Communicator:
+class Communicator(NamedTuple):
     """A communicator of one rank."""
 
     name: str

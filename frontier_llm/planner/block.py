@@ -315,7 +315,7 @@ def stages_activations(candidate: Candidate) -> list[Activations]:
     kinds = candidate.stages
     of_kinds = [_without_kept(candidate, kind) for kind in kinds.kinds]
     return [
-        replace(of_kind, stage=stage, kept=_peak(candidate.layout, stage, of_kind))
+        replace(of_kind, stage=stage, kept=_peak(candidate, stage, of_kind))
         for stage, of_kind in enumerate(kinds.of_stages(of_kinds))
     ]
 
@@ -328,7 +328,7 @@ def stage_activations(
     With `is_least` the result is a lower bound, in which no weight gradients wait.
     """
     found = _without_kept(candidate, kind)
-    kept = _peak(candidate.layout, stage, found, is_least=is_least)
+    kept = _peak(candidate, stage, found, is_least=is_least)
     return replace(found, stage=stage, kept=kept)
 
 
@@ -385,17 +385,21 @@ def _count(layout: ResolvedLayout, kind: StageKind, *, on_cpu: bool) -> Activati
     )
 
 
-def _peak(layout: ResolvedLayout, stage: int, sizes: Activations, *, is_least: bool = False) -> int:
+def _peak(candidate: Candidate, stage: int, sizes: Activations, *, is_least: bool = False) -> int:
     """Return the peak bytes that a stage keeps for later actions of a step.
 
     With `is_least`, passes are counted in their order before backward passes are split.
     """
+    layout = candidate.layout
     if layout.schedule_name == "1f1b" and not layout.splits_backward:
         return sizes.passes[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
     # every schedule reaches its peak within the micro-batches of its steady state
     short = shortened(layout)
-    schedule = short.pass_order if is_least else short.schedule
-    return held(schedule, stage, sizes.passes, sizes.factors)
+    if layout.splits_backward and not is_least:
+        return held(short.schedule, stage, sizes.passes, sizes.factors)
+    key = ("passes", stage, sizes.passes, layout.schedule_name, short.micro_batches)
+    passes = sizes.passes
+    return candidate.stages.once(key, lambda: held(short.pass_order, stage, passes, passes))
 
 
 def _working_bytes(

@@ -14,7 +14,7 @@ from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import TiedStages, communicators, tied_stages
-from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
+from frontier_llm.geometry.flat_layout import unit_layouts
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, chunk_tables
 from frontier_llm.geometry.partition import Factors
@@ -75,14 +75,20 @@ class StageKinds:
     @cached_property
     def kinds(self) -> tuple[StageKind, ...]:
         """The distinct kinds, ordered by their first stage."""
-        found = []
+        found, known = [], dict[object, dict[str, int]]()  # sizes of the units of equal chunks
         for shape, count in Counter(self._shapes).items():
             first = self._shapes.index(shape)
             chunks = self._layout.chunks_of_stage(first)
-            sizes = {name: unit.size for name, unit in self._layouts(chunks).items()}
-            units = tuple(sorted(Counter(sizes.values()).items()))
-            chunk_units = tuple(_runs(self._layouts([chunk])) for chunk in chunks)
-            largest_table = max((sizes[name] for name in TABLES if name in sizes), default=0)
+            for of_chunk, chunk in zip(shape, chunks, strict=True):
+                if of_chunk not in known:
+                    known[of_chunk] = self._unit_sizes(chunk)
+            # two chunks of a stage may have the same table, as embedding and as head
+            named = [unit for of_chunk in shape for unit in known[of_chunk].items()]
+            tables = {name: size for name, size in named if name in TABLES}
+            sizes = [*tables.values(), *(size for name, size in named if name not in TABLES)]
+            units = tuple(sorted(Counter(sizes).items()))
+            chunk_units = tuple(_runs(known[of_chunk]) for of_chunk in shape)
+            largest_table = max(tables.values(), default=0)
             found.append(StageKind(first, count, chunks, units, chunk_units, largest_table))
         return tuple(found)
 
@@ -101,14 +107,14 @@ class StageKinds:
         found: T = self._known[key]
         return found
 
-    def communicator_bytes(self, factors: Factors, stage: int, channels: int) -> int:
+    def communicator_bytes(self, layout: ResolvedLayout, stage: int, channels: int) -> int:
         """Return the bytes of the buffers of all communicators of a stage's first rank."""
 
         def count() -> int:
-            created = communicators(self._layout.with_factors(factors), stage, self.tied)
+            created = communicators(layout, stage, self.tied)
             return sum(communicator.buffer_bytes(channels) for communicator in created)
 
-        return self.once(("communicators", factors, stage, channels), count)
+        return self.once(("communicators", layout.factors, stage, channels), count)
 
     @cached_property
     def by_stage(self) -> list[StageKind]:
@@ -120,9 +126,10 @@ class StageKinds:
         by_first = {kind.first: value for kind, value in zip(self.kinds, values, strict=True)}
         return [by_first[self._shapes.index(shape)] for shape in self._shapes]
 
-    def _layouts(self, chunks: Sequence[ModelChunk]) -> dict[str, FlatLayout]:
+    def _unit_sizes(self, chunk: ModelChunk) -> dict[str, int]:
         layout = self._layout
-        return unit_layouts(layout.model, chunks, layout.sequence_length, layout.grid.tensor)
+        units = unit_layouts(layout.model, [chunk], layout.sequence_length, layout.grid.tensor)
+        return {name: unit.size for name, unit in units.items()}
 
 
 @dataclass(frozen=True)
@@ -177,9 +184,9 @@ class Candidate:
         return self.layout.schedule_name + (f"+{waiting}" if waiting else "")
 
 
-def _runs(units: Mapping[str, FlatLayout]) -> tuple[UnitRun, ...]:
+def _runs(units: Mapping[str, int]) -> tuple[UnitRun, ...]:
     """Return the units of a model chunk, given by name in the order of the forward pass."""
-    sizes = groupby((_what(name), unit.size) for name, unit in units.items())
+    sizes = groupby((_what(name), size) for name, size in units.items())
     return tuple(UnitRun(what, size, len(list(equal))) for (what, size), equal in sizes)
 
 

@@ -30,11 +30,6 @@ Cost = Callable[[int, int], float]
 last. The first chunk has the embedding, the last one the head."""
 
 
-def has_unlike_layers(model: ModelConfig) -> bool:
-    """Return whether some layers have other operations than others."""
-    return len(equal_layers(model, range(model.layers))) > 1
-
-
 def balanced_layers(layout: ResolvedLayout, time: LayoutTime) -> Sizes | None:
     """Return the layers of each chunk for equal seconds of all stages, as far as layers allow.
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from frontier_llm.geometry.flops import has_unlike_layers
 from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.planner.candidate import Candidate, StageKind
@@ -116,6 +117,7 @@ class Rates:
         times = host_times(cluster.device, self.engine, layout.precision)
         self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
+        self.has_unlike_layers = has_unlike_layers(layout.model)
         self._states: dict[tuple[Factors, int], StateCosts] = {}
 
     def state_costs(self, candidate: Candidate, kind: StageKind) -> StateCosts:
@@ -141,6 +143,7 @@ class LayoutTime:
         self.host, self.groups = rates.host, rates.groups
         self._stages = candidate.stages
         self._layout = layout
+        self._known: dict[object, ChunkPasses] = {}  # by the content of the chunk
         chunks = [self._chunks(kind) for kind in candidate.stages.kinds]
         self.send = self._send_seconds(chunks)
         self.passes = [
@@ -223,7 +226,14 @@ class LayoutTime:
 
     def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
         outside = self.host.micro_batch_seconds / len(kind.chunks)
-        return tuple(self.chunk_passes(chunk, outside) for chunk in kind.chunks)
+        of_chunks = []
+        for chunk in kind.chunks:
+            layers = chunk.layers if self.rates.has_unlike_layers else range(len(chunk.layers))
+            content = layers, chunk.has_embedding, chunk.has_head
+            if content not in self._known:
+                self._known[content] = self.chunk_passes(chunk, outside)
+            of_chunks.append(self._known[content])
+        return tuple(of_chunks)
 
     def chunk_passes(self, chunk: ModelChunk, outside: float = 0.0) -> ChunkPasses:
         """Return the seconds of a micro-batch in a chunk, with those of the CPU outside layers."""

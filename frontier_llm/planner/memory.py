@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
@@ -63,7 +64,9 @@ def stage_memory(
     return StageMemory(stage, by_category, pool.size + copies)
 
 
-def _device_bytes(candidate: Candidate, kind: StageKind, activations: Activations) -> dict[str, int]:
+def _device_bytes(
+    candidate: Candidate, kind: StageKind, activations: Activations
+) -> dict[str, int]:
     """Return the bytes of `StageMemory.by_category` of the stage of these activations."""
     layout, by_category = candidate.layout, dict(_known_states(candidate, kind))
     if layout.splits_backward:
@@ -83,9 +86,8 @@ def _device_bytes(candidate: Candidate, kind: StageKind, activations: Activation
     calibration = candidate.config.cluster.device.calibration
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
-    buffers = candidate.stages.communicator_bytes(
-        layout.factors, activations.stage, calibration.channels
-    )
+    stage, channels = activations.stage, calibration.channels
+    buffers = candidate.stages.communicator_bytes(layout, stage, channels)
     by_category |= runtime_bytes(calibration, buffers)
     by_category["slack"] = int(slack)
     return by_category
@@ -176,7 +178,7 @@ def kinds_activations(
     fullest: dict[tuple[int, int], Activations] = {}
     channels = candidate.config.cluster.device.calibration.channels
     for activations in of_stages or stages_activations(candidate):
-        buffers = kinds.communicator_bytes(layout.factors, activations.stage, channels)
+        buffers = kinds.communicator_bytes(layout, activations.stage, channels)
         key = kinds.by_stage[activations.stage].first, buffers
         if key not in fullest or activations.kept > fullest[key].kept:
             fullest[key] = activations
@@ -241,8 +243,7 @@ def _reductions(candidate: Candidate, kind: StageKind) -> int:
     return gradients + int(buffered * element_bytes)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """Bytes at one moment of a backward pass."""
 
     freed: int
