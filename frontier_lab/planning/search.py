@@ -18,6 +18,7 @@ deterministic.
 import gc
 import heapq
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +47,7 @@ from frontier_llm.planner.layer_split import balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime, Rates
 from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes, peak_bytes
 from frontier_llm.planner.space import Order, legal_factors, with_grown_batch
-from frontier_llm.planner.step_time import step_time
+from frontier_llm.planner.step_time import step_seconds
 from frontier_llm.units import GIB, counted, format_bytes
 
 Progress = Callable[[str, float], None]
@@ -92,6 +93,11 @@ class ParetoFront(Generic[Item]):
         """Whether an item of the front takes at most `peak` bytes and at most `seconds`."""
         smaller = bisect_right(self._peaks, peak)  # items with at most `peak` bytes
         return smaller > 0 and self._seconds[smaller - 1] <= seconds
+
+    def room(self, seconds: float) -> float:
+        """Return the peak bytes from which on the front beats what takes `seconds`."""
+        fast = bisect_left(self._seconds, -seconds, key=operator.neg)
+        return self._peaks[fast] if fast < len(self._peaks) else math.inf
 
     def add(self, peak: int, seconds: float, item: Item) -> None:
         """Add an item unless the front beats it, and remove the items that it beats."""
@@ -173,7 +179,7 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
             continue
         entries = []
         for candidate, peak in _fitting(exact, slowest, front):
-            seconds = step_time(candidate, cut.time).seconds
+            seconds = step_seconds(candidate, cut.time)
             found.timed += 1
             front.add(peak, seconds, (candidate, exact))
             judged = judged_seconds(candidate, seconds, peak)
@@ -353,7 +359,7 @@ def _refined(
 def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
     """Whether lower bounds exclude the cut with each set of factors."""
     for candidate, peak in _fitting(cut, slowest, front):
-        seconds = step_time(candidate, cut.time, is_least=True).seconds
+        seconds = step_seconds(candidate, cut.time, is_least=True)
         if seconds < slowest or not front.beats(peak, seconds):
             return False
     return True
@@ -367,14 +373,15 @@ def _fitting(
     Factors are left out if bounds on their memory and on the time of the cut exclude them.
     """
     base, is_slow = cut.candidate, cut.min_seconds >= slowest
-    budget = budget_bytes(base)
+    limit: float = budget_bytes(base) + 1
     for factors in legal_factors(base.config, base.grid, base.factors):
         candidate = base.with_factors(factors)
-        if is_slow and front.beats(least_bytes(candidate, cut.activations), cut.min_seconds):
-            continue
-        peak = peak_bytes(candidate, cut.activations)
-        if peak <= budget and not (is_slow and front.beats(peak, cut.min_seconds)):
-            yield candidate, peak
+        if is_slow:
+            limit = min(limit, front.room(cut.min_seconds))
+        if least_bytes(candidate, cut.activations) < limit:
+            peak = peak_bytes(candidate, cut.activations, limit)
+            if peak < limit:
+                yield candidate, peak
 
 
 def _least_peak(
@@ -385,14 +392,16 @@ def _least_peak(
     # Larger factors need less memory, except that sharded parameters and sharded gradients each
     # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
-    candidates = [candidate.with_factors(factors) for factors in finest]
-    peaks = [peak_bytes(each, activations) for each in candidates]
-    least = min(peaks)
+    least, roomiest = math.inf, candidate
+    for each in map(candidate.with_factors, finest):
+        bytes_ = peak_bytes(each, activations, least)
+        if bytes_ < least:
+            least, roomiest = bytes_, each
     if least > budget_bytes(candidate):
-        peak = fullest_of(candidates[peaks.index(least)], activations)
+        peak = fullest_of(roomiest, activations)
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
-    return least
+    return int(least)
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.inventory import chunk_parameters
 from frontier_llm.geometry.model_chunks import ModelChunk, split_layers

@@ -88,15 +88,20 @@ class Passes:
     context: Cost
     exchange: Cost
 
-    @property
+    @cached_property
     def compute_forward(self) -> float:
         """Seconds of computation in the forward pass."""
         return sum(chunk.compute.forward for chunk in self.chunks)
 
-    @property
+    @cached_property
     def compute_backward(self) -> float:
         """Seconds of computation of all gradients, including recomputation."""
         return sum(chunk.backward_compute for chunk in self.chunks)
+
+    @cached_property
+    def waits(self) -> float:
+        """Seconds in which the device waits for its CPU."""
+        return sum(chunk.waits for chunk in self.chunks)
 
     @property
     def seconds(self) -> float:
@@ -143,6 +148,7 @@ class LayoutTime:
         self.host, self.groups = rates.host, rates.groups
         self._stages = candidate.stages
         self._layout = layout
+        self.splits_backward = layout.splits_backward
         self._known: dict[object, ChunkPasses] = {}  # by the content of the chunk
         chunks = [self._chunks(kind) for kind in candidate.stages.kinds]
         self.send = self._send_seconds(chunks)
@@ -174,9 +180,10 @@ class LayoutTime:
         If the schedule splits backward passes, its bubble is simulated without communication of
         model states. With it, the bubble grows like the actions for which other stages wait. For a
         lower bound (`is_least`), nothing is simulated. `seconds` has for each kind of stage the
-        seconds of one micro-batch, and `waited_for` those of forward passes and input gradients.
+        seconds of one micro-batch, and `waited_for` those of forward passes and input gradients,
+        which count only if backward passes are split.
         """
-        if not self._layout.splits_backward:
+        if not self.splits_backward:
             return self._closed_form(seconds)
         growth = max(waited_for) / max(self._waited_for(passes) for passes in self.passes)
         bubble = self._least_bubble_seconds if is_least else self._bubble_seconds

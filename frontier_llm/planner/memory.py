@@ -5,6 +5,7 @@ are counted for all micro-batches in flight. Temporary buffers are upper bounds.
 that the allocator holds unused, is a share of all temporary memory.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def host_memory(
 
 
 def runtime_bytes(calibration: CalibrationConfig, buffers: int) -> dict[str, int]:
-    """Return the device memory that is no tensor of the program, with `buffers` of communicators."""
+    """Return the device memory that is no tensor of the program; `buffers` of communicators."""
     return {
         "reserved": int(calibration.reserved_gib * GIB),
         "communicators": buffers,
@@ -140,12 +141,17 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
     )
 
 
-def peak_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:
-    """Return the total of `fullest_of`."""
-    by_stage = candidate.stages.by_stage
-    return max(
-        sum(_device_bytes(candidate, by_stage[kept.stage], kept).values()) for kept in activations
-    )
+def peak_bytes(
+    candidate: Candidate, activations: Sequence[Activations], limit: float = math.inf
+) -> int:
+    """Return the total of `fullest_of`, or if that is at least `limit`, any bound that also is."""
+    by_stage, peak = candidate.stages.by_stage, 0
+    for kept in activations:
+        of_stage = _device_bytes(candidate, by_stage[kept.stage], kept)
+        peak = max(peak, sum(of_stage.values()))
+        if peak >= limit:
+            break
+    return peak
 
 
 def least_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:

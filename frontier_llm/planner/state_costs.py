@@ -47,8 +47,8 @@ class StateCosts:
     `gather` are the gathers of all parameters for one forward pass, `gather_again` those for one
     backward pass, `scatter` the reduce-scatters of all gradients in one micro-batch. Once per step
     come `sums`, the reduce-scatters of the gradient shards along the optimizer digit and their sums
-    over replicas, `tied`, and `refresh`, the gathers of updated parameters. `elements` are the parameters
-    of the stage on one tensor rank, padding included.
+    over replicas, `tied`, and `refresh`, the gathers of updated parameters. `elements` are the
+    parameters of the stage on one tensor rank, padding included.
     """
 
     def __init__(

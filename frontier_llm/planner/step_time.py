@@ -15,8 +15,9 @@ gather of updated parameters), the gradient norm, the update, and waiting for ch
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import chunk_parameters
@@ -61,13 +62,21 @@ class StepTime:
         return self.parts["bubble"] / self.seconds
 
 
-def step_time(
-    candidate: Candidate, layout: LayoutTime | None = None, *, is_least: bool = False
-) -> StepTime:
-    """Predict the seconds of a step.
+def step_seconds(candidate: Candidate, layout: LayoutTime, *, is_least: bool = False) -> float:
+    """Predict the seconds of a step, without those of its parts.
 
-    `layout` has the times that do not depend on the sharding factors, if already computed. With
-    `is_least` the result is a lower bound, for which no schedule is simulated.
+    With `is_least` the result is a lower bound, for which no schedule is simulated.
+    """
+    stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
+    step = _pass_seconds(layout, stages, is_least=is_least)
+    step += max(sum(stage.per_step.values()) for stage in stages)
+    return step + checkpoint_stall_seconds(candidate, step)
+
+
+def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTime:
+    """Predict the seconds of a step and of its parts.
+
+    `layout` has the times that do not depend on the sharding factors, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -75,11 +84,7 @@ def step_time(
     layout = layout or LayoutTime(candidate)
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
     micro_batches = candidate.layout.micro_batches
-    all_passes = layout.pipeline_seconds(
-        [stage.seconds for stage in stages],
-        [stage.waited_for for stage in stages],
-        is_least=is_least,
-    )
+    all_passes = _pass_seconds(layout, stages)
     slowest = max(stages, key=lambda stage: stage.seconds)
     # the stage with the longest work after the passes
     last = max(stages, key=lambda stage: sum(stage.per_step.values()))
@@ -96,6 +101,14 @@ def step_time(
         actions=tuple(stage.actions for stage in stages),
         send=layout.send,
     )
+
+
+def _pass_seconds(
+    layout: LayoutTime, stages: Sequence["_Stage"], *, is_least: bool = False
+) -> float:
+    seconds = [stage.seconds for stage in stages]
+    waited_for = [stage.waited_for for stage in stages] if layout.splits_backward else []
+    return layout.pipeline_seconds(seconds, waited_for, is_least=is_least)
 
 
 def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float:
@@ -162,18 +175,12 @@ class _Stage:
             "compute": forward + backward,
             "tensor": passes.tensor.seconds,
             "context": passes.context.seconds,
-            "host": sum(chunk.waits for chunk in passes.chunks),
+            "host": passes.waits,
             "exchange": passes.exchange.seconds,
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
         }
-        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
-        self.actions = tuple(
-            _with_states(
-                chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation
-            )
-            for chunk in passes.chunks
-        )
+        self._chunks, self._states = passes.chunks, (gather, gather_again, reduce + accumulation)
         # the last backward pass hides sums over replicas, the next forward pass the refresh
         sums = self._exposed(costs.sums.seconds, backward, traffic)
         refresh = self._exposed(costs.refresh.seconds, forward, costs.gather.seconds)
@@ -196,9 +203,17 @@ class _Stage:
             Cost(refresh, costs.refresh.link),
         ]
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return sum(self.per_micro_batch.values())
+
+    @cached_property
+    def actions(self) -> tuple[ActionSeconds, ...]:
+        """Seconds of the actions in each chunk of one micro-batch."""
+        total = sum(chunk.seconds for chunk in self._chunks)
+        return tuple(
+            _with_states(chunk, chunk.seconds / total, *self._states) for chunk in self._chunks
+        )
 
     @property
     def waited_for(self) -> float:
