@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeVar
 from frontier_lab.planning.cuts import Cut, cuts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.pipeline_schedule import Placement
@@ -258,7 +259,7 @@ def _bounded_cuts(
     """
     # the kinds of stages by tensor and context size, placement and layers of the model chunks
     stage_kinds: dict[tuple[int, int, Placement, object], StageKinds] = {}
-    rates: dict[StageKinds, Rates] = {}
+    rates: dict[Grid, Rates] = {}
     splits: dict[tuple[Cut, Placement], tuple[int, ...] | None] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
@@ -314,7 +315,7 @@ def _balanced(
 
 
 def _bounded_cut(
-    candidate: Candidate, order: int, found: Found, cut: Cut, rates: dict[StageKinds, Rates]
+    candidate: Candidate, order: int, found: Found, cut: Cut, rates: dict[Grid, Rates]
 ) -> _BoundedCut | None:
     """Return a cut with its bounds; `rates` are those that are known.
 
@@ -330,8 +331,8 @@ def _bounded_cut(
     peak = _least_peak(candidate, activations, found, cut)
     if peak is None:
         return None
-    time = LayoutTime(candidate, rates.get(candidate.stages))
-    rates[candidate.stages] = time.rates
+    time = LayoutTime(candidate, rates.get(candidate.grid))
+    rates[candidate.grid] = time.rates
     return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
 
 
@@ -375,10 +376,10 @@ def _fitting(
     base, is_slow = cut.candidate, cut.min_seconds >= slowest
     limit: float = budget_bytes(base) + 1
     for factors in legal_factors(base.config, base.grid, base.factors):
-        candidate = base.with_factors(factors)
         if is_slow:
             limit = min(limit, front.room(cut.min_seconds))
-        if least_bytes(candidate, cut.activations) < limit:
+        if least_bytes(base, factors, cut.activations) < limit:
+            candidate = base.with_factors(factors)
             peak = peak_bytes(candidate, cut.activations, limit)
             if peak < limit:
                 yield candidate, peak

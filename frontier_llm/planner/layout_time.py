@@ -5,17 +5,16 @@ bound on the step with any sharding factors, and a search computes it once for a
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from frontier_llm.geometry.flops import has_unlike_layers
 from frontier_llm.geometry.model_chunks import ModelChunk
-from frontier_llm.geometry.partition import Factors
 from frontier_llm.planner.candidate import Candidate, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Host, Seconds, Speed, chunk_seconds, host_times, with_host
-from frontier_llm.planner.state_costs import StateCosts
+from frontier_llm.planner.state_costs import StateCosts, tied_distance
 from frontier_llm.planner.timeline import ActionSeconds, Send, least_pass_seconds, pass_seconds
 
 SPLIT_SHARE = 0.04
@@ -110,9 +109,10 @@ class Passes:
 
 
 class Rates:
-    """What is equal for all layouts with the same kinds of stages on a cluster.
+    """What is equal for all layouts on the same grid of ranks.
 
-    These are the speeds of the device, the CPU and the links, and the costs of model states.
+    These are the speeds of the device, the CPU and the links, the costs of model states, and the
+    passes of a model chunk.
     """
 
     def __init__(self, candidate: Candidate) -> None:
@@ -123,11 +123,12 @@ class Rates:
         self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
         self.has_unlike_layers = has_unlike_layers(layout.model)
-        self._states: dict[tuple[Factors, int], StateCosts] = {}
+        self.passes: dict[Hashable, ChunkPasses] = {}
+        self._states: dict[Hashable, StateCosts] = {}
 
     def state_costs(self, candidate: Candidate, kind: StageKind) -> StateCosts:
         """Return the costs of the model states of a kind of stage, which are predicted once."""
-        key = (candidate.factors, kind.first)
+        key = (candidate.factors, kind.units, tied_distance(candidate, kind))
         if key not in self._states:
             costs = StateCosts(candidate, kind, self.groups, self.engine, self.speed)
             self._states[key] = costs
@@ -137,7 +138,7 @@ class Rates:
 class LayoutTime:
     """The seconds of a layout that do not depend on its sharding factors.
 
-    `rates` may be known from a layout with equal kinds of stages on the same cluster.
+    `rates` may be known from a layout on the same grid, with the same model and cluster.
     """
 
     def __init__(self, candidate: Candidate, rates: Rates | None = None) -> None:
@@ -149,7 +150,6 @@ class LayoutTime:
         self._stages = candidate.stages
         self._layout = layout
         self.splits_backward = layout.splits_backward
-        self._known: dict[object, ChunkPasses] = {}  # by the content of the chunk
         chunks = [self._chunks(kind) for kind in candidate.stages.kinds]
         self.send = self._send_seconds(chunks)
         self.passes = [
@@ -232,14 +232,16 @@ class LayoutTime:
         return layout.micro_batches * slowest + others / layout.virtual_stages
 
     def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
+        layout, known = self._layout, self.rates.passes
         outside = self.host.micro_batch_seconds / len(kind.chunks)
+        of_layout = layout.micro_batch, layout.recompute, self.splits_backward, outside
         of_chunks = []
         for chunk in kind.chunks:
             layers = chunk.layers if self.rates.has_unlike_layers else range(len(chunk.layers))
-            content = layers, chunk.has_embedding, chunk.has_head
-            if content not in self._known:
-                self._known[content] = self.chunk_passes(chunk, outside)
-            of_chunks.append(self._known[content])
+            key = (*of_layout, layers, chunk.has_embedding, chunk.has_head)
+            if key not in known:
+                known[key] = self.chunk_passes(chunk, outside)
+            of_chunks.append(known[key])
         return tuple(of_chunks)
 
     def chunk_passes(self, chunk: ModelChunk, outside: float = 0.0) -> ChunkPasses:

@@ -9,6 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, copied_bytes, host_pool
 from frontier_llm.geometry.model_chunks import has_shared_table
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -69,7 +71,8 @@ def _device_bytes(
     candidate: Candidate, kind: StageKind, activations: Activations
 ) -> dict[str, int]:
     """Return the bytes of `StageMemory.by_category` of the stage of these activations."""
-    layout, by_category = candidate.layout, dict(_known_states(candidate, kind))
+    layout = candidate.layout
+    by_category = dict(_known_states(candidate, kind, layout.factors))
     if layout.splits_backward:
         freed, logits, working = 0, activations.logits, activations.working
         reductions = _reductions(candidate, kind)
@@ -154,20 +157,21 @@ def peak_bytes(
     return peak
 
 
-def least_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:
-    """Return a lower bound on `peak_bytes`: model states and kept activations."""
+def least_bytes(candidate: Candidate, factors: Factors, activations: Sequence[Activations]) -> int:
+    """Return a lower bound on `peak_bytes` with other factors: states and kept activations."""
     by_stage = candidate.stages.by_stage
     return max(
-        sum(_known_states(candidate, by_stage[kept.stage]).values()) + kept.kept
+        sum(_known_states(candidate, by_stage[kept.stage], factors).values()) + kept.kept
         for kept in activations
     )
 
 
-def _known_states(candidate: Candidate, kind: StageKind) -> dict[str, int]:
+def _known_states(candidate: Candidate, kind: StageKind, factors: Factors) -> dict[str, int]:
     """Return the bytes of model states by category; a search counts them once."""
     layout = candidate.layout
-    key = ("states", layout.factors, kind.first)
-    return candidate.stages.once(key, lambda: _states(layout, kind))
+    return candidate.stages.once(
+        ("states", factors, kind.first), lambda: _states(layout.with_factors(factors), kind)
+    )
 
 
 def kinds_activations(
@@ -298,10 +302,10 @@ class BackwardPeak:
         After a few equal layers, the buffers of reductions do not grow any more.
         """
         chunk, runs = self._kind.chunks[index], self._kind.chunk_units[index]
-        hops, in_flight = self._hops(), self._layout.units_in_flight
+        hops, in_flight = self._hops, self._layout.units_in_flight
         per_layer = self._activations.per_layer[index]
         logits = self._activations.logits if chunk.has_head else 0
-        working, under_way, freed = self._activations.working, self._left_over(), 0
+        working, under_way, freed = self._activations.working, deque(self._left_over), 0
         standing = self._tied_bytes(index)  # of a table that is also the head
         if logits:
             yield Moment(0, sum(under_way) + standing, logits, 0)
@@ -322,24 +326,26 @@ class BackwardPeak:
                     under_way.popleft()
             freed += run.count * per_layer if is_layer else 0
 
-    def _left_over(self) -> deque[int]:
-        """Return the buffers of reductions that an earlier backward pass has started.
+    @cached_property
+    def _left_over(self) -> list[int]:
+        """The buffers of reductions that an earlier backward pass has started.
 
         Reductions of sharded gradients end during the next backward pass: a reduction is waited for
         when `units_in_flight` later ones have started, or as many as it has collectives.
         """
         layout = self._layout
         if layout.factors.grads == 1 or layout.micro_batches * layout.virtual_stages == 1:
-            return deque()
-        limit = min(self._hops(), layout.units_in_flight)
+            return []
+        limit = min(self._hops, layout.units_in_flight)
         last = (
             islice((run.elements for run in runs for _ in range(run.count)), limit)
-            for runs in self._kind.chunk_units
+            for runs in dict.fromkeys(self._kind.chunk_units)
         )
-        return deque(max(([self._buffers(unit)[1] for unit in units] for units in last), key=sum))
+        return max(([self._buffers(unit)[1] for unit in units] for units in last), key=sum)
 
+    @cached_property
     def _hops(self) -> int:
-        """Return the largest number of collectives in which the gradients of a unit are reduced."""
+        """The largest number of collectives in which the gradients of a unit are reduced."""
         return max(1, len(self._layout.factors.collective_hops))
 
     def _buffers(self, elements: int) -> tuple[int, int]:

@@ -76,7 +76,7 @@ class StateCosts:
         )
         if engine.reduces_once and candidate.grid.pipeline > 1:
             self.sums, self.scatter = self._total((self.scatter, self.sums)), self._total(())
-        self.tied = tied_cost(candidate, kind, groups)
+        self.tied = self._tied(tied_distance(candidate, kind))
         self.refresh = self._total((self._refresh("optimizer"), self._refresh("grads")))
         params, owners = factors.params, factors.optimizer // factors.params
         gather_conversion = partial(self._gather_conversion, params, elements)
@@ -208,6 +208,15 @@ class StateCosts:
             for hop in self._hops(digit)
         )
 
+    def _tied(self, distance: int) -> Cost:
+        """Return the cost of summing the gradients of a tied table, once per step."""
+        layout = self._layout
+        if not distance:
+            return Cost(0.0, "")
+        rows = padded_vocabulary(layout.model, layout.grid.tensor) / layout.grid.tensor
+        shard_bytes = FP32_BYTES * (rows * layout.model.hidden / self._factors.optimizer)
+        return self._groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)
+
     def _total(self, costs: Iterable[Cost]) -> Cost:
         """Return the sum of costs, with the link of the cost that takes longest."""
         total = longest = Cost(0.0, self._groups.data(1, 1).link)
@@ -228,20 +237,18 @@ class StateCosts:
         return self._formats.encodes_sums and self._engine.sums_bytes is None
 
 
-def tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
-    """Return the cost of summing the gradients of a tied table, once per step.
+def tied_distance(candidate: Candidate, kind: StageKind) -> int:
+    """Return how many stages apart the copies of a tied table are; 0 = the kind sums none up.
 
     A tied table is both embedding and head. Stages with copies of it add up their gradients.
     """
-    layout, model = candidate.layout, candidate.layout.model
+    model, chunks = candidate.layout.model, candidate.layout.model_chunks
 
     def has_table(chunk: ModelChunk) -> bool:
         return chunk.has_head or "embedding" in chunk_tables(model, chunk)
 
-    stages = [chunk.stage for chunk in filter(has_table, layout.model_chunks)]
-    distance = abs(stages[-1] - stages[0])
-    if not (model.tied and distance and any(map(has_table, kind.chunks))):
-        return Cost(0.0, "")
-    rows = padded_vocabulary(model, layout.grid.tensor) / layout.grid.tensor
-    shard_bytes = FP32_BYTES * (rows * model.hidden / candidate.factors.optimizer)
-    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)
+    def count() -> int:
+        stages = [chunk.stage for chunk in filter(has_table, chunks)]
+        return abs(stages[-1] - stages[0]) * any(map(has_table, kind.chunks))
+
+    return candidate.stages.once(("tied", kind.first), count) if model.tied else 0

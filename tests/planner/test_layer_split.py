@@ -19,7 +19,6 @@ from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layer_split import LEAST_GAIN, cheapest_split, chunk_cost, stage_costs
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.state_costs import tied_cost
 from tests.planner.layouts import make
 from tests.values import SIDES, TINY_T5
 
@@ -120,8 +119,10 @@ def test_the_first_decoder_layer_costs_its_embedding():
 
 def test_stages_of_the_decoder_add_up_its_tied_table():
     candidate, _ = _costs(*SIDES, "parallel.layers_per_stage=[2,1,3,2]")
-    groups, kinds = LayoutTime(candidate).groups, candidate.stages.by_stage
-    seconds = [tied_cost(candidate, kind, groups).seconds for kind in kinds]
+    rates = LayoutTime(candidate).rates
+    seconds = [
+        rates.state_costs(candidate, kind).tied.seconds for kind in candidate.stages.by_stage
+    ]
     assert seconds[:2] == [0.0, 0.0]
     assert seconds[2] == seconds[3] > 0.0
 
