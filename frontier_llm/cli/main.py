@@ -1,6 +1,7 @@
 """Run the program `frontier-llm`: find the command that the first argument names, and call it."""
 
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -52,9 +53,17 @@ COMMANDS = {
 
 
 def load(name: str) -> ModuleType:
-    """Import the module of a command; frontier_lab is imported only by these names."""
-    command = COMMANDS[name]
-    return import_module(f"{command.package}.{command.module}")
+    """Import the module of a command; frontier_lab is imported only by these names.
+
+    The garbage collector would scan all modules again and again, and find nothing.
+    """
+    command, was_enabled = COMMANDS[name], gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"{command.package}.{command.module}")
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
