@@ -277,8 +277,7 @@ def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> tuple[Product, 
     return Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)
 
 
-@dataclass(frozen=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes of a stage's activations, which do not depend on the sharding factors."""
 
     stage: int
@@ -315,7 +314,7 @@ def stages_activations(candidate: Candidate) -> list[Activations]:
     kinds = candidate.stages
     of_kinds = [_without_kept(candidate, kind) for kind in kinds.kinds]
     return [
-        replace(of_kind, stage=stage, kept=_peak(candidate, stage, of_kind))
+        of_kind._replace(stage=stage, kept=_peak(candidate, stage, of_kind))
         for stage, of_kind in enumerate(kinds.of_stages(of_kinds))
     ]
 
@@ -329,7 +328,7 @@ def stage_activations(
     """
     found = _without_kept(candidate, kind)
     kept = _peak(candidate, stage, found, is_least=is_least)
-    return replace(found, stage=stage, kept=kept)
+    return found._replace(stage=stage, kept=kept)
 
 
 def _without_kept(candidate: Candidate, kind: StageKind) -> Activations:
@@ -394,12 +393,13 @@ def _peak(candidate: Candidate, stage: int, sizes: Activations, *, is_least: boo
     if layout.schedule_name == "1f1b" and not layout.splits_backward:
         return sizes.passes[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
     # every schedule reaches its peak within the micro-batches of its steady state
-    short = shortened(layout)
     if layout.splits_backward and not is_least:
-        return held(short.schedule, stage, sizes.passes, sizes.factors)
-    key = ("passes", stage, sizes.passes, layout.schedule_name, short.micro_batches)
+        return held(shortened(layout).schedule, stage, sizes.passes, sizes.factors)
     passes = sizes.passes
-    return candidate.stages.once(key, lambda: held(short.pass_order, stage, passes, passes))
+    key = ("passes", stage, passes, layout.schedule_name, layout.micro_batches)
+    return candidate.stages.once(
+        key, lambda: held(shortened(layout).pass_order, stage, passes, passes)
+    )
 
 
 def _working_bytes(

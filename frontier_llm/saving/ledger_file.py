@@ -26,7 +26,6 @@ from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.telemetry.jsonl import LEDGER, AppendedLines, lines_from_end
 
 
-
 class BlendSegment(BaseModel, extra="allow"):
     """The weights of the corpora from a sample on, as `Schedule.to_meta` writes them."""
 
