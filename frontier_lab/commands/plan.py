@@ -24,6 +24,7 @@ from frontier_lab.commands.planned_experiment import (
     keys_without_effect,
 )
 from frontier_lab.planning import search
+from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.plan_page import make_page
 from frontier_lab.planning.run_cost import run_cost
 from frontier_lab.planning.search import Found, Goal, Point
@@ -244,7 +245,7 @@ def _found_json(found: Found) -> dict[str, Any]:
     for layout in found.best:
         tokens = layout.candidate.config.planner.tokens
         cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
-        candidates.append(layout.to_json() | cost)
+        candidates.append(layout_json(layout) | cost)
     return {
         "candidates": candidates,
         "refused": dict(sorted(found.refused.items())),

@@ -18,15 +18,21 @@ deterministic.
 import gc
 import heapq
 import math
-import operator
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from frontier_lab.planning.bounds import (
+    Item,
+    ParetoFront,
+    least_activations,
+    least_bytes,
+    peak_bytes,
+)
 from frontier_lab.planning.cuts import Cut, cuts
+from frontier_lab.planning.plan_json import layout_json
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid
@@ -35,7 +41,7 @@ from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.planner.block import Activations, least_activations, stages_activations
+from frontier_llm.planner.block import Activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import (
     FREE_COST,
@@ -46,14 +52,13 @@ from frontier_llm.planner.estimate import (
 )
 from frontier_llm.planner.layer_split import balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime, Rates
-from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes, peak_bytes
+from frontier_llm.planner.memory import fullest_of, kinds_activations
 from frontier_llm.planner.space import Order, legal_factors, with_grown_batch
 from frontier_llm.planner.step_time import step_seconds
 from frontier_llm.units import GIB, counted, format_bytes
 
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
-Item = TypeVar("Item")
 PROGRESS_STEP = 0.01
 LEAST_KEPT = 10
 """Number of layouts that are kept at least, among which the roomiest of the fastest are found."""
@@ -79,42 +84,6 @@ class Found:
     others."""
 
 
-class ParetoFront(Generic[Item]):
-    """Items in ascending order of peak memory and in descending order of step time.
-
-    No item of the front is better than another one in both.
-    """
-
-    def __init__(self) -> None:
-        self._peaks: list[int] = []
-        self._seconds: list[float] = []
-        self._items: list[Item] = []
-
-    def beats(self, peak: int, seconds: float) -> bool:
-        """Whether an item of the front takes at most `peak` bytes and at most `seconds`."""
-        smaller = bisect_right(self._peaks, peak)  # items with at most `peak` bytes
-        return smaller > 0 and self._seconds[smaller - 1] <= seconds
-
-    def room(self, seconds: float) -> float:
-        """Return the peak bytes from which on the front beats what takes `seconds`."""
-        fast = bisect_left(self._seconds, -seconds, key=operator.neg)
-        return self._peaks[fast] if fast < len(self._peaks) else math.inf
-
-    def add(self, peak: int, seconds: float, item: Item) -> None:
-        """Add an item unless the front beats it, and remove the items that it beats."""
-        if self.beats(peak, seconds):
-            return
-        start = end = bisect_left(self._peaks, peak)
-        while end < len(self._peaks) and self._seconds[end] >= seconds:
-            end += 1
-        self._peaks[start:end] = [peak]
-        self._seconds[start:end] = [seconds]
-        self._items[start:end] = [item]
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
-
-
 @dataclass(frozen=True)
 class _BoundedCut:
     """A legal cut that may fit in memory, and its lower bounds for any sharding factors."""
@@ -123,7 +92,7 @@ class _BoundedCut:
     min_seconds: float
     min_peak: int
     order: int
-    """Position of the cut in the search space, which decides between cuts with equal bounds."""
+    """Position of the cut in the search space, which decides between equal cuts."""
     candidate: Candidate
     """The cut with arbitrary sharding factors."""
     time: LayoutTime
@@ -169,8 +138,8 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
     kept = max(LEAST_KEPT, config.planner.rows)
     # A heap of the best layouts, the worst of them first. The first three numbers are negative:
-    # judged seconds and bytes (or bytes and seconds), and the order in which layouts were found.
-    best: list[tuple[float, float, int, Candidate, _BoundedCut]] = []
+    # judged seconds and bytes (or bytes and seconds), and the place in the search space.
+    best: list[tuple[float, float, tuple[int, int], Candidate, _BoundedCut]] = []
     front: ParetoFront[tuple[Candidate, _BoundedCut]] = ParetoFront()
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
@@ -185,8 +154,9 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
             front.add(peak, seconds, (candidate, exact))
             judged = judged_seconds(candidate, seconds, peak)
             first, second = (peak, seconds) if by_memory else (judged, peak)
-            entries.append((-first, -second, -found.timed, candidate, exact))
-        # of a cut only the best factors count; the order of finding decides between equal ones
+            place = -cut.order, -found.timed
+            entries.append((-first, -second, place, candidate, exact))
+        # of a cut only the best factors count; the place decides between equal ones
         best += [max(entries, key=lambda entry: entry[:3])] if entries else []
         heapq.heapify(best)
         if len(best) > kept:
@@ -428,8 +398,8 @@ class Point:
         """Return the point as plain values, for `frontier-llm plan --json`."""
         return {
             "nodes": self.nodes,
-            "strong": self.strong.to_json() if self.strong else None,
-            "weak": self.weak.to_json() if self.weak else None,
+            "strong": layout_json(self.strong) if self.strong else None,
+            "weak": layout_json(self.weak) if self.weak else None,
             "strong_efficiency": self.strong_efficiency,
             "weak_efficiency": self.weak_efficiency,
         }

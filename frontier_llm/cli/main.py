@@ -53,17 +53,9 @@ COMMANDS = {
 
 
 def load(name: str) -> ModuleType:
-    """Import the module of a command; frontier_lab is imported only by these names.
-
-    The garbage collector would scan all modules again and again, and find nothing.
-    """
-    command, was_enabled = COMMANDS[name], gc.isenabled()
-    gc.disable()
-    try:
-        return import_module(f"{command.package}.{command.module}")
-    finally:
-        if was_enabled:
-            gc.enable()
+    """Import the module of a command; frontier_lab is imported only by these names."""
+    command = COMMANDS[name]
+    return import_module(f"{command.package}.{command.module}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +81,9 @@ def _dispatch(given: Sequence[str]) -> int:
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
     redirect_libraries(os.environ)
+    gc.disable()  # it would scan all modules again and again, and find nothing
     module = load(name)
+    gc.enable()
     return int(module.main(rest))
 
 

@@ -93,10 +93,9 @@ def chunk_parameters(
 ) -> Iterator[ParameterShape]:
     """Yield the parameters of one model chunk; learned positions have `sequence_length` rows.
 
-    Those inside of layers are left out without `of_layers`.
-
-    If several chunks need a parameter, it is yielded for each of them. This happens to a table that
-    is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
+    Those inside of layers are left out without `of_layers`. If several chunks need a parameter, it
+    is yielded for each of them. This happens to a table that is both embedding and head, and to the
+    relative positions of a stack (see `shared_parameters`).
     """
     tables, table = chunk_tables(model, chunk), (model.vocabulary, model.hidden)
     if "encoder_embedding" in tables:

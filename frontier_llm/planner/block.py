@@ -301,14 +301,6 @@ class Activations(NamedTuple):
     """For each model chunk, the bytes of the gradient of the largest matrix in a layer."""
 
 
-def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
-    """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
-    return tuple(
-        stage_activations(candidate, kind.first, kind, is_least=True)
-        for kind in candidate.stages.kinds
-    )
-
-
 def stages_activations(candidate: Candidate) -> list[Activations]:
     """Return the activations of every stage, which differ in a kind of stages only in `kept`."""
     kinds = candidate.stages
@@ -332,10 +324,7 @@ def stage_activations(
 
 
 def _without_kept(candidate: Candidate, kind: StageKind) -> Activations:
-    """Count everything but the bytes that a stage keeps of all micro-batches in flight.
-
-    The waiting weights and the other schedules of a search change nothing.
-    """
+    """Count everything but the bytes that a stage keeps of all micro-batches in flight."""
     layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
     differ = layout.micro_batch, layout.recompute, layout.splits_backward, on_cpu
     return candidate.stages.once(

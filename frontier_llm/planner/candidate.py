@@ -63,12 +63,26 @@ class StageKind:
         return sum(size * count for size, count in self.units)
 
 
-class StageKinds:
+class Memo:
+    """Results that many layouts of a search share."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what `compute` returned for this key, by which alone the layouts differ."""
+        if key not in self._known:
+            self._known[key] = compute()
+        found: T = self._known[key]
+        return found
+
+
+class StageKinds(Memo):
     """The kinds of stages in a layout, which do not depend on factors or on the micro-batch."""
 
     def __init__(self, layout: ResolvedLayout) -> None:
+        super().__init__()
         self._layout = layout
-        self._known: dict[Hashable, Any] = {}
         stages = range(layout.grid.pipeline)
         self._shapes = [_shape(layout.model, layout.chunks_of_stage(stage)) for stage in stages]
 
@@ -96,16 +110,6 @@ class StageKinds:
     def tied(self) -> TiedStages:
         """Sets of stages that hold copies of a parameter."""
         return tied_stages(self._layout)
-
-    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Return the result of `compute`, which is called once for all layouts with these kinds.
-
-        Such layouts, of which a search has many, differ only in what `key` names.
-        """
-        if key not in self._known:
-            self._known[key] = compute()
-        found: T = self._known[key]
-        return found
 
     def communicator_bytes(self, layout: ResolvedLayout, stage: int, channels: int) -> int:
         """Return the bytes of the buffers of all communicators of a stage's first rank."""

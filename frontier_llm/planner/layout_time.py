@@ -5,13 +5,13 @@ bound on the step with any sharding factors, and a search computes it once for a
 """
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from frontier_llm.geometry.flops import has_unlike_layers
 from frontier_llm.geometry.model_chunks import ModelChunk
-from frontier_llm.planner.candidate import Candidate, StageKind
+from frontier_llm.planner.candidate import Candidate, Memo, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Host, Seconds, Speed, chunk_seconds, host_times, with_host
 from frontier_llm.planner.state_costs import StateCosts, tied_distance
@@ -108,14 +108,11 @@ class Passes:
         return sum(chunk.seconds for chunk in self.chunks) + self.exchange.seconds
 
 
-class Rates:
-    """What is equal for all layouts on the same grid of ranks.
-
-    These are the speeds of the device, the CPU and the links, the costs of model states, and the
-    passes of a model chunk.
-    """
+class Rates(Memo):
+    """The speeds of the device, the CPU and the links for all layouts on the same grid."""
 
     def __init__(self, candidate: Candidate) -> None:
+        super().__init__()
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
         self.speed = Speed(cluster.device, layout.precision, self.engine.product_ratio)
@@ -123,16 +120,13 @@ class Rates:
         self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
         self.has_unlike_layers = has_unlike_layers(layout.model)
-        self.passes: dict[Hashable, ChunkPasses] = {}
-        self._states: dict[Hashable, StateCosts] = {}
 
     def state_costs(self, candidate: Candidate, kind: StageKind) -> StateCosts:
-        """Return the costs of the model states of a kind of stage, which are predicted once."""
-        key = (candidate.factors, kind.units, tied_distance(candidate, kind))
-        if key not in self._states:
-            costs = StateCosts(candidate, kind, self.groups, self.engine, self.speed)
-            self._states[key] = costs
-        return self._states[key]
+        """Return the costs of the model states of a kind of stage."""
+        return self.once(
+            (candidate.factors, kind.units, tied_distance(candidate, kind)),
+            lambda: StateCosts(candidate, kind, self.groups, self.engine, self.speed),
+        )
 
 
 class LayoutTime:
@@ -232,17 +226,15 @@ class LayoutTime:
         return layout.micro_batches * slowest + others / layout.virtual_stages
 
     def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
-        layout, known = self._layout, self.rates.passes
-        outside = self.host.micro_batch_seconds / len(kind.chunks)
+        layout, outside = self._layout, self.host.micro_batch_seconds / len(kind.chunks)
         of_layout = layout.micro_batch, layout.recompute, self.splits_backward, outside
-        of_chunks = []
-        for chunk in kind.chunks:
+
+        def passes(chunk: ModelChunk) -> ChunkPasses:
             layers = chunk.layers if self.rates.has_unlike_layers else range(len(chunk.layers))
             key = (*of_layout, layers, chunk.has_embedding, chunk.has_head)
-            if key not in known:
-                known[key] = self.chunk_passes(chunk, outside)
-            of_chunks.append(known[key])
-        return tuple(of_chunks)
+            return self.rates.once(key, lambda: self.chunk_passes(chunk, outside))
+
+        return tuple(map(passes, kind.chunks))
 
     def chunk_passes(self, chunk: ModelChunk, outside: float = 0.0) -> ChunkPasses:
         """Return the seconds of a micro-batch in a chunk, with those of the CPU outside layers."""

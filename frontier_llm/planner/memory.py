@@ -5,7 +5,6 @@ are counted for all micro-batches in flight. Temporary buffers are upper bounds.
 that the allocator holds unused, is a share of all temporary memory.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,17 +61,15 @@ def stage_memory(
     """Predict the peak memory of a stage's ranks; its activations may be known already."""
     kind = candidate.stages.by_stage[stage]
     activations = activations or stage_activations(candidate, stage, kind)
-    by_category = _device_bytes(candidate, kind, activations)
+    by_category = device_bytes(candidate, kind, activations)
     pool, copies = host_memory(candidate.config, candidate.layout, kind.first, by_category)
     return StageMemory(stage, by_category, pool.size + copies)
 
 
-def _device_bytes(
-    candidate: Candidate, kind: StageKind, activations: Activations
-) -> dict[str, int]:
+def device_bytes(candidate: Candidate, kind: StageKind, activations: Activations) -> dict[str, int]:
     """Return the bytes of `StageMemory.by_category` of the stage of these activations."""
     layout = candidate.layout
-    by_category = dict(_known_states(candidate, kind, layout.factors))
+    by_category = dict(known_states(candidate, kind, layout.factors))
     if layout.splits_backward:
         freed, logits, working = 0, activations.logits, activations.working
         reductions = _reductions(candidate, kind)
@@ -144,29 +141,7 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
     )
 
 
-def peak_bytes(
-    candidate: Candidate, activations: Sequence[Activations], limit: float = math.inf
-) -> int:
-    """Return the total of `fullest_of`, or if that is at least `limit`, any bound that also is."""
-    by_stage, peak = candidate.stages.by_stage, 0
-    for kept in activations:
-        of_stage = _device_bytes(candidate, by_stage[kept.stage], kept)
-        peak = max(peak, sum(of_stage.values()))
-        if peak >= limit:
-            break
-    return peak
-
-
-def least_bytes(candidate: Candidate, factors: Factors, activations: Sequence[Activations]) -> int:
-    """Return a lower bound on `peak_bytes` with other factors: states and kept activations."""
-    by_stage = candidate.stages.by_stage
-    return max(
-        sum(_known_states(candidate, by_stage[kept.stage], factors).values()) + kept.kept
-        for kept in activations
-    )
-
-
-def _known_states(candidate: Candidate, kind: StageKind, factors: Factors) -> dict[str, int]:
+def known_states(candidate: Candidate, kind: StageKind, factors: Factors) -> dict[str, int]:
     """Return the bytes of model states by category; a search counts them once."""
     layout = candidate.layout
     return candidate.stages.once(

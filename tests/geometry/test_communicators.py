@@ -1,6 +1,5 @@
 """Communicators per layout, and their buffers against sizes that users of NCCL have reported."""
 
-
 import pytest
 
 from frontier_llm.config.calibration import CalibrationConfig

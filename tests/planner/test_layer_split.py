@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
@@ -262,4 +263,4 @@ def test_a_search_prints_the_balanced_layers_it_prefers():
     splits = [layout.candidate.config.parallel.layers_per_stage for layout in found]
     assert splits[0] is not None
     assert None in splits
-    assert found[0].to_json()["layout"]["layers_per_stage"] == splits[0]
+    assert layout_json(found[0])["layout"]["layers_per_stage"] == splits[0]
