@@ -219,12 +219,8 @@ def held(schedule: Schedule, stage: int, kept: Sequence[int], operands: Sequence
         "input_gradients": [new - old for new, old in zip(operands, kept, strict=True)],
         "weight_gradients": [-size for size in operands],
     }
-    now = most = 0
-    for kind, virtual_stage, _ in schedule.actions[stage]:
-        now += changes[kind][virtual_stage]
-        if now > most:  # a search runs this loop a million times; `max` takes longer
-            most = now
-    return most
+    actions = schedule.actions[stage]
+    return max(accumulate(changes[kind][virtual_stage] for kind, virtual_stage, _ in actions))
 
 
 def _interleaved_order(stages: int, virtual_stages: int, micro_batches: int) -> ActionLists:

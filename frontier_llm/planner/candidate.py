@@ -6,7 +6,7 @@ Most stages of a large pipeline have equal layers, so the planner evaluates each
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
@@ -89,19 +89,20 @@ class StageKinds(Memo):
     @cached_property
     def kinds(self) -> tuple[StageKind, ...]:
         """The distinct kinds, ordered by their first stage."""
-        found, known = [], dict[object, dict[str, int]]()  # sizes of the units of equal chunks
+        found = []
         for shape, count in Counter(self._shapes).items():
             first = self._shapes.index(shape)
             chunks = self._layout.chunks_of_stage(first)
-            for of_chunk, chunk in zip(shape, chunks, strict=True):
-                if of_chunk not in known:
-                    known[of_chunk] = self._unit_sizes(chunk)
+            of_chunks = [
+                self.once(content, partial(self._unit_sizes, chunk))
+                for content, chunk in zip(shape, chunks, strict=True)
+            ]
             # two chunks of a stage may have the same table, as embedding and as head
-            named = [unit for of_chunk in shape for unit in known[of_chunk].items()]
+            named = [unit for sizes in of_chunks for unit in sizes.items()]
             tables = {name: size for name, size in named if name in TABLES}
             sizes = [*tables.values(), *(size for name, size in named if name not in TABLES)]
             units = tuple(sorted(Counter(sizes).items()))
-            chunk_units = tuple(_runs(known[of_chunk]) for of_chunk in shape)
+            chunk_units = tuple(map(_runs, of_chunks))
             largest_table = max(tables.values(), default=0)
             found.append(StageKind(first, count, chunks, units, chunk_units, largest_table))
         return tuple(found)

@@ -64,7 +64,7 @@ class ChunkPasses:
         """Seconds of the forward pass and of all gradients."""
         return self.actions.total(splits=self.splits)
 
-    @property
+    @cached_property
     def waits(self) -> float:
         """Seconds in which the device waits for its CPU."""
         return self.seconds - self.on_device.total(splits=self.splits)
@@ -96,11 +96,6 @@ class Passes:
     def compute_backward(self) -> float:
         """Seconds of computation of all gradients, including recomputation."""
         return sum(chunk.backward_compute for chunk in self.chunks)
-
-    @cached_property
-    def waits(self) -> float:
-        """Seconds in which the device waits for its CPU."""
-        return sum(chunk.waits for chunk in self.chunks)
 
     @property
     def seconds(self) -> float:

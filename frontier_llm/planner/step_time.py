@@ -160,7 +160,7 @@ class _Stage:
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
         costs = layout.rates.state_costs(candidate, passes.kind)
-        conversions = costs.conversions
+        conversions, tied = costs.conversions, costs.tied
         accumulation = layout.accumulation_seconds(costs.elements)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         sent_gather = self._exposed(costs.gather.seconds, forward)
@@ -175,7 +175,7 @@ class _Stage:
             "compute": forward + backward,
             "tensor": passes.tensor.seconds,
             "context": passes.context.seconds,
-            "host": passes.waits,
+            "host": sum(chunk.waits for chunk in passes.chunks),
             "exchange": passes.exchange.seconds,
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
@@ -186,7 +186,7 @@ class _Stage:
         refresh = self._exposed(costs.refresh.seconds, forward, costs.gather.seconds)
         update = update_seconds(candidate.layout, passes.kind.chunks, costs.elements, layout.speed)
         self.per_step = {
-            "reduce_states": sums + conversions.sums + costs.tied.seconds,
+            "reduce_states": sums + conversions.sums + tied.seconds,
             "refresh_params": refresh + conversions.refresh,
             "update": update + layout.host.step_seconds,
         }
@@ -197,11 +197,7 @@ class _Stage:
             Cost(sent_gather + sent_again, costs.gather.link),
             Cost(sent_reduce, costs.scatter.link),
         ]
-        self.costs_per_step = [
-            Cost(sums, costs.sums.link),
-            costs.tied,
-            Cost(refresh, costs.refresh.link),
-        ]
+        self.costs_per_step = [Cost(sums, costs.sums.link), tied, Cost(refresh, costs.refresh.link)]
 
     @cached_property
     def seconds(self) -> float:
