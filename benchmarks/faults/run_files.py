@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from frontier_llm.checkpoint.folders import FOLDER, committed, step_folders
-from frontier_llm.saving.ledger_file import LEDGER
-from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE
 
 Phase = Literal[
     "starting", "before the first checkpoint", "between saves", "during a save", "at the end"

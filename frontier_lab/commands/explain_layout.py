@@ -196,7 +196,8 @@ def _memory_table(layout: StateLayout) -> Table:
     for name, size in stored.items():
         table.add_row(name, format_bytes(size))
     device, created = layout.config.cluster.device, layout.communicators
-    runtime = runtime_bytes(device.calibration, created)
+    buffers = sum(each.buffer_bytes(device.calibration.channels) for each in created)
+    runtime = runtime_bytes(device.calibration, buffers)
     runtime[f"communicators ({_names(created)})"] = runtime.pop("communicators")
     for name, size in runtime.items():
         table.add_row(name, format_bytes(size))

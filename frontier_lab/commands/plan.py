@@ -18,14 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from frontier_lab.commands.plan_foreign import plan_file
-from frontier_lab.commands.plan_measured import compare
 from frontier_lab.commands.planned_experiment import (
     experiment_file,
     experiment_text,
     keys_without_effect,
 )
 from frontier_lab.planning import search
+from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.plan_page import make_page
 from frontier_lab.planning.run_cost import run_cost
 from frontier_lab.planning.search import Found, Goal, Point
@@ -34,7 +33,6 @@ from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose, format_layers
@@ -73,8 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     console = wide_console(stderr=options.json == "-")
     if options.table:
+        from frontier_lab.commands.plan_measured import compare  # most plans do not need it
+
         return compare(options, console)
     if options.foreign:
+        from frontier_lab.commands.plan_foreign import plan_file
+
         return plan_file(options, console, _short_parts)
     config = _configured(options.overrides, partial(console.print, soft_wrap=True))
     saved = None if options.save is None else experiment_file(options.save)
@@ -150,7 +152,10 @@ def _configured(overrides: Sequence[str], explain: Callable[[str], None]) -> Run
     config = configured(overrides, SEARCHED).config
     if assumed := assumed_cluster(config, overrides):
         explain(f"cluster: {assumed[0]}; for another one {assumed[1]}")
-    config = with_known_share(config, explain)
+    if config.data.documents == "separate":
+        from frontier_llm.data.read_share import with_known_share  # it imports NumPy
+
+        config = with_known_share(config, explain)
     warn_of_kept_defaults(config, overrides, lambda text: explain(f"warning: {text}"))
     return config
 
@@ -240,7 +245,7 @@ def _found_json(found: Found) -> dict[str, Any]:
     for layout in found.best:
         tokens = layout.candidate.config.planner.tokens
         cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
-        candidates.append(layout.to_json() | cost)
+        candidates.append(layout_json(layout) | cost)
     return {
         "candidates": candidates,
         "refused": dict(sorted(found.refused.items())),

@@ -17,6 +17,7 @@ from rich.table import Table
 from frontier_lab.commands.plan_measured import RANKS, candidate_of
 from frontier_lab.foreign.files import read_run, started
 from frontier_lab.foreign.foreign_run import ForeignRun
+from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.search import Found, Goal, search_all
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
@@ -82,8 +83,8 @@ def plan_file(
             "note: no published runs of this program were compared: its times have no band"
         )
     if options.json:
-        layouts = {name: [each.to_json() for each in one.best] for name, one in found.items()}
-        values = {"read": vars(run) | {"row": row}, "run": planned.to_json(), "errors": known}
+        layouts = {name: [layout_json(each) for each in one.best] for name, one in found.items()}
+        values = {"read": vars(run) | {"row": row}, "run": layout_json(planned), "errors": known}
         write_json(options.json, values | {"layouts": layouts})
     return 0
 

@@ -50,19 +50,23 @@ class Cut:
         """
         multiple = self.tensor * (2 * self.context if self.context > 1 else 1)
         sequence_parallel = self.tensor > 1 and config.data.sequence_length % multiple == 0
-        config = config.changed(
-            "parallel",
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            context=self.context,
-            chunks=self.chunks,
-            schedule=self.order.schedule,
-            waiting_weights=self.order.waiting_weights,
-            sequence=sequence_parallel,
-            layers_per_stage=self.layers_per_stage,
+        parallel = {
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+            "context": self.context,
+            "chunks": self.chunks,
+            "schedule": self.order.schedule,
+            "waiting_weights": self.order.waiting_weights,
+            "sequence": sequence_parallel,
+            "layers_per_stage": self.layers_per_stage,
+        }
+        return config.model_copy(
+            update={
+                "parallel": config.parallel.model_copy(update=parallel),
+                "data": config.data.model_copy(update={"micro_batch": self.micro_batch}),
+                "recompute": self.recompute,
+            }
         )
-        config = config.changed("data", micro_batch=self.micro_batch)
-        return config.model_copy(update={"recompute": self.recompute})
 
 
 def cuts(config: RunConfig, ranks: int, ranks_per_node: int) -> Iterator[Cut]:

@@ -18,22 +18,30 @@ deterministic.
 import gc
 import heapq
 import math
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from frontier_lab.planning.bounds import (
+    Item,
+    ParetoFront,
+    least_activations,
+    least_bytes,
+    peak_bytes,
+)
 from frontier_lab.planning.cuts import Cut, cuts
+from frontier_lab.planning.plan_json import layout_json
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.pipeline_schedule import Placement
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.planner.block import Activations, least_activations, stages_activations
+from frontier_llm.planner.block import Activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import (
     FREE_COST,
@@ -42,16 +50,15 @@ from frontier_llm.planner.estimate import (
     estimate,
     judged_seconds,
 )
-from frontier_llm.planner.layer_split import balanced_layers, has_unlike_layers
-from frontier_llm.planner.layout_time import LayoutTime
-from frontier_llm.planner.memory import fullest_of, kinds_activations, least_bytes
+from frontier_llm.planner.layer_split import balanced_layers
+from frontier_llm.planner.layout_time import LayoutTime, Rates
+from frontier_llm.planner.memory import fullest_of, kinds_activations
 from frontier_llm.planner.space import Order, legal_factors, with_grown_batch
-from frontier_llm.planner.step_time import step_time
+from frontier_llm.planner.step_time import step_seconds
 from frontier_llm.units import GIB, counted, format_bytes
 
 Progress = Callable[[str, float], None]
 """Function that is called with the name of the current phase and the share of it that is done."""
-Item = TypeVar("Item")
 PROGRESS_STEP = 0.01
 LEAST_KEPT = 10
 """Number of layouts that are kept at least, among which the roomiest of the fastest are found."""
@@ -77,37 +84,6 @@ class Found:
     others."""
 
 
-class ParetoFront(Generic[Item]):
-    """Items in ascending order of peak memory and in descending order of step time.
-
-    No item of the front is better than another one in both.
-    """
-
-    def __init__(self) -> None:
-        self._peaks: list[int] = []
-        self._seconds: list[float] = []
-        self._items: list[Item] = []
-
-    def beats(self, peak: int, seconds: float) -> bool:
-        """Whether an item of the front takes at most `peak` bytes and at most `seconds`."""
-        smaller = bisect_right(self._peaks, peak)  # items with at most `peak` bytes
-        return smaller > 0 and self._seconds[smaller - 1] <= seconds
-
-    def add(self, peak: int, seconds: float, item: Item) -> None:
-        """Add an item unless the front beats it, and remove the items that it beats."""
-        if self.beats(peak, seconds):
-            return
-        start = end = bisect_left(self._peaks, peak)
-        while end < len(self._peaks) and self._seconds[end] >= seconds:
-            end += 1
-        self._peaks[start:end] = [peak]
-        self._seconds[start:end] = [seconds]
-        self._items[start:end] = [item]
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
-
-
 @dataclass(frozen=True)
 class _BoundedCut:
     """A legal cut that may fit in memory, and its lower bounds for any sharding factors."""
@@ -116,7 +92,7 @@ class _BoundedCut:
     min_seconds: float
     min_peak: int
     order: int
-    """Position of the cut in the search space, which decides between cuts with equal bounds."""
+    """Position of the cut in the search space, which decides between equal cuts."""
     candidate: Candidate
     """The cut with arbitrary sharding factors."""
     time: LayoutTime
@@ -162,8 +138,8 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
     bounded_cuts.sort(key=lambda cut: (0.0 if by_memory else cut.min_seconds, cut.order))
     kept = max(LEAST_KEPT, config.planner.rows)
     # A heap of the best layouts, the worst of them first. The first three numbers are negative:
-    # judged seconds and bytes (or bytes and seconds), and the order in which layouts were found.
-    best: list[tuple[float, float, int, Candidate, _BoundedCut]] = []
+    # judged seconds and bytes (or bytes and seconds), and the place in the search space.
+    best: list[tuple[float, float, tuple[int, int], Candidate, _BoundedCut]] = []
     front: ParetoFront[tuple[Candidate, _BoundedCut]] = ParetoFront()
     for index, cut in enumerate(bounded_cuts):
         progress("factors", index / len(bounded_cuts))
@@ -173,13 +149,14 @@ def search(config: RunConfig, goal: Goal, progress: Progress = lambda *_: None) 
             continue
         entries = []
         for candidate, peak in _fitting(exact, slowest, front):
-            seconds = step_time(candidate, cut.time).seconds
+            seconds = step_seconds(candidate, cut.time)
             found.timed += 1
             front.add(peak, seconds, (candidate, exact))
             judged = judged_seconds(candidate, seconds, peak)
             first, second = (peak, seconds) if by_memory else (judged, peak)
-            entries.append((-first, -second, -found.timed, candidate, exact))
-        # of a cut only the best factors count; the order of finding decides between equal ones
+            place = -cut.order, -found.timed
+            entries.append((-first, -second, place, candidate, exact))
+        # of a cut only the best factors count; the place decides between equal ones
         best += [max(entries, key=lambda entry: entry[:3])] if entries else []
         heapq.heapify(best)
         if len(best) > kept:
@@ -252,6 +229,7 @@ def _bounded_cuts(
     """
     # the kinds of stages by tensor and context size, placement and layers of the model chunks
     stage_kinds: dict[tuple[int, int, Placement, object], StageKinds] = {}
+    rates: dict[Grid, Rates] = {}
     splits: dict[tuple[Cut, Placement], tuple[int, ...] | None] = {}
     all_cuts = list(cuts(config, goal.ranks, goal.ranks_per_node))
     least = count_parameters(config.model, config.data.sequence_length) * FP32_BYTES / goal.ranks
@@ -276,7 +254,7 @@ def _bounded_cuts(
         if key not in stage_kinds:
             stage_kinds[key] = StageKinds(layout)
         candidate = Candidate(cut_config, layout, stage_kinds[key])
-        return _bounded_cut(candidate, order, found, cut)
+        return _bounded_cut(candidate, order, found, cut, rates)
 
     for order, cut in enumerate(all_cuts):
         progress("layouts", order / len(all_cuts))
@@ -298,7 +276,7 @@ def _balanced(
     None also if all layers are alike: little is gained, and a search would take twice as long.
     """
     layout = even.candidate.layout
-    if not has_unlike_layers(layout.model):
+    if not even.time.rates.has_unlike_layers:
         return None
     key = (replace(even.cut, order=Order("1f1b", 0)), layout.placement)
     if key not in known:
@@ -306,8 +284,10 @@ def _balanced(
     return known[key]
 
 
-def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _BoundedCut | None:
-    """Return a cut with its bounds.
+def _bounded_cut(
+    candidate: Candidate, order: int, found: Found, cut: Cut, rates: dict[Grid, Rates]
+) -> _BoundedCut | None:
+    """Return a cut with its bounds; `rates` are those that are known.
 
     None if no sharding factors are legal, or if the cut does not fit into memory with any of them.
     `found.refused` then counts it.
@@ -321,7 +301,8 @@ def _bounded_cut(candidate: Candidate, order: int, found: Found, cut: Cut) -> _B
     peak = _least_peak(candidate, activations, found, cut)
     if peak is None:
         return None
-    time = LayoutTime(candidate)
+    time = LayoutTime(candidate, rates.get(candidate.grid))
+    rates[candidate.grid] = time.rates
     return _BoundedCut(cut, time.bound_seconds, peak, order, candidate, time, activations)
 
 
@@ -349,7 +330,7 @@ def _refined(
 def _is_excluded(cut: _BoundedCut, slowest: float, front: ParetoFront[Item]) -> bool:
     """Whether lower bounds exclude the cut with each set of factors."""
     for candidate, peak in _fitting(cut, slowest, front):
-        seconds = step_time(candidate, cut.time, is_least=True).seconds
+        seconds = step_seconds(candidate, cut.time, is_least=True)
         if seconds < slowest or not front.beats(peak, seconds):
             return False
     return True
@@ -363,14 +344,15 @@ def _fitting(
     Factors are left out if bounds on their memory and on the time of the cut exclude them.
     """
     base, is_slow = cut.candidate, cut.min_seconds >= slowest
-    budget = budget_bytes(base)
+    limit: float = budget_bytes(base) + 1
     for factors in legal_factors(base.config, base.grid, base.factors):
-        candidate = base.with_factors(factors)
-        if is_slow and front.beats(least_bytes(candidate, cut.activations), cut.min_seconds):
-            continue
-        peak = fullest_of(candidate, cut.activations).total
-        if peak <= budget and not (is_slow and front.beats(peak, cut.min_seconds)):
-            yield candidate, peak
+        if is_slow:
+            limit = min(limit, front.room(cut.min_seconds))
+        if least_bytes(base, factors, cut.activations) < limit:
+            candidate = base.with_factors(factors)
+            peak = peak_bytes(candidate, cut.activations, limit)
+            if peak < limit:
+                yield candidate, peak
 
 
 def _least_peak(
@@ -381,12 +363,16 @@ def _least_peak(
     # Larger factors need less memory, except that sharded parameters and sharded gradients each
     # need buffers. So the minimum is among the largest factors with and without such sharding.
     finest = {(factors.params > 1, factors.grads > 1): factors for factors in legal}.values()
-    peaks = [fullest_of(candidate.with_factors(factors), activations) for factors in finest]
-    peak = min(peaks, key=lambda memory: memory.total)
-    if peak.total > budget_bytes(candidate):
+    least, roomiest = math.inf, candidate
+    for each in map(candidate.with_factors, finest):
+        bytes_ = peak_bytes(each, activations, least)
+        if bytes_ < least:
+            least, roomiest = bytes_, each
+    if least > budget_bytes(candidate):
+        peak = fullest_of(roomiest, activations)
         _refuse(found, f"memory, most for {peak.largest}", f"{cut}: stage {peak.stage}")
         return None
-    return peak.total
+    return int(least)
 
 
 def _refuse(found: Found, reason: str, example: str) -> None:
@@ -412,8 +398,8 @@ class Point:
         """Return the point as plain values, for `frontier-llm plan --json`."""
         return {
             "nodes": self.nodes,
-            "strong": self.strong.to_json() if self.strong else None,
-            "weak": self.weak.to_json() if self.weak else None,
+            "strong": layout_json(self.strong) if self.strong else None,
+            "weak": layout_json(self.weak) if self.weak else None,
             "strong_efficiency": self.strong_efficiency,
             "weak_efficiency": self.weak_efficiency,
         }

@@ -1,6 +1,7 @@
 """Run the program `frontier-llm`: find the command that the first argument names, and call it."""
 
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -80,7 +81,9 @@ def _dispatch(given: Sequence[str]) -> int:
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
     redirect_libraries(os.environ)
+    gc.disable()  # it would scan all modules again and again, and find nothing
     module = load(name)
+    gc.enable()
     return int(module.main(rest))
 
 

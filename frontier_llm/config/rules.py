@@ -153,8 +153,10 @@ def _check_context(config: RunConfig) -> None:
 
 def _check_sides(config: RunConfig) -> None:
     """Check the dimensions of the decoder, and those of an encoder that has others."""
-    of_encoder = config.model_copy(update={"model": config.model.encoder})
-    for side, prefix in ((config, ""), (of_encoder, "encoder_")):
+    sides, encoder = [(config, "")], config.model.encoder
+    if encoder is not config.model:
+        sides.append((config.model_copy(update={"model": encoder}), "encoder_"))
+    for side, prefix in sides:
         _check_tensor(side, f"model.{prefix}")
         _check_positions(side, f"model.{prefix}")
 

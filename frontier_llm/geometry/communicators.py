@@ -20,9 +20,8 @@ Buffers for NVLink SHARP are not counted.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from typing import NamedTuple
 
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.inventory import shared_parameters
@@ -42,8 +41,7 @@ ALL_RANKS, TENSOR, CONTEXT, STAGES = "all ranks", "tensor", "context", "stages"
 """Names of the groups of all ranks, of tensor ranks, of context ranks, and of pipeline stages."""
 
 
-@dataclass(frozen=True)
-class Communicator:
+class Communicator(NamedTuple):
     """A communicator of one rank."""
 
     name: str
@@ -122,9 +120,10 @@ def tied_name(stages: tuple[int, ...]) -> str:
 
 def neighbours(layout: ResolvedLayout, stage: int) -> tuple[int, ...]:
     """Return the stages with which a stage exchanges messages, ascending."""
-    stages = [chunk.stage for chunk in layout.model_chunks]
-    pairs = [pair for pair in pairwise(stages) if stage in pair]
-    return tuple(sorted({other for pair in pairs for other in pair} - {stage}))
+    placement = layout.placement
+    own = [placement.chunk(stage, index) for index in range(placement.virtual_stages)]
+    next_to = {chunk + step for chunk in own for step in (-1, 1)} - {-1, placement.chunks}
+    return tuple(sorted({placement.stage(chunk) for chunk in next_to} - {stage}))
 
 
 def _merged(groups: Iterable[Communicator], grid: Grid) -> list[Communicator]:

@@ -74,6 +74,11 @@ def equal_layers(model: ModelConfig, layers: range) -> list[list[int]]:
     return list(parts.values())
 
 
+def has_unlike_layers(model: ModelConfig) -> bool:
+    """Return whether some layers have other operations than others."""
+    return len(equal_layers(model, range(model.layers))) > 1
+
+
 def score_pairs(
     model: ModelConfig, layer: int, tokens: int, read_share: float = 1.0, *, causal: bool
 ) -> float:

@@ -93,12 +93,13 @@ def layer_parameters(model: ModelConfig, layer: int) -> Iterator[ParameterShape]
 
 
 def chunk_parameters(
-    model: ModelConfig, chunk: ModelChunk, sequence_length: int
+    model: ModelConfig, chunk: ModelChunk, sequence_length: int, *, of_layers: bool = True
 ) -> Iterator[ParameterShape]:
     """Yield the parameters of one model chunk; learned positions have `sequence_length` rows.
 
-    If several chunks need a parameter, it is yielded for each of them. This happens to a table that
-    is both embedding and head, and to the relative positions of a stack (see `shared_parameters`).
+    Those inside of layers are left out without `of_layers`. If several chunks need a parameter, it
+    is yielded for each of them. This happens to a table that is both embedding and head, and to the
+    relative positions of a stack (see `shared_parameters`).
     """
     tables, table = chunk_tables(model, chunk), (model.vocabulary, model.hidden)
     if "encoder_embedding" in tables:
@@ -115,7 +116,7 @@ def chunk_parameters(
             shape = (model.relative_buckets, side.heads)
             name = f"{stack.positions}.weight"
             yield ParameterShape(name, shape, stack.positions_unit, 1, "embedding")
-        for layer in stack.layers:
+        for layer in stack.layers if of_layers else ():
             yield from layer_parameters(model, layer)
         if stack.ends:
             yield from _norm(side, stack.norm_unit, stack.norm_unit)
@@ -134,7 +135,8 @@ def shared_parameters(
     """
     chunks_by_name: defaultdict[str, list[ModelChunk]] = defaultdict(list)
     for chunk in chunks:
-        for shape in chunk_parameters(model, chunk, sequence_length=1):
+        # no two chunks have parameters of the same layer
+        for shape in chunk_parameters(model, chunk, sequence_length=1, of_layers=False):
             chunks_by_name[shape.name].append(chunk)
     return {name: tuple(owners) for name, owners in chunks_by_name.items() if len(owners) > 1}
 

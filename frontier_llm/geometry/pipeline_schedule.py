@@ -220,7 +220,7 @@ def held(schedule: Schedule, stage: int, kept: Sequence[int], operands: Sequence
         "weight_gradients": [-size for size in operands],
     }
     actions = schedule.actions[stage]
-    return max(accumulate(changes[action.kind][action.virtual_stage] for action in actions))
+    return max(accumulate(changes[kind][virtual_stage] for kind, virtual_stage, _ in actions))
 
 
 def _interleaved_order(stages: int, virtual_stages: int, micro_batches: int) -> ActionLists:

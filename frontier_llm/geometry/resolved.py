@@ -254,9 +254,9 @@ class ResolvedLayout:
 
     @property
     def boundary_bytes(self) -> float:
-        """Bytes of the largest message between stages for one micro-batch."""
-        of_borders = map(self.activation_traffic.boundary_bytes, self.model_chunks[1:])
-        return max(of_borders, default=0.0)
+        """Bytes of the largest message between stages for one micro-batch: the last one."""
+        _, *later = self.model_chunks
+        return self.activation_traffic.boundary_bytes(later[-1]) if later else 0.0
 
     def state_bytes(self, stage: int, data_rank: int | None = None) -> dict[str, int]:
         """Return the bytes of model states on a rank of a stage, by category.

@@ -170,7 +170,8 @@ def stage_blocks(layout: ResolvedLayout, chunks: Sequence[ModelChunk]) -> list[B
             first = layers[0]
             kind = first < model.encoder_layers, model.layer_window(first)
             if kind not in blocks:
-                of_side = replace(layout, model=model.side(first))
+                side = model.side(first)
+                of_side = layout if side is model else replace(layout, model=side)
                 blocks[kind] = layer_block(of_side, _attentions(layout, first))
             of_chunk.append((blocks[kind], len(layers)))
     return found
@@ -284,8 +285,7 @@ def _feed_forward(model: ModelConfig, rows: int, tensor: int) -> tuple[Product, 
     return Product(rows, model.hidden, first_width), Product(rows, width, model.hidden)
 
 
-@dataclass(frozen=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes of a stage's activations, which do not depend on the sharding factors."""
 
     stage: int
@@ -309,20 +309,12 @@ class Activations:
     """For each model chunk, the bytes of the gradient of the largest matrix in a layer."""
 
 
-def least_activations(candidate: Candidate) -> tuple[Activations, ...]:
-    """Return lower bounds on `kinds_activations`, without the lists of split backward passes."""
-    return tuple(
-        stage_activations(candidate, kind.first, kind, is_least=True)
-        for kind in candidate.stages.kinds
-    )
-
-
 def stages_activations(candidate: Candidate) -> list[Activations]:
     """Return the activations of every stage, which differ in a kind of stages only in `kept`."""
     kinds = candidate.stages
-    of_kinds = [_without_kept(candidate, kind.first, kind) for kind in kinds.kinds]
+    of_kinds = [_without_kept(candidate, kind) for kind in kinds.kinds]
     return [
-        replace(of_kind, stage=stage, kept=_peak(candidate.layout, stage, of_kind))
+        of_kind._replace(stage=stage, kept=_peak(candidate, stage, of_kind))
         for stage, of_kind in enumerate(kinds.of_stages(of_kinds))
     ]
 
@@ -334,13 +326,21 @@ def stage_activations(
 
     With `is_least` the result is a lower bound, in which no weight gradients wait.
     """
-    found = _without_kept(candidate, stage, kind)
-    return replace(found, kept=_peak(candidate.layout, stage, found, is_least=is_least))
+    found = _without_kept(candidate, kind)
+    kept = _peak(candidate, stage, found, is_least=is_least)
+    return found._replace(stage=stage, kept=kept)
 
 
-def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activations:
+def _without_kept(candidate: Candidate, kind: StageKind) -> Activations:
     """Count everything but the bytes that a stage keeps of all micro-batches in flight."""
     layout, on_cpu = candidate.layout, candidate.config.cluster.device.kind == "cpu"
+    differ = layout.micro_batch, layout.recompute, layout.splits_backward, on_cpu
+    return candidate.stages.once(
+        ("activations", kind.first, *differ), lambda: _count(layout, kind, on_cpu=on_cpu)
+    )
+
+
+def _count(layout: ResolvedLayout, kind: StageKind, *, on_cpu: bool) -> Activations:
     of = layout.lengths
     compute_bytes, of_chunks = layout.compute_bytes, stage_blocks(layout, kind.chunks)
     loss_chunk = CPU_LOSS_CHUNK_BYTES if on_cpu else LOSS_CHUNK_BYTES
@@ -369,7 +369,7 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
         per_layer.append(int(min(kept, default=0) * compute_bytes))
         matrix.append(max(sizes, default=0) * compute_bytes)
     return Activations(
-        stage=stage,
+        stage=kind.first,
         kept=0,
         logits=logits * compute_bytes + min(4 * logits, loss_chunk),
         working=int(_working_bytes(layout, of_chunks, per_norm, on_cpu=on_cpu)),
@@ -381,17 +381,22 @@ def _without_kept(candidate: Candidate, stage: int, kind: StageKind) -> Activati
     )
 
 
-def _peak(layout: ResolvedLayout, stage: int, sizes: Activations, *, is_least: bool = False) -> int:
+def _peak(candidate: Candidate, stage: int, sizes: Activations, *, is_least: bool = False) -> int:
     """Return the peak bytes that a stage keeps for later actions of a step.
 
     With `is_least`, passes are counted in their order before backward passes are split.
     """
+    layout = candidate.layout
     if layout.schedule_name == "1f1b" and not layout.splits_backward:
         return sizes.passes[0] * min(layout.grid.pipeline - stage, layout.micro_batches)
     # every schedule reaches its peak within the micro-batches of its steady state
-    short = shortened(layout)
-    schedule = short.pass_order if is_least else short.schedule
-    return held(schedule, stage, sizes.passes, sizes.factors)
+    if layout.splits_backward and not is_least:
+        return held(shortened(layout).schedule, stage, sizes.passes, sizes.factors)
+    passes = sizes.passes
+    key = ("passes", stage, passes, layout.schedule_name, layout.micro_batches)
+    return candidate.stages.once(
+        key, lambda: held(shortened(layout).pass_order, stage, passes, passes)
+    )
 
 
 def _working_bytes(

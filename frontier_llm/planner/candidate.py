@@ -4,17 +4,17 @@ Most stages of a large pipeline have equal layers, so the planner evaluates each
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.communicators import Communicator, TiedStages, communicators, tied_stages
-from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
+from frontier_llm.geometry.communicators import TiedStages, communicators, tied_stages
+from frontier_llm.geometry.flat_layout import unit_layouts
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, chunk_tables
 from frontier_llm.geometry.partition import Factors
@@ -63,13 +63,26 @@ class StageKind:
         return sum(size * count for size, count in self.units)
 
 
-class StageKinds:
+class Memo:
+    """Results that many layouts of a search share."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what `compute` returned for this key, by which alone the layouts differ."""
+        if key not in self._known:
+            self._known[key] = compute()
+        found: T = self._known[key]
+        return found
+
+
+class StageKinds(Memo):
     """The kinds of stages in a layout, which do not depend on factors or on the micro-batch."""
 
     def __init__(self, layout: ResolvedLayout) -> None:
+        super().__init__()
         self._layout = layout
-        self._communicators: dict[tuple[Factors, int], tuple[Communicator, ...]] = {}
-        self._states: dict[tuple[Factors, int], dict[str, int]] = {}
         stages = range(layout.grid.pipeline)
         self._shapes = [_shape(layout.model, layout.chunks_of_stage(stage)) for stage in stages]
 
@@ -80,10 +93,17 @@ class StageKinds:
         for shape, count in Counter(self._shapes).items():
             first = self._shapes.index(shape)
             chunks = self._layout.chunks_of_stage(first)
-            sizes = {name: unit.size for name, unit in self._layouts(chunks).items()}
-            units = tuple(sorted(Counter(sizes.values()).items()))
-            chunk_units = tuple(_runs(self._layouts([chunk])) for chunk in chunks)
-            largest_table = max((sizes[name] for name in TABLES if name in sizes), default=0)
+            of_chunks = [
+                self.once(content, partial(self._unit_sizes, chunk))
+                for content, chunk in zip(shape, chunks, strict=True)
+            ]
+            # two chunks of a stage may have the same table, as embedding and as head
+            named = [unit for sizes in of_chunks for unit in sizes.items()]
+            tables = {name: size for name, size in named if name in TABLES}
+            sizes = [*tables.values(), *(size for name, size in named if name not in TABLES)]
+            units = tuple(sorted(Counter(sizes).items()))
+            chunk_units = tuple(map(_runs, of_chunks))
+            largest_table = max(tables.values(), default=0)
             found.append(StageKind(first, count, chunks, units, chunk_units, largest_table))
         return tuple(found)
 
@@ -92,22 +112,14 @@ class StageKinds:
         """Sets of stages that hold copies of a parameter."""
         return tied_stages(self._layout)
 
-    def communicators(self, factors: Factors, stage: int) -> tuple[Communicator, ...]:
-        """Return the communicators of a stage's first rank. Results are cached for a search."""
-        key = (factors, stage)
-        if key not in self._communicators:
-            layout = self._layout.with_factors(factors)
-            self._communicators[key] = communicators(layout, stage, self.tied)
-        return self._communicators[key]
+    def communicator_bytes(self, layout: ResolvedLayout, stage: int, channels: int) -> int:
+        """Return the bytes of the buffers of all communicators of a stage's first rank."""
 
-    def state_bytes(
-        self, factors: Factors, kind: StageKind, count: Callable[[], dict[str, int]]
-    ) -> dict[str, int]:
-        """Return the bytes of model states of a kind, which `count` counts once for a search."""
-        key = (factors, kind.first)
-        if key not in self._states:
-            self._states[key] = count()
-        return self._states[key]
+        def count() -> int:
+            created = communicators(layout, stage, self.tied)
+            return sum(communicator.buffer_bytes(channels) for communicator in created)
+
+        return self.once(("communicators", layout.factors, stage, channels), count)
 
     @cached_property
     def by_stage(self) -> list[StageKind]:
@@ -119,9 +131,10 @@ class StageKinds:
         by_first = {kind.first: value for kind, value in zip(self.kinds, values, strict=True)}
         return [by_first[self._shapes.index(shape)] for shape in self._shapes]
 
-    def _layouts(self, chunks: Sequence[ModelChunk]) -> dict[str, FlatLayout]:
+    def _unit_sizes(self, chunk: ModelChunk) -> dict[str, int]:
         layout = self._layout
-        return unit_layouts(layout.model, chunks, layout.sequence_length, layout.grid.tensor)
+        units = unit_layouts(layout.model, [chunk], layout.sequence_length, layout.grid.tensor)
+        return {name: unit.size for name, unit in units.items()}
 
 
 @dataclass(frozen=True)
@@ -176,9 +189,9 @@ class Candidate:
         return self.layout.schedule_name + (f"+{waiting}" if waiting else "")
 
 
-def _runs(units: Mapping[str, FlatLayout]) -> tuple[UnitRun, ...]:
+def _runs(units: Mapping[str, int]) -> tuple[UnitRun, ...]:
     """Return the units of a model chunk, given by name in the order of the forward pass."""
-    sizes = groupby((_what(name), unit.size) for name, unit in units.items())
+    sizes = groupby((_what(name), size) for name, size in units.items())
     return tuple(UnitRun(what, size, len(list(equal))) for (what, size), equal in sizes)
 
 

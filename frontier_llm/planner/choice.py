@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
+from frontier_llm.geometry.flops import has_unlike_layers
 from frontier_llm.geometry.grid import data_ranks_per_node
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -16,7 +17,6 @@ from frontier_llm.planner.layer_split import (
     GAIN_OF_EQUAL_LAYERS,
     LEAST_GAIN,
     balanced_layers,
-    has_unlike_layers,
 )
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, fullest, fullest_of, kinds_activations

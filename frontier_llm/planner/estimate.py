@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from frontier_llm.geometry.flops import step_hardware_flops, step_model_flops
 from frontier_llm.planner.block import Activations
@@ -87,56 +86,6 @@ class Estimate:
     def hfu(self) -> float | None:
         """`hardware_tflops` as a share of the peak of the device; None = the peak is unknown."""
         return self._share(self.hardware_tflops)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the prediction as plain values, for `frontier-llm plan --json`."""
-        config, parallel = self.candidate.config, self.candidate.config.parallel
-        return {
-            "layout": {
-                "nodes": self.candidate.grid.nodes,
-                "ranks": self.candidate.grid.size,
-                "tensor": parallel.tensor,
-                "pipeline": parallel.pipeline,
-                "context": self.candidate.grid.context,
-                "chunks": parallel.chunks,
-                "schedule": self.candidate.layout.schedule_name,
-                "waiting_weights": self.candidate.layout.waiting_weights,
-                "layers_per_stage": parallel.layers_per_stage,
-                "data": self.candidate.grid.data,
-                "sequence": parallel.sequence,
-                "micro_batch": config.data.micro_batch,
-                "micro_batches": self.candidate.layout.micro_batches,
-                "global_batch": config.data.global_batch,
-                "recompute": config.recompute,
-                "collectives": config.collectives.name,
-                "grads_format": config.collectives.grads_format,
-            },
-            "factors": self.candidate.factors.by_key,
-            "step_seconds": self.time.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "model_tflops_per_device": self.model_tflops,
-            "hardware_tflops_per_device": self.hardware_tflops,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "step_seconds_by_part": self.time.parts,
-            "bubble_fraction": self.time.bubble_fraction,
-            "exposed_communication_seconds": self.time.exposed,
-            "checkpoint_stall_seconds": self.time.parts["checkpoint"],
-            "peak_memory_bytes": {
-                "fullest_stage": self.peak.stage,
-                "total": self.peak.total,
-                "stages": [
-                    {
-                        "stage": memory.stage,
-                        "total": memory.total,
-                        "by_category": memory.by_category,
-                    }
-                    for memory in self.memory
-                ],
-            },
-            "host_bytes": self.peak.host_bytes,
-            "refused_reason": self.refused,
-        }
 
     def _per_device(self, flops: float) -> float:
         return flops / self.time.seconds / self.candidate.grid.size / 1e12

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.inventory import chunk_parameters
 from frontier_llm.geometry.model_chunks import ModelChunk, split_layers
@@ -28,11 +27,6 @@ Sizes = tuple[int, ...]
 Cost = Callable[[int, int], float]
 """Returns the seconds of a micro-batch in a chunk, given its first layer and the one after its
 last. The first chunk has the embedding, the last one the head."""
-
-
-def has_unlike_layers(model: ModelConfig) -> bool:
-    """Return whether some layers have other operations than others."""
-    return len(equal_layers(model, range(model.layers))) > 1
 
 
 def balanced_layers(layout: ResolvedLayout, time: LayoutTime) -> Sizes | None:

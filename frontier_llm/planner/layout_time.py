@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from frontier_llm.geometry.flops import has_unlike_layers
 from frontier_llm.geometry.model_chunks import ModelChunk
-from frontier_llm.planner.candidate import Candidate, StageKind
+from frontier_llm.planner.candidate import Candidate, Memo, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Host, Seconds, Speed, chunk_seconds, host_times, with_host
+from frontier_llm.planner.state_costs import StateCosts, tied_distance
 from frontier_llm.planner.timeline import ActionSeconds, Send, least_pass_seconds, pass_seconds
 
 SPLIT_SHARE = 0.04
@@ -62,7 +64,7 @@ class ChunkPasses:
         """Seconds of the forward pass and of all gradients."""
         return self.actions.total(splits=self.splits)
 
-    @property
+    @cached_property
     def waits(self) -> float:
         """Seconds in which the device waits for its CPU."""
         return self.seconds - self.on_device.total(splits=self.splits)
@@ -85,12 +87,12 @@ class Passes:
     context: Cost
     exchange: Cost
 
-    @property
+    @cached_property
     def compute_forward(self) -> float:
         """Seconds of computation in the forward pass."""
         return sum(chunk.compute.forward for chunk in self.chunks)
 
-    @property
+    @cached_property
     def compute_backward(self) -> float:
         """Seconds of computation of all gradients, including recomputation."""
         return sum(chunk.backward_compute for chunk in self.chunks)
@@ -101,19 +103,42 @@ class Passes:
         return sum(chunk.seconds for chunk in self.chunks) + self.exchange.seconds
 
 
-class LayoutTime:
-    """The seconds of a layout that do not depend on its sharding factors."""
+class Rates(Memo):
+    """The speeds of the device, the CPU and the links for all layouts on the same grid."""
 
     def __init__(self, candidate: Candidate) -> None:
+        super().__init__()
         cluster, layout = candidate.config.cluster, candidate.layout
         self.engine = candidate.config.planner.engine
-        self._kernels = candidate.config.kernels
         self.speed = Speed(cluster.device, layout.precision, self.engine.product_ratio)
         times = host_times(cluster.device, self.engine, layout.precision)
         self.host = Host(times, layout.grid.tensor)
         self.groups = GridGroups(Network(cluster, layout.grid.ranks_per_node), layout.grid)
+        self.has_unlike_layers = has_unlike_layers(layout.model)
+
+    def state_costs(self, candidate: Candidate, kind: StageKind) -> StateCosts:
+        """Return the costs of the model states of a kind of stage."""
+        return self.once(
+            (candidate.factors, kind.units, tied_distance(candidate, kind)),
+            lambda: StateCosts(candidate, kind, self.groups, self.engine, self.speed),
+        )
+
+
+class LayoutTime:
+    """The seconds of a layout that do not depend on its sharding factors.
+
+    `rates` may be known from a layout on the same grid, with the same model and cluster.
+    """
+
+    def __init__(self, candidate: Candidate, rates: Rates | None = None) -> None:
+        layout = candidate.layout
+        self._kernels = candidate.config.kernels
+        self.rates = rates = rates or Rates(candidate)
+        self.engine, self.speed = rates.engine, rates.speed
+        self.host, self.groups = rates.host, rates.groups
         self._stages = candidate.stages
         self._layout = layout
+        self.splits_backward = layout.splits_backward
         chunks = [self._chunks(kind) for kind in candidate.stages.kinds]
         self.send = self._send_seconds(chunks)
         self.passes = [
@@ -144,9 +169,10 @@ class LayoutTime:
         If the schedule splits backward passes, its bubble is simulated without communication of
         model states. With it, the bubble grows like the actions for which other stages wait. For a
         lower bound (`is_least`), nothing is simulated. `seconds` has for each kind of stage the
-        seconds of one micro-batch, and `waited_for` those of forward passes and input gradients.
+        seconds of one micro-batch, and `waited_for` those of forward passes and input gradients,
+        which count only if backward passes are split.
         """
-        if not self._layout.splits_backward:
+        if not self.splits_backward:
             return self._closed_form(seconds)
         growth = max(waited_for) / max(self._waited_for(passes) for passes in self.passes)
         bubble = self._least_bubble_seconds if is_least else self._bubble_seconds
@@ -195,8 +221,15 @@ class LayoutTime:
         return layout.micro_batches * slowest + others / layout.virtual_stages
 
     def _chunks(self, kind: StageKind) -> tuple[ChunkPasses, ...]:
-        outside = self.host.micro_batch_seconds / len(kind.chunks)
-        return tuple(self.chunk_passes(chunk, outside) for chunk in kind.chunks)
+        layout, outside = self._layout, self.host.micro_batch_seconds / len(kind.chunks)
+        of_layout = layout.micro_batch, layout.recompute, self.splits_backward, outside
+
+        def passes(chunk: ModelChunk) -> ChunkPasses:
+            layers = chunk.layers if self.rates.has_unlike_layers else range(len(chunk.layers))
+            key = (*of_layout, layers, chunk.has_embedding, chunk.has_head)
+            return self.rates.once(key, lambda: self.chunk_passes(chunk, outside))
+
+        return tuple(map(passes, kind.chunks))
 
     def chunk_passes(self, chunk: ModelChunk, outside: float = 0.0) -> ChunkPasses:
         """Return the seconds of a micro-batch in a chunk, with those of the CPU outside layers."""

@@ -6,15 +6,17 @@ that the allocator holds unused, is a share of all temporary memory.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from typing import NamedTuple
 
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, copied_bytes, host_pool
 from frontier_llm.geometry.model_chunks import has_shared_table
+from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
@@ -57,10 +59,17 @@ def stage_memory(
     candidate: Candidate, stage: int, activations: Activations | None = None
 ) -> StageMemory:
     """Predict the peak memory of a stage's ranks; its activations may be known already."""
-    layout, kind = candidate.layout, candidate.stages.by_stage[stage]
+    kind = candidate.stages.by_stage[stage]
     activations = activations or stage_activations(candidate, stage, kind)
-    states = _known_states(candidate, kind)
-    by_category = dict(states)
+    by_category = device_bytes(candidate, kind, activations)
+    pool, copies = host_memory(candidate.config, candidate.layout, kind.first, by_category)
+    return StageMemory(stage, by_category, pool.size + copies)
+
+
+def device_bytes(candidate: Candidate, kind: StageKind, activations: Activations) -> dict[str, int]:
+    """Return the bytes of `StageMemory.by_category` of the stage of these activations."""
+    layout = candidate.layout
+    by_category = dict(known_states(candidate, kind, layout.factors))
     if layout.splits_backward:
         freed, logits, working = 0, activations.logits, activations.working
         reductions = _reductions(candidate, kind)
@@ -78,10 +87,11 @@ def stage_memory(
     calibration = candidate.config.cluster.device.calibration
     slack = calibration.slack_share * (by_category["gathered"] + sum(temporary.values()))
     by_category |= temporary
-    by_category |= runtime_bytes(calibration, candidate.stages.communicators(layout.factors, stage))
+    stage, channels = activations.stage, calibration.channels
+    buffers = candidate.stages.communicator_bytes(layout, stage, channels)
+    by_category |= runtime_bytes(calibration, buffers)
     by_category["slack"] = int(slack)
-    pool, copies = host_memory(candidate.config, layout, kind.first, states)
-    return StageMemory(stage, by_category, pool.size + copies)
+    return by_category
 
 
 def host_memory(
@@ -101,11 +111,8 @@ def host_memory(
     return pool, copied_bytes(config, saved_bytes)
 
 
-def runtime_bytes(
-    calibration: CalibrationConfig, created: Iterable[Communicator]
-) -> dict[str, int]:
-    """Return the device memory that is no tensor of the program, by category."""
-    buffers = sum(communicator.buffer_bytes(calibration.channels) for communicator in created)
+def runtime_bytes(calibration: CalibrationConfig, buffers: int) -> dict[str, int]:
+    """Return the device memory that is no tensor of the program; `buffers` of communicators."""
     return {
         "reserved": int(calibration.reserved_gib * GIB),
         "communicators": buffers,
@@ -134,19 +141,12 @@ def fullest_of(candidate: Candidate, activations: Sequence[Activations]) -> Stag
     )
 
 
-def least_bytes(candidate: Candidate, activations: Sequence[Activations]) -> int:
-    """Return a lower bound on the total of `fullest_of`: model states and kept activations."""
-    by_stage = candidate.stages.by_stage
-    return max(
-        sum(_known_states(candidate, by_stage[kept.stage]).values()) + kept.kept
-        for kept in activations
-    )
-
-
-def _known_states(candidate: Candidate, kind: StageKind) -> dict[str, int]:
+def known_states(candidate: Candidate, kind: StageKind, factors: Factors) -> dict[str, int]:
     """Return the bytes of model states by category; a search counts them once."""
     layout = candidate.layout
-    return candidate.stages.state_bytes(layout.factors, kind, lambda: _states(layout, kind))
+    return candidate.stages.once(
+        ("states", factors, kind.first), lambda: _states(layout.with_factors(factors), kind)
+    )
 
 
 def kinds_activations(
@@ -161,10 +161,9 @@ def kinds_activations(
         return tuple(stage_activations(candidate, kind.first, kind) for kind in kinds.kinds)
     # Stages of a kind differ only in their kept activations and in their communicators.
     fullest: dict[tuple[int, int], Activations] = {}
-    calibration = candidate.config.cluster.device.calibration
+    channels = candidate.config.cluster.device.calibration.channels
     for activations in of_stages or stages_activations(candidate):
-        created = kinds.communicators(layout.factors, activations.stage)
-        buffers = runtime_bytes(calibration, created)["communicators"]
+        buffers = kinds.communicator_bytes(layout, activations.stage, channels)
         key = kinds.by_stage[activations.stage].first, buffers
         if key not in fullest or activations.kept > fullest[key].kept:
             fullest[key] = activations
@@ -229,8 +228,7 @@ def _reductions(candidate: Candidate, kind: StageKind) -> int:
     return gradients + int(buffered * element_bytes)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """Bytes at one moment of a backward pass."""
 
     freed: int
@@ -279,10 +277,10 @@ class BackwardPeak:
         After a few equal layers, the buffers of reductions do not grow any more.
         """
         chunk, runs = self._kind.chunks[index], self._kind.chunk_units[index]
-        hops, in_flight = self._hops(), self._layout.units_in_flight
+        hops, in_flight = self._hops, self._layout.units_in_flight
         per_layer = self._activations.per_layer[index]
         logits = self._activations.logits if chunk.has_head else 0
-        working, under_way, freed = self._activations.working, self._left_over(), 0
+        working, under_way, freed = self._activations.working, deque(self._left_over), 0
         standing = self._tied_bytes(index)  # of a table that is also the head
         if logits:
             yield Moment(0, sum(under_way) + standing, logits, 0)
@@ -303,24 +301,26 @@ class BackwardPeak:
                     under_way.popleft()
             freed += run.count * per_layer if is_layer else 0
 
-    def _left_over(self) -> deque[int]:
-        """Return the buffers of reductions that an earlier backward pass has started.
+    @cached_property
+    def _left_over(self) -> list[int]:
+        """The buffers of reductions that an earlier backward pass has started.
 
         Reductions of sharded gradients end during the next backward pass: a reduction is waited for
         when `units_in_flight` later ones have started, or as many as it has collectives.
         """
         layout = self._layout
         if layout.factors.grads == 1 or layout.micro_batches * layout.virtual_stages == 1:
-            return deque()
-        limit = min(self._hops(), layout.units_in_flight)
+            return []
+        limit = min(self._hops, layout.units_in_flight)
         last = (
             islice((run.elements for run in runs for _ in range(run.count)), limit)
-            for runs in self._kind.chunk_units
+            for runs in dict.fromkeys(self._kind.chunk_units)
         )
-        return deque(max(([self._buffers(unit)[1] for unit in units] for units in last), key=sum))
+        return max(([self._buffers(unit)[1] for unit in units] for units in last), key=sum)
 
+    @cached_property
     def _hops(self) -> int:
-        """Return the largest number of collectives in which the gradients of a unit are reduced."""
+        """The largest number of collectives in which the gradients of a unit are reduced."""
         return max(1, len(self._layout.factors.collective_hops))
 
     def _buffers(self, elements: int) -> tuple[int, int]:

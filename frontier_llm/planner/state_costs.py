@@ -14,6 +14,8 @@ from functools import partial
 
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.geometry.formats import FP32, Format
+from frontier_llm.geometry.inventory import padded_vocabulary
+from frontier_llm.geometry.model_chunks import ModelChunk, chunk_tables
 from frontier_llm.geometry.partition import Digit, Hop
 from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.geometry.wire import all_reduce_bytes, gather_bytes
@@ -45,8 +47,8 @@ class StateCosts:
     `gather` are the gathers of all parameters for one forward pass, `gather_again` those for one
     backward pass, `scatter` the reduce-scatters of all gradients in one micro-batch. Once per step
     come `sums`, the reduce-scatters of the gradient shards along the optimizer digit and their sums
-    over replicas, and `refresh`, the gathers of updated parameters. `elements` are the parameters
-    of the stage on one tensor rank, padding included.
+    over replicas, `tied`, and `refresh`, the gathers of updated parameters. `elements` are the
+    parameters of the stage on one tensor rank, padding included.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class StateCosts:
         )
         if engine.reduces_once and candidate.grid.pipeline > 1:
             self.sums, self.scatter = self._total((self.scatter, self.sums)), self._total(())
+        self.tied = self._tied(tied_distance(candidate, kind))
         self.refresh = self._total((self._refresh("optimizer"), self._refresh("grads")))
         params, owners = factors.params, factors.optimizer // factors.params
         gather_conversion = partial(self._gather_conversion, params, elements)
@@ -205,6 +208,15 @@ class StateCosts:
             for hop in self._hops(digit)
         )
 
+    def _tied(self, distance: int) -> Cost:
+        """Return the cost of summing the gradients of a tied table, once per step."""
+        layout = self._layout
+        if not distance:
+            return Cost(0.0, "")
+        rows = padded_vocabulary(layout.model, layout.grid.tensor) / layout.grid.tensor
+        shard_bytes = FP32_BYTES * (rows * layout.model.hidden / self._factors.optimizer)
+        return self._groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)
+
     def _total(self, costs: Iterable[Cost]) -> Cost:
         """Return the sum of costs, with the link of the cost that takes longest."""
         total = longest = Cost(0.0, self._groups.data(1, 1).link)
@@ -223,3 +235,20 @@ class StateCosts:
     def _sums_encoded(self) -> bool:
         """Whether sums over replicas are a reduce-scatter and a gather of encoded parts."""
         return self._formats.encodes_sums and self._engine.sums_bytes is None
+
+
+def tied_distance(candidate: Candidate, kind: StageKind) -> int:
+    """Return how many stages apart the copies of a tied table are; 0 = the kind sums none up.
+
+    A tied table is both embedding and head. Stages with copies of it add up their gradients.
+    """
+    model, chunks = candidate.layout.model, candidate.layout.model_chunks
+
+    def has_table(chunk: ModelChunk) -> bool:
+        return chunk.has_head or "embedding" in chunk_tables(model, chunk)
+
+    def count() -> int:
+        stages = [chunk.stage for chunk in filter(has_table, chunks)]
+        return abs(stages[-1] - stages[0]) * any(map(has_table, kind.chunks))
+
+    return candidate.stages.once(("tied", kind.first), count) if model.tied else 0

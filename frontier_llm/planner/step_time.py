@@ -15,21 +15,19 @@ gather of updated parameters), the gradient norm, the update, and waiting for ch
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from frontier_llm.geometry.host_pool import STATE_BYTES
-from frontier_llm.geometry.inventory import chunk_parameters, padded_vocabulary
-from frontier_llm.geometry.model_chunks import ModelChunk, chunk_tables
+from frontier_llm.geometry.inventory import chunk_parameters
+from frontier_llm.geometry.model_chunks import ModelChunk
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.geometry.wire import all_reduce_bytes
 from frontier_llm.planner.block import Product
 from frontier_llm.planner.candidate import Candidate, StageKind
-from frontier_llm.planner.communication import Cost, GridGroups
+from frontier_llm.planner.communication import Cost
 from frontier_llm.planner.compute import Speed
 from frontier_llm.planner.layout_time import ChunkPasses, LayoutTime, Passes
-from frontier_llm.planner.state_costs import StateCosts
 from frontier_llm.planner.timeline import ActionSeconds, Send
 
 NORM_BYTES = 4
@@ -64,13 +62,21 @@ class StepTime:
         return self.parts["bubble"] / self.seconds
 
 
-def step_time(
-    candidate: Candidate, layout: LayoutTime | None = None, *, is_least: bool = False
-) -> StepTime:
-    """Predict the seconds of a step.
+def step_seconds(candidate: Candidate, layout: LayoutTime, *, is_least: bool = False) -> float:
+    """Predict the seconds of a step, without those of its parts.
 
-    `layout` has the times that do not depend on the sharding factors, if already computed. With
-    `is_least` the result is a lower bound, for which no schedule is simulated.
+    With `is_least` the result is a lower bound, for which no schedule is simulated.
+    """
+    stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
+    step = _pass_seconds(layout, stages, is_least=is_least)
+    step += max(sum(stage.per_step.values()) for stage in stages)
+    return step + checkpoint_stall_seconds(candidate, step)
+
+
+def step_time(candidate: Candidate, layout: LayoutTime | None = None) -> StepTime:
+    """Predict the seconds of a step and of its parts.
+
+    `layout` has the times that do not depend on the sharding factors, if already computed.
 
     Raises:
         ConfigError: the cluster's speed in this precision is not known.
@@ -78,11 +84,7 @@ def step_time(
     layout = layout or LayoutTime(candidate)
     stages = [_Stage(candidate, layout, passes) for passes in layout.passes]
     micro_batches = candidate.layout.micro_batches
-    all_passes = layout.pipeline_seconds(
-        [stage.seconds for stage in stages],
-        [stage.waited_for for stage in stages],
-        is_least=is_least,
-    )
+    all_passes = _pass_seconds(layout, stages)
     slowest = max(stages, key=lambda stage: stage.seconds)
     # the stage with the longest work after the passes
     last = max(stages, key=lambda stage: sum(stage.per_step.values()))
@@ -99,6 +101,14 @@ def step_time(
         actions=tuple(stage.actions for stage in stages),
         send=layout.send,
     )
+
+
+def _pass_seconds(
+    layout: LayoutTime, stages: Sequence["_Stage"], *, is_least: bool = False
+) -> float:
+    seconds = [stage.seconds for stage in stages]
+    waited_for = [stage.waited_for for stage in stages] if layout.splits_backward else []
+    return layout.pipeline_seconds(seconds, waited_for, is_least=is_least)
 
 
 def checkpoint_stall_seconds(candidate: Candidate, step_seconds: float) -> float:
@@ -149,8 +159,8 @@ class _Stage:
 
     def __init__(self, candidate: Candidate, layout: LayoutTime, passes: Passes) -> None:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
-        costs = StateCosts(candidate, passes.kind, layout.groups, layout.engine, layout.speed)
-        conversions = costs.conversions
+        costs = layout.rates.state_costs(candidate, passes.kind)
+        conversions, tied = costs.conversions, costs.tied
         accumulation = layout.accumulation_seconds(costs.elements)
         forward, backward = passes.compute_forward, passes.compute_backward + accumulation
         sent_gather = self._exposed(costs.gather.seconds, forward)
@@ -170,17 +180,10 @@ class _Stage:
             "gather_params": gather + gather_again,
             "reduce_grads": reduce,
         }
-        all_chunks = sum(chunk.seconds for chunk in passes.chunks)
-        self.actions = tuple(
-            _with_states(
-                chunk, chunk.seconds / all_chunks, gather, gather_again, reduce + accumulation
-            )
-            for chunk in passes.chunks
-        )
+        self._chunks, self._states = passes.chunks, (gather, gather_again, reduce + accumulation)
         # the last backward pass hides sums over replicas, the next forward pass the refresh
         sums = self._exposed(costs.sums.seconds, backward, traffic)
         refresh = self._exposed(costs.refresh.seconds, forward, costs.gather.seconds)
-        tied = _tied_cost(candidate, passes.kind, layout.groups)
         update = update_seconds(candidate.layout, passes.kind.chunks, costs.elements, layout.speed)
         self.per_step = {
             "reduce_states": sums + conversions.sums + tied.seconds,
@@ -196,9 +199,17 @@ class _Stage:
         ]
         self.costs_per_step = [Cost(sums, costs.sums.link), tied, Cost(refresh, costs.refresh.link)]
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return sum(self.per_micro_batch.values())
+
+    @cached_property
+    def actions(self) -> tuple[ActionSeconds, ...]:
+        """Seconds of the actions in each chunk of one micro-batch."""
+        total = sum(chunk.seconds for chunk in self._chunks)
+        return tuple(
+            _with_states(chunk, chunk.seconds / total, *self._states) for chunk in self._chunks
+        )
 
     @property
     def waited_for(self) -> float:
@@ -235,25 +246,6 @@ def _by_link(costs: Iterable[Cost]) -> dict[str, float]:
         if cost.link:
             total[cost.link] += cost.seconds
     return dict(total)
-
-
-def _tied_cost(candidate: Candidate, kind: StageKind, groups: GridGroups) -> Cost:
-    """Return the cost of summing the gradients of a tied table, once per step.
-
-    A tied table is both embedding and head. Stages with copies of it add up their gradients.
-    """
-    layout, model = candidate.layout, candidate.layout.model
-
-    def has_table(chunk: ModelChunk) -> bool:
-        return chunk.has_head or "embedding" in chunk_tables(model, chunk)
-
-    stages = [chunk.stage for chunk in filter(has_table, layout.model_chunks)]
-    distance = abs(stages[-1] - stages[0])
-    if not (model.tied and distance and any(map(has_table, kind.chunks))):
-        return Cost(0.0, "")
-    rows = padded_vocabulary(model, layout.grid.tensor) / layout.grid.tensor
-    shard_bytes = FP32_BYTES * (rows * model.hidden / candidate.factors.optimizer)
-    return groups.send(all_reduce_bytes(shard_bytes, 2), stages=distance)
 
 
 def update_seconds(

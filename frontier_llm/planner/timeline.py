@@ -9,6 +9,7 @@ step is simulated with fewer micro-batches, and each of the others is counted as
 slowest stage.
 """
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -177,17 +178,29 @@ def least_pass_seconds(layout: ResolvedLayout, seconds: Sequence[Sequence[Action
     """Return a lower bound on `pass_seconds` that needs no list of actions.
 
     Before a stage can start, the first micro-batch passes all chunks before the stage's first one.
-    Then the stage has to do its own work for all micro-batches.
+    Then the stage has to do its own work for all micro-batches. Its last input gradients are those
+    of its first chunk. After them it has at most `waiting_weights` weight gradients left, and the
+    gradients of the last micro-batch still pass all earlier stages.
     """
     placement, now = layout.placement, 0.0
     starts: dict[int, float] = {}
+    busy, last = [0.0] * placement.stages, 0.0
     for chunk in range(placement.chunks):
         stage = placement.stage(chunk)
+        actions = seconds[stage][placement.virtual_stage(chunk)]
         starts.setdefault(stage, now)
-        now += seconds[stage][placement.virtual_stage(chunk)].forward
-    busy = [
-        sum(min(actions.total(splits=True), actions.total(splits=False)) for actions in of_stage)
-        for of_stage in seconds
-    ]
-    least = max(starts[stage] + layout.micro_batches * work for stage, work in enumerate(busy))
+        now += actions.forward
+        work = actions.total(splits=True)
+        if chunk == 0 or placement.stage(chunk - 1) == stage:  # may be a whole backward pass
+            work = min(work, actions.total(splits=False))
+        busy[stage] += work
+        if chunk == 0:
+            last = work - actions.forward
+    least = passed = 0.0
+    for stage, of_stage in enumerate(seconds):
+        left = max(actions.weight_gradients for actions in of_stage)
+        left *= layout.waiting_weights or math.inf
+        after = max(0.0, passed - left)
+        least = max(least, starts[stage] + layout.micro_batches * busy[stage] + after)
+        passed += of_stage[0].input_gradients if stage else last
     return least * (1 - ROUNDING)

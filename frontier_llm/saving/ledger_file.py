@@ -23,10 +23,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter
 
 from frontier_llm.data.sample_order import LengthSegment
-from frontier_llm.telemetry.jsonl import AppendedLines, lines_from_end
-
-LEDGER = "ledger.jsonl"
-"""Name of the file in the run directory."""
+from frontier_llm.telemetry.jsonl import LEDGER, AppendedLines, lines_from_end
 
 
 class BlendSegment(BaseModel, extra="allow"):

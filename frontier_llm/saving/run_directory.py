@@ -14,9 +14,8 @@ import yaml
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, print_error
-from frontier_llm.saving.ledger_file import LEDGER
 from frontier_llm.saving.tiers import newest_folder
-from frontier_llm.telemetry.jsonl import METRICS_FILE, lines_from_end, parse
+from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,6 +21,8 @@ from frontier_llm.telemetry.metrics import StepMetrics
 from frontier_llm.units import MIB, counted
 
 _LOG = logging.getLogger(__name__)
+LEDGER = "ledger.jsonl"
+"""The file of the ledger in a run directory."""
 METRICS_FILE = "metrics.jsonl"
 LARGEST = 1e100
 """Larger finite numbers are damage. A chart could not show them."""

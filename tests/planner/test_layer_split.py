@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
@@ -19,7 +20,6 @@ from frontier_llm.planner.estimate import estimate
 from frontier_llm.planner.layer_split import LEAST_GAIN, cheapest_split, chunk_cost, stage_costs
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import fullest
-from frontier_llm.planner.step_time import _tied_cost
 from tests.planner.layouts import make
 from tests.values import SIDES, TINY_T5
 
@@ -120,8 +120,10 @@ def test_the_first_decoder_layer_costs_its_embedding():
 
 def test_stages_of_the_decoder_add_up_its_tied_table():
     candidate, _ = _costs(*SIDES, "parallel.layers_per_stage=[2,1,3,2]")
-    groups, kinds = LayoutTime(candidate).groups, candidate.stages.by_stage
-    seconds = [_tied_cost(candidate, kind, groups).seconds for kind in kinds]
+    rates = LayoutTime(candidate).rates
+    seconds = [
+        rates.state_costs(candidate, kind).tied.seconds for kind in candidate.stages.by_stage
+    ]
     assert seconds[:2] == [0.0, 0.0]
     assert seconds[2] == seconds[3] > 0.0
 
@@ -261,4 +263,4 @@ def test_a_search_prints_the_balanced_layers_it_prefers():
     splits = [layout.candidate.config.parallel.layers_per_stage for layout in found]
     assert splits[0] is not None
     assert None in splits
-    assert found[0].to_json()["layout"]["layers_per_stage"] == splits[0]
+    assert layout_json(found[0])["layout"]["layers_per_stage"] == splits[0]

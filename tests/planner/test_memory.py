@@ -4,8 +4,9 @@ import pytest
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 
+from frontier_lab.planning.bounds import least_activations
 from frontier_llm.geometry import host_pool
-from frontier_llm.planner.block import chunk_blocks, least_activations
+from frontier_llm.planner.block import chunk_blocks
 from frontier_llm.planner.memory import (
     STATES,
     fullest,

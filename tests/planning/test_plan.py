@@ -9,6 +9,7 @@ from rich.console import Console
 
 from frontier_lab.commands import explain_layout, plan
 from frontier_lab.commands.planned_experiment import experiment_text
+from frontier_lab.planning.plan_json import layout_json
 from frontier_llm.cli import launch
 from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.launch_checks import forecast
@@ -295,7 +296,7 @@ def test_a_saved_plan_composes_to_the_layout_that_was_chosen(capsys, conf, overr
     assert code == 0, err
     (chosen, *_) = json.loads(out)["candidates"]
     asked, saved = decode(compose(overrides)), decode(compose(["experiment=my_plan"]))
-    found = estimate(Candidate.of(saved, 64, 8)).to_json()
+    found = layout_json(estimate(Candidate.of(saved, 64, 8)))
     assert json.loads(json.dumps(found)) == chosen
     for section in ("model", "cluster", "optimizer", "precision", "kernels", "trainer"):
         assert getattr(saved, section) == getattr(asked, section), section

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.saving.ledger_file import LEDGER, LedgerFile, blend_of
+from frontier_llm.saving.ledger_file import LedgerFile, blend_of
 from frontier_llm.telemetry import figures
 from frontier_llm.telemetry.history import History
-from frontier_llm.telemetry.jsonl import METRICS_FILE
+from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE
 from frontier_llm.telemetry.report_page import make_report
 from frontier_llm.telemetry.step_timeline import TIMELINE_FILE
 from frontier_llm.telemetry.summary import SUMMARY_FILE, Layout, RankSummary, RunSummary
