@@ -46,7 +46,15 @@ from frontier_llm.planner.estimate import (
     estimate,
 )
 from frontier_llm.planner.memory import StageMemory
-from frontier_llm.units import GIB, counted, format_bytes, format_count, format_figure, told_apart
+from frontier_llm.units import (
+    GIB,
+    counted,
+    format_bytes,
+    format_count,
+    format_figure,
+    format_share,
+    told_apart,
+)
 
 SEARCHED = ("parallel", "sharding", "collectives")
 """Sections of which the planner tries several values."""
@@ -460,7 +468,7 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
     return [
         format_count(layout.tokens_per_second, 3),
         f"{efficiency:.0%}",
-        _percent(layout.mfu),
+        format_share(layout.mfu),
         layout.candidate.description,
     ]
 
@@ -484,17 +492,13 @@ def _row(layout: Estimate) -> dict[str, str]:
         "wire": wire.name if wire.name != "plain" else wire.grads_format,
         "step s": format_figure(time.seconds, 3),
         "tokens/s": format_count(layout.tokens_per_second, 3),
-        "MFU": _percent(layout.mfu),
-        "HFU": _percent(layout.hfu),
+        "MFU": format_share(layout.mfu),
+        "HFU": format_share(layout.hfu),
         f"peak of {device:.4g} GiB": format_figure(layout.peak.total / GIB, 4),
         "bubble": f"{time.bubble_fraction:.1%}",
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),
     }
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.0%}"
 
 
 def _short(gib: float) -> str:

@@ -61,7 +61,24 @@ def _read_values(run: Path) -> dict[str, Any]:
             f"{file} is damaged: it holds no configuration\n"
             "  do: copy it from another folder of the same run"
         )
+    _begin_at_start(values, run)
     return values
+
+
+def _begin_at_start(values: dict[str, Any], run: Path) -> None:
+    """Let relative paths of the data begin where the run was started, if they are there.
+
+    That folder is known if run.dir is relative, too.
+    """
+    given, data = Path(str(values["run"].get("dir"))), values.get("data")
+    if given.is_absolute() or not run.absolute().match(str(given)) or not isinstance(data, dict):
+        return
+    start, corpora = run.absolute().parents[len(given.parts) - 1], data.get("corpora") or ()
+    for section in (data, *(corpus for corpus in corpora if isinstance(corpus, dict))):
+        for key in ("path", "directory", "tokenizer"):
+            text = section.get(key)
+            if isinstance(text, str) and (start / text).exists():
+                section[key] = str(start / text)
 
 
 @contextmanager
