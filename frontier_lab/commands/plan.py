@@ -28,6 +28,7 @@ from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.plan_page import make_page
 from frontier_lab.planning.run_cost import run_cost
 from frontier_lab.planning.search import Found, Goal, Point
+from frontier_lab.planning.slow_heads import head_warning
 from frontier_llm.cli.compose import assumed_cluster, compose, configured
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
@@ -36,7 +37,6 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose, format_layers
-from frontier_llm.planner.compute import ALIGNED_BYTES
 from frontier_llm.planner.estimate import (
     FREE_COST,
     FREE_SHARE,
@@ -214,7 +214,7 @@ def _search(configs: Sequence[RunConfig], console: Console) -> Found:
 def _print(found: Found, console: Console) -> None:
     if found.best:
         console.print(layouts_table(found))
-        if warning := _head_warning(found.best[0].candidate):
+        if warning := head_warning(found.best[0].candidate):
             console.print(warning, soft_wrap=True)
         console.print(f"Layout 1: {overrides(found.best[0])}", soft_wrap=True)
         for part in details(found.best[0]):
@@ -233,19 +233,6 @@ def _short_parts(found: Found) -> Iterator[Table | str]:
         return
     yield layouts_table(found)
     yield f"Layout 1: {overrides(found.best[0])}"
-
-
-def _head_warning(candidate: Candidate) -> str | None:
-    """Return a warning about heads whose rows the device reads slowly; None if there is no need."""
-    model, step = candidate.config.model, ALIGNED_BYTES // candidate.layout.compute_bytes
-    width = next((w for w in (model.head_dim, model.encoder.head_dim) if w % step), None)
-    if width is None:
-        return None
-    return (
-        f"warning: heads of {width} elements slow attention down on GPUs, which wants multiples of "
-        f"{step}: choose model.heads and model.hidden so that a head has {width // step * step} or "
-        f"{-(-width // step) * step}"
-    )
 
 
 def _found_json(found: Found) -> dict[str, Any]:
