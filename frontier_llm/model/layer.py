@@ -166,11 +166,12 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A transformer layer: branches whose outputs are added to the residual stream.
 
-    A branch f is attention, in a decoder with an encoder also cross-attention, and the feed-forward
-    block. In the usual layer each adds f(norm(x)) to the stream x. If norms are placed at outputs,
-    it adds norm(f(x)) (OLMo 2, arXiv:2501.00656, equations 1 and 2), and at both norm'(f(norm(x)))
-    (Gemma 2, arXiv:2408.00118, section 2). If the branches are parallel, all of them read the input
-    of the layer (GPT-J and GPT-NeoX, arXiv:2204.06745, section 2.1).
+    A branch f is attention, in a decoder with an encoder also cross-attention (unless both are
+    merged), and the feed-forward block. In the usual layer each adds f(norm(x)) to the stream x. If
+    norms are placed at outputs, it adds norm(f(x)) (OLMo 2, arXiv:2501.00656, equations 1 and 2),
+    and at both norm'(f(norm(x))) (Gemma 2, arXiv:2408.00118, section 2). If the branches are
+    parallel, all of them read the input of the layer (GPT-J and GPT-NeoX, arXiv:2204.06745, section
+    2.1).
     """
 
     def __init__(

@@ -256,9 +256,9 @@ def _attention_part(layout: ResolvedLayout, attention: Attention) -> _AttentionP
     relative = model.positions == "relative" and not attention.cross
     stores_bias = relative and layout.attention == "sdpa"
     bias = attention.queries * attention.keys * model.heads / tensor if stores_bias else 0.0
-    # samples that are cut by their documents have angles of their own
-    is_cut = layout.grid.context > 1 and layout.documents == "separate"
-    rows = queries if is_cut else attention.queries
+    # samples that are cut by their documents have angles of their own, and with merged attention
+    has_own = layout.documents == "separate" and (layout.grid.context > 1 or attention.encoded)
+    rows = queries if has_own else attention.queries
     angles = 4 * rows * model.rotated_width if rotated else 0
     # queries and keys before and after rotation, values, the output, and the rotation angles
     kept = queries * 2 * query_width + keys * 2 * key_width + rotated + angles

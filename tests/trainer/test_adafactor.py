@@ -12,10 +12,10 @@ from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.rig import make_rig
 from tests.trainer.test_parity import BATCH, MODELS, compare
-from tests.values import TINY_T5, tiny_values
+from tests.values import T5GEMMA2, TINY_T5, tiny_values
 
 ADAFACTOR = ["optimizer.name=adafactor", "optimizer.beta1=0", "optimizer.beta2=0.9999"]
-MODEL = {**MODELS, "t5": TINY_T5}
+MODEL = {**MODELS, "t5": TINY_T5, "t5gemma2": T5GEMMA2}
 RATE, STEPS = 0.01, 3
 
 
@@ -26,7 +26,7 @@ def split(name: str, matrix: torch.Tensor, heads: int, kv_heads: int) -> list[to
         size = len(matrix) // (heads + 2 * kv_heads)
         place = rows // size % (heads // kv_heads + 2)  # place of the head in its group
         kinds = (place - (heads // kv_heads - 1)).clamp(min=0)
-    elif name.endswith(".cross_attention.key_value.weight"):
+    elif name.endswith("attention.key_value.weight"):
         kinds = rows // (len(matrix) // kv_heads // 2) % 2
     elif name.endswith(".ffn.gate.weight"):
         kinds = rows // (len(matrix) // 2)
