@@ -13,7 +13,6 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +23,7 @@ from frontier_lab.commands.planned_experiment import (
     keys_without_effect,
 )
 from frontier_lab.planning import search
-from frontier_lab.planning.plan_json import layout_json
+from frontier_lab.planning.plan_json import found_json, point_json
 from frontier_lab.planning.plan_page import make_page
 from frontier_lab.planning.run_cost import run_cost
 from frontier_lab.planning.search import Found, Goal, Point
@@ -97,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = _search(_configs(config, options.overrides), console)
     _print(found, console)
     if options.json:
-        write_json(options.json, _found_json(found))
+        write_json(options.json, found_json(found))
     if not found.best:
         raise _nothing_fits(config, found)
     best = found.best[0]
@@ -179,7 +178,7 @@ def _print_scaling(config: RunConfig, options: argparse.Namespace, console: Cons
         points = search.scaling_curves(configs, progress)
     console.print(scaling_table(configs[0], points))
     if options.json:
-        write_json(options.json, {"scaling": [point.to_json() for point in points]})
+        write_json(options.json, {"scaling": [point_json(point) for point in points]})
     return 0
 
 
@@ -233,21 +232,6 @@ def _short_parts(found: Found) -> Iterator[Table | str]:
         return
     yield layouts_table(found)
     yield f"Layout 1: {overrides(found.best[0])}"
-
-
-def _found_json(found: Found) -> dict[str, Any]:
-    candidates = []
-    for layout in found.best:
-        tokens = layout.candidate.config.planner.tokens
-        cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
-        candidates.append(layout_json(layout) | cost)
-    return {
-        "candidates": candidates,
-        "refused": dict(sorted(found.refused.items())),
-        "refused_examples": dict(sorted(found.examples.items())),
-        "examined": found.examined,
-        "timed": found.timed,
-    }
 
 
 def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from frontier_lab.planning.run_cost import run_cost
+from frontier_lab.planning.search import Found, Point
 from frontier_llm.planner.estimate import Estimate
 
 
 def layout_json(layout: Estimate) -> dict[str, Any]:
-    """Return the prediction for a layout as plain values, for `frontier-llm plan --json`."""
+    """Return the prediction for a layout as plain values."""
     config, parallel = layout.candidate.config, layout.candidate.config.parallel
     return {
         "layout": {
@@ -53,4 +55,31 @@ def layout_json(layout: Estimate) -> dict[str, Any]:
         },
         "host_bytes": layout.peak.host_bytes,
         "refused_reason": layout.refused,
+    }
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """Return the best layouts on one number of nodes as plain values."""
+    return {
+        "nodes": point.nodes,
+        "strong": layout_json(point.strong) if point.strong else None,
+        "weak": layout_json(point.weak) if point.weak else None,
+        "strong_efficiency": point.strong_efficiency,
+        "weak_efficiency": point.weak_efficiency,
+    }
+
+
+def found_json(found: Found) -> dict[str, Any]:
+    """Return the result of a search as plain values."""
+    candidates = []
+    for layout in found.best:
+        tokens = layout.candidate.config.planner.tokens
+        cost = {} if tokens is None else {"cost": run_cost(layout, tokens).to_json()}
+        candidates.append(layout_json(layout) | cost)
+    return {
+        "candidates": candidates,
+        "refused": dict(sorted(found.refused.items())),
+        "refused_examples": dict(sorted(found.examples.items())),
+        "examined": found.examined,
+        "timed": found.timed,
     }

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from frontier_lab.planning.bounds import (
     Item,
@@ -32,7 +31,6 @@ from frontier_lab.planning.bounds import (
     peak_bytes,
 )
 from frontier_lab.planning.cuts import Cut, cuts
-from frontier_lab.planning.plan_json import layout_json
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid
@@ -393,16 +391,6 @@ class Point:
     """Tokens per second and device of `strong`, relative to the first point."""
     weak_efficiency: float | None
     """Tokens per second and device of `weak`, relative to the first point."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as plain values, for `frontier-llm plan --json`."""
-        return {
-            "nodes": self.nodes,
-            "strong": layout_json(self.strong) if self.strong else None,
-            "weak": layout_json(self.weak) if self.weak else None,
-            "strong_efficiency": self.strong_efficiency,
-            "weak_efficiency": self.weak_efficiency,
-        }
 
 
 def scaling_curves(configs: Sequence[RunConfig], progress: Progress) -> list[Point]:

@@ -20,7 +20,7 @@ def test_the_front_beats_what_has_at_least_the_room(points, peak, seconds):
     assert front.beats(peak, seconds) == any(p <= peak and s <= seconds for p, s in points)
 
 
-def test_memory_is_exact_below_the_limit_and_a_bound_above_it():
+def test_memory_is_exact_below_the_limit():
     base = make("parallel.pipeline=4", "model.layers=8", "sharding=zero1", ranks=16)
     activations = kinds_activations(base)
     for factors in legal_factors(base.config, base.grid, base.factors):
