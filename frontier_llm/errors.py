@@ -76,9 +76,7 @@ _ADVICE = {
     errno.ENOSPC: "free space there, or choose a folder on another file system",
     errno.EDQUOT: "free space below your quota, or choose a folder on another file system",
     errno.EACCES: "give this user the permission, or choose a folder of your own",
-    errno.EPERM: "give this user the permission, or choose a folder of your own",
     errno.EROFS: "choose a folder on a file system that can be written",
-    errno.ENOENT: "do not move or delete the folder during the work; start again",
 }
 """What a user can do about an error of the operating system, by its number."""
 

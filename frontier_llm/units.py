@@ -66,11 +66,6 @@ def told_apart(values: Sequence[float]) -> list[str]:
     return texts
 
 
-def format_share(share: float | None) -> str:
-    """Write a share as a percentage."""
-    return "unknown" if share is None else f"{share:.0%}"
-
-
 def format_seconds(seconds: float) -> str:
     """Write a duration: `2 h 05 min`, `3 min 20 s`, `4.2 s`, `12 ms`."""
     if seconds >= 3600:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     corpora = open_data(config.data)
     for corpus in corpora.corpora if options.verify else ():
         prepared = corpus.train.prefix.parent
-        if damage := find_damage(prepared, corpus.manifest):
+        if damage := find_damage(prepared):
             raise FrontierError(damage)
         console.print(f"{prepared}: all files match their digests", soft_wrap=True)
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):

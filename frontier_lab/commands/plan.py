@@ -51,7 +51,6 @@ from frontier_llm.units import (
     format_bytes,
     format_count,
     format_figure,
-    format_share,
     told_apart,
 )
 
@@ -439,7 +438,7 @@ def _point(layout: Estimate | None, efficiency: float | None) -> list[str]:
     return [
         format_count(layout.tokens_per_second, 3),
         f"{efficiency:.0%}",
-        format_share(layout.mfu),
+        _percent(layout.mfu),
         layout.candidate.description,
     ]
 
@@ -463,13 +462,17 @@ def _row(layout: Estimate) -> dict[str, str]:
         "wire": wire.name if wire.name != "plain" else wire.grads_format,
         "step s": format_figure(time.seconds, 3),
         "tokens/s": format_count(layout.tokens_per_second, 3),
-        "MFU": format_share(layout.mfu),
-        "HFU": format_share(layout.hfu),
+        "MFU": _percent(layout.mfu),
+        "HFU": _percent(layout.hfu),
         f"peak of {device:.4g} GiB": format_figure(layout.peak.total / GIB, 4),
         "bubble": f"{time.bubble_fraction:.1%}",
         **exposed,
         "ckpt s": format_figure(time.parts["checkpoint"]),
     }
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.0%}"
 
 
 def _short(gib: float) -> str:

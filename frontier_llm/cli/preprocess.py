@@ -141,6 +141,7 @@ def show(folders: Sequence[Path], console: Console) -> None:
 def show_account(manifest: Manifest, console: Console) -> None:
     """Print what was read from the source of a corpus, and what was left out."""
     kept = {"training": manifest.train.documents, "validation": manifest.validation.documents}
+    assert manifest.account is not None
     rows = list(account_rows(manifest.account, kept))
     width = max(len(amount) for amount, _ in rows)
     for amount, what in rows:

@@ -33,10 +33,6 @@ from frontier_llm.units import counted
 
 CorpusSamples = Samples | PackedSamples
 
-_VALIDATION_SHARE, _TIMES_CONFIGURED = 0.2, 2
-"""Share of validation tokens above which a run warns, if it is also so many times the configured
-one."""
-
 
 @dataclass(frozen=True)
 class Corpora:
@@ -85,11 +81,8 @@ class Corpora:
     @property
     def left_out(self) -> str:
         """What was left out of the corpora, in one line."""
-        accounts = {n: c.manifest.account for n, c in zip(self.names, self.corpora, strict=True)}
-        lines = {
-            name: account.summary() if account else "no account: an earlier version prepared it"
-            for name, account in accounts.items()
-        }
+        accounts = zip(self.names, (c.manifest.account for c in self.corpora), strict=True)
+        lines = {name: account.summary() for name, account in accounts if account is not None}
         if len(lines) == 1:
             return next(iter(lines.values()))
         return ", ".join(f"{name}: {line}" for name, line in lines.items())
@@ -99,12 +92,11 @@ class Corpora:
         """What to do about a corpus that lacks tokens or is divided badly, by its name."""
         found, percent = {}, self.config.validation_percent
         for name, manifest in zip(self.names, (c.manifest for c in self.corpora), strict=True):
-            share = manifest.validation.tokens / (
-                manifest.train.tokens + manifest.validation.tokens
-            )
+            tokens = manifest.train.tokens + manifest.validation.tokens
+            share = manifest.validation.tokens / tokens
             if manifest.account is not None and manifest.account.warning is not None:
                 found[name] = manifest.account.warning
-            elif share > max(_VALIDATION_SHARE, _TIMES_CONFIGURED * percent / 100):
+            elif share > max(0.2, 2 * percent / 100):
                 found[name] = (
                     f"{share:.0%} of the tokens are for validation, at data.validation_percent="
                     f"{percent:g}, because it has few documents, which are long: divide the text "

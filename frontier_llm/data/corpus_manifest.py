@@ -5,9 +5,8 @@ A prepared corpus is a folder with these files:
 - `manifest.json` (the class `Manifest`), and the files of the tokenizer (tokenizer_source.py).
 - `files.jsonl`, with one line per file of the source that the corpus was prepared from.
 - `digests.json` with a digest per block of each of the following files, by which bytes are found
-  that have changed. Corpora of format 2 may lack it; of them only the token files are compared,
-  each as a whole, with the digests in the manifest. `verified.json` lists the files that were found
-  whole, so that later starts of a run skip them.
+  that have changed. `verified.json` lists the files that were found whole, so that later starts of
+  a run skip them.
 - For each split (training and validation) a `.bin` file with all tokens and an `.idx` file with the
   positions of the documents, both in Megatron's indexed format, and a `.places` file with the
   position of each document in its source file.
@@ -27,11 +26,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from frontier_llm.errors import DataError
 from frontier_llm.units import MIB, counted
@@ -53,10 +52,6 @@ TYPE_CODES = {"uint16": 8, "int32": 4}
 module would import torch."""
 IDX_HEADER = struct.Struct("<9sQBQQ")
 """Layout of the header of an `.idx` file (see `idx_header`)."""
-_COUNTS_OF_FORMAT_2 = (
-    "files", "skipped_files", "empty_documents", "broken_documents", "repeated_documents",
-    "examples",
-)  # fmt: skip
 DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
 BLOCK_BYTES = 64 * MIB
 """Size of a block in bytes. It is part of the format of digests.json."""
@@ -212,14 +207,11 @@ class Account(BaseModel):
         return ", ".join(shown)
 
 
-def account_rows(account: Account | None, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Yield (amount, what) for each line of the table of an account.
 
-    None: an earlier version prepared the corpus. `kept` has the number of documents per split.
+    `kept` has the number of documents per split.
     """
-    if account is None:
-        yield "", "an earlier version prepared this corpus and kept no account of what it left out"
-        return
     yield _files(account.found), "found"
     yield _files(account.read), "read"
     yield _row(account.documents, "document", "found in them")
@@ -267,14 +259,14 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[2, 3]
+    format: Literal[3]
     name: str
     kind: str
     source: str
     source_sha256: str
     """Digest of the names and contents of the source files."""
     account: Account | None
-    """What was read and what was left out; None in a corpus of format 2."""
+    """What was read and what was left out; None in the sum of several manifests."""
     pieces: int
     """Size of the vocabulary, including special tokens. On a small corpus it is less than
     data.vocabulary. (The key cannot be renamed, because it is stored in prepared corpora.)"""
@@ -284,15 +276,6 @@ class Manifest(BaseModel):
     """Digest of the files of the tokenizer (`digest_tokenizer`)."""
     train: Split
     validation: Split
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_account(cls, values: Any) -> Any:
-        """Drop the counts of format 2, which have no bytes and do not add up."""
-        if isinstance(values, dict) and values.get("format") == 2:
-            values = {key: values[key] for key in values if key not in _COUNTS_OF_FORMAT_2}
-            values["account"] = None
-        return values
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -389,25 +372,20 @@ def write_digests(folder: Path) -> None:
     (folder / DIGESTS_FILE).write_text(json.dumps(digests))
 
 
-def find_damage(folder: Path, manifest: Manifest, on_read: OnRead | None = None) -> Damage | None:
+def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
     """Read all files of a corpus; note that they are whole, or return the first damage."""
     before = _fingerprint(folder)
     try:
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
     except (OSError, ValidationError):
         known = {}
-    if manifest.account is not None and not before.keys() <= known.keys():
+    if not before.keys() <= known.keys():
         return Damage(folder / DIGESTS_FILE, 0, 0)
     for name, (size, *_) in before.items():
-        path, wanted, block = folder / name, known.get(name), BLOCK_BYTES
-        found = _digests(path, block, on_read)
-        if wanted is None and name.endswith(".bin"):
-            split = manifest.train if name == "train.bin" else manifest.validation
-            wanted, block = [split.bin_sha256], max(size, 1)
-            found = _digests(path, block, on_read, hashlib.sha256)
-        for number, digest in enumerate(found) if wanted is not None else ():
-            if [digest] != (wanted or [])[number : number + 1]:
-                return Damage(path, number * block, min((number + 1) * block, size))
+        for number, digest in enumerate(_digests(folder / name, BLOCK_BYTES, on_read)):
+            if [digest] != known[name][number : number + 1]:
+                start = number * BLOCK_BYTES
+                return Damage(folder / name, start, min(start + BLOCK_BYTES, size))
     with suppress(OSError):  # the folder of another user: every start reads the files
         draft = folder / f".{NOTE_FILE}-{uuid.uuid4().hex[:12]}"
         draft.write_text(json.dumps(before))
@@ -428,10 +406,8 @@ def _fingerprint(folder: Path) -> dict[str, list[int]]:
     return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in found.items()}
 
 
-def _digests(
-    path: Path, block: int, on_read: OnRead | None = None, make_hasher: Any = xxhash.xxh3_128
-) -> Iterator[str]:
-    hasher, left = make_hasher(), block
+def _digests(path: Path, block: int, on_read: OnRead | None = None) -> Iterator[str]:
+    hasher, left = xxhash.xxh3_128(), block
     with path.open("rb") as stream:
         while piece := stream.read(min(MIB, left)):
             hasher.update(piece)
@@ -440,6 +416,6 @@ def _digests(
                 on_read(len(piece))
             if not left:
                 yield hasher.hexdigest()
-                hasher, left = make_hasher(), block
+                hasher, left = xxhash.xxh3_128(), block
     if left < block:
         yield hasher.hexdigest()

@@ -120,7 +120,7 @@ def open_corpus(folder: Path, *, verify: bool = False) -> Corpus:
     manifest = Manifest.load(folder / MANIFEST_FILE)
     manifest.check_files(folder)
     check_tokenizer(folder, manifest)
-    if verify and (damage := find_damage(folder, manifest)):
+    if verify and (damage := find_damage(folder)):
         raise DataError(str(damage))
     return Corpus(manifest, open_tokenizer(folder, manifest.eod), *streams(folder, manifest))
 

@@ -221,8 +221,7 @@ class TierWriters:
         return self._states.shards() if self._saves_locally else iter(())
 
     def _spared_in_run_dir(self) -> set[int]:
-        mover = self.run_dir.mover
-        return {*self._unread(), *(mover.queued() if mover is not None else ())}
+        return self._unread().union(self.run_dir.mover.queued() if self.run_dir.mover else ())
 
     def _unread(self) -> set[int]:
         """Return the steps in the run directory that archive and callbacks have not read yet."""

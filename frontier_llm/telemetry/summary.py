@@ -43,17 +43,17 @@ class RunFile(Part):
         """Write the file; return its path.
 
         Raises:
-            OSError: it cannot be written.
+            TrainingError: it cannot be written.
         """
         path = run_dir / self.file_name
         partial = path.with_suffix(".json.partial")
         try:
             partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
             partial.replace(path)  # atomic: a reader sees the old file or the new one
-        except OSError:
+        except OSError as error:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
-            raise
+            raise TrainingError(file_failure(path, "written", error)) from error
         return path
 
     @classmethod
@@ -158,15 +158,3 @@ class RunSummary(RunFile):
     exit_code: Annotated[int, Field(ge=-(1 << 31), lt=1 << 32)] | None = None
     """Exit code of the run; None = it has not ended, or was killed."""
     exit_reason: str | None = None
-
-    def write(self, run_dir: Path) -> Path:
-        """Write summary.json.
-
-        Raises:
-            TrainingError: the file cannot be written; the message names it.
-        """
-        try:
-            return super().write(run_dir)
-        except OSError as error:
-            path = run_dir / SUMMARY_FILE
-            raise TrainingError(file_failure(path, "written", error)) from error

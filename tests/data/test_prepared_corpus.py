@@ -148,7 +148,7 @@ def test_another_tokenizer_is_refused(copy: Path):
         (None, "No such file"),
         ("{", "Invalid JSON"),
         ("{}", "format: Field required"),
-        ('{"format": 1}', "format: Input should be 2"),
+        ('{"format": 1}', "format: Input should be 3"),
     ],
 )
 def test_an_invalid_manifest_is_refused(copy: Path, content: str | None, message: str):

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function
 
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.memory import STATES, StageMemory, stage_memory
 from frontier_llm.planner.step_time import StepTime, step_time
 from frontier_llm.planner.timeline import action_times
 from frontier_llm.telemetry.step_timeline import (
     RECORDED_ACTIONS,
-    TIMELINE_FILE,
     PassTimeline,
     StepTimeline,
 )
@@ -199,8 +198,8 @@ class PipelineTimeline(Callback):
         _LOG.debug("%-10s %s", "pipeline", _describe_bubble(timeline))
         try:
             timeline.write(Path(self.context.config.run.dir))
-        except OSError as error:  # the run can do without the picture
-            _LOG.warning("%s cannot be written: %s", TIMELINE_FILE, error.strerror)
+        except TrainingError as error:  # the run can do without the picture
+            _LOG.warning("%s", error)
 
     def _measured(self) -> PassTimeline:
         """Return what the first replica has measured. Collective over all ranks."""

@@ -183,7 +183,7 @@ class CorpusIntegrity(Callback):
             for corpus in self.context.data.corpus.corpora:
                 folder = corpus.train.prefix.parent
                 if not is_verified(folder):
-                    self._found = find_damage(folder, corpus.manifest, self._pause)
+                    self._found = find_damage(folder, self._pause)
                 if self._found is not None:
                     return
         except OSError as error:
