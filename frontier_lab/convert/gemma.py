@@ -3,7 +3,7 @@
 The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from frontier_lab.convert.base_family import SIZES, Setting, Values
@@ -99,9 +99,13 @@ class Gemma2(LlamaLike):
         super().refuse_variants(theirs)
         known = WITHOUT_EFFECT | _ELSEWHERE | self.required.keys()
         known |= {key for setting in self.settings for key in setting.keys}
-        unknown = [key for key, value in theirs.items() if key not in known and value is not None]
         if theirs.get("use_bidirectional_attention"):
-            unknown.append("use_bidirectional_attention")
+            known.remove("use_bidirectional_attention")
+        self.refuse_unknown(theirs, known)
+
+    def refuse_unknown(self, theirs: Values, known: Collection[str]) -> None:
+        """Refuse keys that are not known, unless they are null."""
+        unknown = [key for key, value in theirs.items() if key not in known and value is not None]
         if unknown:
             raise DataError(
                 f"config.json: {unknown[0]}={theirs[unknown[0]]!r} is not supported\n"

@@ -117,13 +117,9 @@ class T5Gemma(Gemma2):
 
     def refuse_variants(self, theirs: Values) -> None:
         """Refuse a model with a setting that our model cannot compute or does not know."""
-        known = WITHOUT_EFFECT | {*SIDES, "tie_word_embeddings"} | self.of_model
-        unknown = [key for key, value in theirs.items() if key not in known and value is not None]
-        if unknown:
-            raise DataError(
-                f"config.json: {unknown[0]}={theirs[unknown[0]]!r} is not supported\n"
-                f"  do: our {self.name} has no such setting; nothing was written"
-            )
+        self.refuse_unknown(
+            theirs, WITHOUT_EFFECT | {*SIDES, "tie_word_embeddings"} | self.of_model
+        )
         for name in SIDES:
             side = {k: v for k, v in self._side(theirs, name).items() if k not in _OF_SIDES}
             super().refuse_variants(side)

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 from frontier_lab.convert.base_family import Setting, Values
 from frontier_lab.convert.gemma import WITHOUT_EFFECT, Gemma3
 from frontier_lab.convert.t5gemma import SIDES, T5Gemma
-from frontier_lab.convert.table import Row, split_heads, unfold
+from frontier_lab.convert.table import Row, split_heads
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import DataError
 
 _TABLE = "model.encoder.embed_tokens"
 """Files have these names; the modules of transformers have `text_model` in those of the encoder."""
@@ -56,16 +55,8 @@ class T5Gemma2(T5Gemma, Gemma3):
 
     def rows(self, model: ModelConfig) -> Sequence[Row]:
         """Return the table; the table of tokens is that of both sides and of the head."""
-        border = model.encoder_layers
-        encoder = self._layer(model.encoder, "model.encoder.layers.{n}")
-        decoder = self._layer(model, "model.decoder.layers.{n}")
-        return [
-            Row("embedding.tokens.weight", (f"{_TABLE}.weight",)),
-            *unfold(encoder, range(border)),
-            Row("encoder_norm.weight", ("model.encoder.norm.weight",)),
-            *unfold(decoder, range(border, model.layers), first=border),
-            Row("final_norm.weight", ("model.decoder.norm.weight",)),
-        ]
+        table = Row("embedding.tokens.weight", (f"{_TABLE}.weight",))
+        return [table, *(row for row in super().rows(model) if "embedding" not in row.ours)]
 
     def to_theirs(self, config: RunConfig) -> Values:
         """Translate our configuration; the encoder's text has an object of its own."""
@@ -90,12 +81,7 @@ class T5Gemma2(T5Gemma, Gemma3):
         """Refuse a model with a setting that our model cannot compute or does not know."""
         super().refuse_variants(theirs)
         known = WITHOUT_EFFECT | self.of_model | {"text_config", "tie_word_embeddings"}
-        for key, value in theirs["encoder"].items():
-            if key not in known and value is not None:
-                raise DataError(
-                    f"config.json: encoder.{key}={value!r} is not supported\n"
-                    f"  do: our {self.name} has no such setting; nothing was written"
-                )
+        self.refuse_unknown(theirs["encoder"], known)
 
     def _side(self, theirs: Values, name: str) -> Values:
         of_text = {**theirs, "encoder": theirs["encoder"]["text_config"]}
@@ -104,17 +90,16 @@ class T5Gemma2(T5Gemma, Gemma3):
     def _layer(self, model: ModelConfig, theirs: str) -> list[Row]:
         """Return the rows of a layer; the matrices of one with merged attention are two."""
         ours, attention = "layers.{n}.attention", f"{theirs}.self_attn"
-        norms = [
+        rows = super()._layer(model, theirs)
+        if ".decoder." in theirs:
+            pair = tuple(f"{attention}.{letter}_proj.weight" for letter in "kv")
+            widths = (model.head_dim, model.head_dim)
+            rows = [row for row in rows if not row.ours.endswith("qkv.weight")]
+            rows += [
+                Row(f"{ours}.query.weight", (f"{attention}.q_proj.weight",)),
+                Row(f"{ours}.key_value.weight", pair, split_heads(model.kv_heads, widths)),
+            ]
+        return rows + [
             Row(f"{ours}.{name}_norm.weight", (f"{attention}.{name[0]}_norm.weight",))
             for name in ("query", "key")
         ]
-        pair = tuple(f"{attention}.{letter}_proj.weight" for letter in "kv")
-        widths = (model.head_dim, model.head_dim)
-        merged = [
-            Row(f"{ours}.query.weight", (f"{attention}.q_proj.weight",)),
-            Row(f"{ours}.key_value.weight", pair, split_heads(model.kv_heads, widths)),
-        ]
-        if ".decoder." not in theirs:
-            return super()._layer(model, theirs) + norms
-        rows = [row for row in super()._layer(model, theirs) if not row.ours.endswith("qkv.weight")]
-        return rows + merged + norms

@@ -120,9 +120,12 @@ def _attend_documents(
         # if the keys have one more document, it is padding, which no query reads
         outputs = []
         for number, part in enumerate(of_query):
-            places = [number, len(context) + number] if context else [number]
-            k, v = (torch.cat([x[place] for place in places], dim=2) for x in others)
-            own = replace(within, context=context[number] if context else 0)
+            own, (k, v) = within, (x[len(context) + number] for x in others)
+            if context:
+                k, v = (
+                    torch.cat([x[number], y], dim=2) for x, y in zip(others, (k, v), strict=True)
+                )
+                own = replace(within, context=context[number])
             outputs.append(attend_document(part, k, v, own, scores))
         samples.append(torch.cat(outputs, dim=2))
     return torch.cat(samples)

@@ -85,10 +85,8 @@ def _kinds(layout: ResolvedLayout) -> Iterator[_Kind]:
     scores = replace(plain, bias=torch.empty(0)) if has_bias else plain
     separate = layout.documents == "separate"
     for layers in equal_layers(model, range(model.layers)):
-        (window, after), in_encoder = (
-            model.layer_bounds(layers[0]),
-            layers[0] < model.encoder_layers,
-        )
+        window, after = model.layer_bounds(layers[0])
+        in_encoder = layers[0] < model.encoder_layers
         sides = ["encoder" if in_encoder else "decoder"] if model.encoder_layers else []
         spans = [] if window is None else [f"window of {window} tokens"]
         tokens = lengths.encoder if in_encoder else lengths.decoder

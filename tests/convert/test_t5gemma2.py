@@ -145,7 +145,7 @@ def test_without_the_kept_file_tensors_of_text_are_written(tmp_path: Path):
         ({"decoder": {**DECODER, "hidden_activation": "silu"}}, "hidden_activation='silu'"),
         ({"decoder": {**DECODER, "attn_logit_softcapping": 5.0}}, "attn_logit_softcapping=5.0"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ({"encoder": {**ENCODER, "experts": 4}}, "encoder.experts=4"),
+        ({"encoder": {**ENCODER, "experts": 4}}, "experts=4"),
         ({"encoder": {**ENCODER, "text_config": {**SIDE, "experts": 4}}}, "experts=4"),
         ({"experts": 4}, "experts=4"),
     ],
