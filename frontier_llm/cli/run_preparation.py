@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,11 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
         import_callbacks(config.callbacks)
 
+    if config.telemetry.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
+            "pip install 'frontier-llm[tensorboard]', or set telemetry.tensorboard=false",
+        )  # fmt: skip
     if config.data.tokenizer is not None:  # before the hours that a large corpus may take
         check_initial_tokenizer(config, Path(config.data.tokenizer))
     with DelayedProgress(rich.get_console(), lines=True) as progress:

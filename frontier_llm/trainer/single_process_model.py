@@ -66,10 +66,7 @@ def _read_values(run: Path) -> dict[str, Any]:
 
 
 def _begin_at_start(values: dict[str, Any], run: Path) -> None:
-    """Let relative paths of the data begin where the run was started, if they are there.
-
-    That folder is known if run.dir is relative, too.
-    """
+    """Let relative paths of the data begin where the run was started; a relative run.dir tells."""
     given, data = Path(str(values["run"].get("dir"))), values.get("data")
     if given.is_absolute() or not run.absolute().match(str(given)) or not isinstance(data, dict):
         return

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from frontier_llm.cli import run_preparation
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.run_preparation import lock_run_dir, remove_unused_run_dir
 from frontier_llm.cli.train import main
@@ -34,10 +35,12 @@ def _lock(run_dir):
         (["run.resume=required"], ConfigError),
         (["data=text", "data.path=nosuch.txt"], ConfigError),
         (["callbacks=[nosuch:Nope]"], ConfigError),
+        (["telemetry.tensorboard=true"], ConfigError),
     ],
 )
 @pytest.mark.forked
-def test_a_refused_start_leaves_nothing(tmp_path, overrides, error):
+def test_a_refused_start_leaves_nothing(tmp_path, overrides, error, monkeypatch):
+    monkeypatch.setattr(run_preparation, "find_spec", lambda name: None)
     with pytest.raises(error):
         main([*overrides, "run.dir=runs/mine/first"])
     assert list(tmp_path.iterdir()) == []
