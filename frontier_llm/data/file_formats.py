@@ -175,7 +175,8 @@ def _check(name: str, compression: str, content: Content) -> Detected:
     known = FORMATS[content.format]
     advice = f"set data.format={content.format} to read {known.title}"
     if content.format != "text":
-        advice += f", or rename it to *{known.suffixes[0]}"
+        packed = next((end for end, name in SUFFIXES.items() if name == compression), "")
+        advice += f", or rename it to *{known.suffixes[0]}{packed}"
         advice += "; data.format=text trains on the raw text" if claim in (None, "text") else ""
     return Detected(None, compression, title, problem, advice)
 

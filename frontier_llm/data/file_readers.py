@@ -321,8 +321,8 @@ class Csv(Undivided):
         if self.key in header:
             return header.index(self.key)
         raise DataError(
-            f"{self.path}: no column '{self.key}' in the header (it has: "
-            f"{', '.join(header)[:200]})\n"
+            f"{self.path}: no column '{self.key}' in the header (separated by "
+            f"{self.delimiter!r} it has: {', '.join(header)[:200]})\n"
             "  do: set data.text_key to the column that holds the text, or add a header"
         )
 
