@@ -303,7 +303,7 @@ class Source:
         """Raise a DataError that names the first of the paths with problems, if there are any."""
         if problems:
             raise DataError(
-                f"{len(problems):,} file{'s' * (len(problems) > 1)} of {self.root} cannot be used:\n"
+                f"{len(problems):,} of the files in {self.root} cannot be used:\n"
                 f"{first_lines(problems)}\n"
                 f"  do: {advice}, or leave such files out and count them with data.broken=skip"
             )

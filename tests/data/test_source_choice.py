@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -349,16 +350,17 @@ def test_a_folder_of_which_a_large_part_is_no_text_is_refused(tmp_path: Path):
     assert account.left_out[OTHER_FORMAT].bytes == 3000
 
 
-def test_a_corpus_of_an_earlier_version_opens_without_an_account(tmp_path: Path):
+def test_a_corpus_of_an_earlier_version_is_prepared_again(tmp_path: Path):
     text = write_jsonl(tmp_path / "text.jsonl")
     folder = prepare(config(tmp_path / "c", text))
     values = json.loads((folder / MANIFEST_FILE).read_text())
     del values["account"]
-    old = {"files": 1, "skipped_files": 0, "empty_documents": 0, "broken_documents": 0}
-    values |= old | {"format": 2, "repeated_documents": 0, "examples": []}
-    (folder / MANIFEST_FILE).write_text(json.dumps(values))
+    (folder / MANIFEST_FILE).write_text(json.dumps(values | {"format": 2, "skipped_files": 0}))
+    advice = r"format: Input should be 3\n  do: delete the folder .*; it is prepared again"
+    with pytest.raises(DataError, match=advice):
+        prepare(config(tmp_path / "c", text))
+    shutil.rmtree(folder)
     assert prepare(config(tmp_path / "c", text)) == folder
-    assert "no account" in open_all(config(tmp_path / "c", text), [folder]).left_out
 
 
 def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
