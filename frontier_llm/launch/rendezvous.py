@@ -93,9 +93,10 @@ def connect_again(address: str, port: int, timeout: timedelta) -> "Store":
 
 
 def run_as_batch_work() -> None:
-    """Let threads that this one starts interrupt no others when they wake up, if Linux can.
+    """Let threads that wake up not interrupt others, if this is Linux.
 
-    A thread of gloo polls without a pause while another thread holds the lock of its connection."""
+    A thread of gloo polls without a pause while another one holds the lock of its connection.
+    """
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

@@ -73,8 +73,7 @@ def _begin_at_start(values: dict[str, Any], run: Path) -> None:
     start, corpora = run.absolute().parents[len(given.parts) - 1], data.get("corpora") or ()
     for section in (data, *(corpus for corpus in corpora if isinstance(corpus, dict))):
         for key in ("path", "directory", "tokenizer"):
-            text = section.get(key)
-            if isinstance(text, str) and (start / text).exists():
+            if isinstance(text := section.get(key), str) and (start / text).exists():
                 section[key] = str(start / text)
 
 

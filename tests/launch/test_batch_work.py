@@ -1,6 +1,7 @@
 """Ranks that communicate over gloo do not interrupt each other's threads."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.ranks import run_ranks
 
 def policies(world) -> set[int]:
     """Return the policies of all threads of a rank, those of gloo among them."""
-    return {os.sched_getscheduler(int(number)) for number in os.listdir("/proc/self/task")}
+    return {os.sched_getscheduler(int(task.name)) for task in Path("/proc/self/task").iterdir()}
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
