@@ -95,7 +95,7 @@ def connect_again(address: str, port: int, timeout: timedelta) -> "Store":
 def run_as_batch_work() -> None:
     """Let threads that wake up not interrupt others, if this is Linux.
 
-    A thread of gloo polls without a pause while another one holds the lock of its connection.
+    A thread of gloo (tcp/pair.cc) polls without a pause while another one has its lock.
     """
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -37,9 +37,11 @@ STEPS, WARMUP, SAMPLES = 20, 5, 8
 PEAK, LOWEST, DECAY, CLIP = 3e-3, 3e-4, 0.1, 1.0
 """Some steps of the decoder-only models are clipped, and others are not. If all were, AdamW would
 hide a wrong limit."""
-LIMITS = {"losses": 2e-6, "norms": 1e-5, "rates": 1e-6, "weights": 1.5e-4}
+LIMITS = {"losses": 1e-6, "norms": 1e-5, "rates": 1e-6, "weights": 1.5e-4}
 """Relative differences: the largest one of the losses and of the rates, the median of the norms of
 gradients, and that of all weights in relation to their update."""
+LOSSES_OF = {"t5gemma2": 2e-6}
+"""Wider limits: its differences are 0 at the first step, then at most 1.7e-6, and do not grow."""
 MODEL = {"vocab_size": 503, "max_position_embeddings": 64}
 """The number of tokens is odd, so that tensor parallelism pads the table."""
 DECODER = {**LLAMA, **MODEL}
@@ -254,7 +256,7 @@ class Case:
     end: int
 
     def differences(self, loop: Loop) -> dict[str, float]:
-        """Return the differences from the reference that exceed LIMITS."""
+        """Return the differences from the reference that exceed the limits."""
         theirs = train_theirs(self.kind, self.steps, self.end, loop)
         found = {
             "losses": relative(self.ours.losses, theirs.losses).max(),
@@ -262,7 +264,8 @@ class Case:
             "rates": relative(self.ours.rates, theirs.rates).max(),
             "weights": self._of_weights(theirs.weights),
         }
-        return {name: float(n) for name, n in found.items() if not n <= LIMITS[name]}
+        limits = LIMITS | {"losses": LOSSES_OF.get(self.kind, LIMITS["losses"])}
+        return {name: float(n) for name, n in found.items() if not n <= limits[name]}
 
     def _of_weights(self, theirs: dict[str, torch.Tensor]) -> torch.Tensor:
         squares = torch.zeros(2, dtype=torch.float64)
