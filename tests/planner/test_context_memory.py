@@ -21,16 +21,15 @@ def test_a_measured_step_needs_its_share_and_the_keys_of_a_layer():
     measured, planned = {}, {}
     for context in (1, 2, 4):
         cut = (*MODEL, f"parallel.context={context}", f"data.global_batch={4 // context}")
-        measured[context] = max(run_ranks(measure_peak, 4, tiny_values(*cut)))
+        measured[context] = max(run_ranks(measure_peak, 4, tiny_values(*cut), 3))
         each = make(*cut, "cluster=cpu_laptop", "precision=fp32", ranks=4)
         planned[context] = stage_activations(each, 0, each.stages.kinds[0])
     gathered = 2 * 2 * 32 * TOKENS * 4  # keys and values, two heads of 32 fp32 elements
     for context in (2, 4):
         share = measured[1] / context + gathered
-        # messages that arrive late keep their buffers longer: up to 2.5% more on a busy machine
-        assert measured[context] == pytest.approx(share, rel=0.08)
+        assert measured[context] == pytest.approx(share, rel=0.03)
         assert planned[context].kept == planned[1].kept / context
-        assert planned[context].kept + gathered == pytest.approx(measured[context], rel=0.08)
+        assert planned[context].kept + gathered == pytest.approx(measured[context], rel=0.05)
         assert planned[context].logits == planned[1].logits / context
         most = planned[context].kept + planned[context].working
         assert measured[context] < most < 1.1 * measured[context]
