@@ -140,7 +140,10 @@ class Factors:
             "node": data_ranks_per_node(grid),
             "package": data_ranks_per_package(grid),
         }
-        configured, numbers = _configured(config), []
+        configured: _ConfiguredFactors = {
+            "params": config.params, "grads": config.grads, "optimizer": config.optimizer
+        }  # fmt: skip
+        numbers = []
         for key, value in configured.items():
             if value == "auto":  # if all three are auto, the planner has replaced them already
                 raise ConfigError(
@@ -247,10 +250,6 @@ class Factors:
                 yield Hop(digit, low, border)
                 low = border
         yield Hop(digit, low, high)
-
-
-def _configured(config: ShardingConfig) -> _ConfiguredFactors:
-    return {"params": config.params, "grads": config.grads, "optimizer": config.optimizer}
 
 
 def _divide(numbers: Sequence[int]) -> bool:

@@ -267,7 +267,8 @@ def message_bytes(
                 "flow": units_in_flight + 1,
                 "refresh": 2 * units_in_flight,
             }[limit]
-            total += _rounded(buffer_bytes) * min(count, concurrent)
+            rounded = -(-buffer_bytes // BUFFER_BYTES) * BUFFER_BYTES
+            total += rounded * min(count, concurrent)
     return total
 
 
@@ -318,7 +319,3 @@ def _buffers(
             if not message_format.is_lossless(FP32_BYTES)
         ]
         yield max(gathered_sums, default=0), "flow"
-
-
-def _rounded(count: int) -> int:
-    return -(-count // BUFFER_BYTES) * BUFFER_BYTES

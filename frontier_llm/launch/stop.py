@@ -124,9 +124,9 @@ class StopRequest:
 
         Must be called once per step: the deadline measures the length of a step between two calls.
         """
-        self._reason = (
-            self._reason or self._flag.reason or self._check_file() or self._check_deadline()
-        )
+        self._reason = self._reason or self._flag.reason or self._check_file()
+        if self._deadline is not None:
+            self._reason = self._reason or self._deadline.look()
         return bool(self._reason)
 
     @property
@@ -143,9 +143,6 @@ class StopRequest:
         """Delete the file, if there is one: the states are saved, and the run ends."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
-
-    def _check_deadline(self) -> str:
-        return self._deadline.look() if self._deadline is not None else ""
 
 
 class Deadline:

@@ -56,14 +56,9 @@ class ScaledHead(ColumnLinear):
 
     input_factor: float
 
-    def forward(
-        self,
-        input_: Tensor,
-        weight: Tensor | None = None,
-        runtime_gather_output: bool | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, input_: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Scale the input and multiply it by the weight, as `ColumnLinear.forward` does."""
-        return super().forward(input_ * self.input_factor, weight, runtime_gather_output)
+        return super().forward(input_ * self.input_factor, *others, **options)
 
 
 class RowLinear(RowParallelLinear):

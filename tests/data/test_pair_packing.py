@@ -75,11 +75,9 @@ def test_each_token_is_in_one_sample_within_both_limits(
         assert sizes == [parts.inputs, parts.targets]
 
 
-def plainly(
-    sizes: list[tuple[int, int]], limits: tuple[int, int], weight: int
-) -> list[list[int]]:
+def plainly(sizes: list[tuple[int, int]], limits: tuple[int, int], weight: int) -> list[list[int]]:
     """The texts of each sample, by the definition in the module."""
-    needed = [sum(sizes[text][side] / limits[side] for text in range(len(sizes))) for side in (0, 1)]
+    needed = [sum(size[side] / limits[side] for size in sizes) for side in (0, 1)]
     scarce = [need / max(needed) for need in needed]
     waiting = sorted(
         range(len(sizes)), key=lambda i: -(sizes[i][0] / limits[0] + sizes[i][1] / limits[1])
