@@ -171,17 +171,17 @@ class Samples:
         if not len(self):
             few = f"fewer than one sample of data.sequence_length={sequence_length} reads "
             reason = few + f"({sequence_length + overlap})"
-            if self.left_out:
-                reason = "which are documents of one token: no sample predicts a token"
             # a quarter less, because the text of spans is longer than data.sequence_length
             length = 1 << max(0, (3 * (len(stream) - overlap) // 4).bit_length() - 1)
             need = -(-(sequence_length + overlap) // max(1, len(stream)))
             lower = f", or set data.sequence_length={length}" if length >= 8 else ""
-            raise DataError(
-                f"{stream.prefix}.bin has {counted(len(stream), 'token')}, {reason}\n"
-                f"  do: add text, to about {need} times as much (for validation: or raise "
-                f"data.validation_percent){lower}"
-            )
+            more = f"to about {need} times as much (for validation: or raise "
+            todo = f"add text, {more}data.validation_percent){lower}"
+            if self.left_out:
+                reason = "which are documents of one token: no sample predicts a token"
+                todo = "add longer documents, or set data.documents=joined"
+            text = f"{stream.prefix}.bin has {counted(len(stream), 'token')}, {reason}"
+            raise DataError(f"{text}\n  do: {todo}")
 
     def _find_windows(self, length: int) -> Kept:
         count = max(0, (len(self.stream) - self._overlap) // length)

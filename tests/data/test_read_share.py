@@ -37,6 +37,7 @@ def _pairs(row):
 
 @given(DOCUMENTS, st.integers(2, 40))
 def test_flops_are_those_of_the_documents_of_the_samples(documents, length):
+    documents = [2, *documents]  # documents of one token alone make no sample
     if sum(documents) < 2 * length:
         return
     samples = samples_of(documents, length, "separate", "stream")
