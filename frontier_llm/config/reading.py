@@ -69,7 +69,9 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
     paths = [(key.format(c.name), c.path, TEXTS) for c in data.sources if c.kind == "text"]
     paths += [("data.tokenizer", data.tokenizer, "a file or folder of a tokenizer")]
     if is_new:
-        paths += [("run.init_from", config.run.init_from, "a checkpoint or a run directory")]
+        for name in ("init_from", "init_encoder_from"):
+            path = getattr(config.run, name)
+            paths += [(f"run.{name}", path, "a checkpoint or a run directory")]
     run = Path(config.run.dir).resolve()
     for key, path, wants in paths:
         if wants == TEXTS and path is not None and Path(path).resolve() == run:
@@ -93,7 +95,7 @@ def absent_advice(key: str, path: str) -> str:
     if key == "data.tokenizer" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not is_file:
         files = f"hf download {path} --include '*token*' --include '*.model' --local-dir DIR"
         return f"{here}. One of Hugging Face is downloaded first, `{files}`: then {key}=DIR"
-    if key == "run.init_from" and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+    if key.startswith("run.init") and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         files = f"hf download {path} --local-dir DIR"
         todo = f"downloaded, `{files}`, and converted, `frontier-llm convert --from hf DIR RUN`"
         return f"{here}. A model of Hugging Face is first {todo}: then {key}=RUN"

@@ -41,6 +41,9 @@ class RunSection(Section):
     the output of frontier-llm convert); null = random weights. The weights belong to a tokenizer,
     which `data.tokenizer` sets; `run.allow_changes=[data.tokenizer]` allows a new one, for which
     the run has to learn new embeddings."""
+    init_encoder_from: PathName | None = None
+    """Initial weights of the encoder, from a decoder of its dimensions; null = those of
+    `run.init_from`."""
     allow_changes: tuple[str, ...] = Field(strict=False)
     """Keys or sections whose values may differ from the values of the checkpoint from which the run
     resumes, such as `[optimizer.learning_rate]`. Only keys of the model, the data, the optimizer

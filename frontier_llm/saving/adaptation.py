@@ -1,11 +1,12 @@
 """Begin an encoder-decoder with the weights of a decoder, and train its cross-attention first.
 
-Both sides are copies of the decoder. Cross-attention and its norms begin as self-attention and its
-norms. Source: T5Gemma (arXiv:2504.06225).
+Both sides are copies of the decoder, or each of a decoder of its own. Cross-attention and its norms
+begin as self-attention and its norms; if the encoder has another width, they begin anew. Source:
+T5Gemma (arXiv:2504.06225).
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +27,30 @@ def missed_updates(states: ShardedStates, progress: Mapping[str, Any]) -> dict[s
     return {record.name: missed for record in without_cross_attention(states) if missed}
 
 
-def in_decoder(shard: StateShard, model: ModelConfig) -> StateShard:
-    """Return a shard of an encoder-decoder, placed in the tensors of the decoder that it copies."""
-    boxes = (box for own in shard.record.placements for box in _copied_boxes(own, model))
-    return replace(shard, record=replace(shard.record, placements=tuple(boxes)))
+def copies(shards: Iterable[StateShard], model: ModelConfig) -> tuple[list[StateShard], ...]:
+    """Return the shards of the encoder and those of the decoder that are copies of a decoder.
+
+    They are placed in the tensors of that decoder.
+    """
+    of_encoder, of_decoder = list[StateShard](), list[StateShard]()
+    for shard in shards:
+        name = shard.record.placements[0].name
+        if ".cross_attention" in name and model.encoder.hidden != model.hidden:
+            continue
+        boxes = (box for own in shard.record.placements for box in _copied_boxes(own, model))
+        copy = replace(shard, record=replace(shard.record, placements=tuple(boxes)))
+        layer = name.split(".")[1] if name.startswith("layers.") else ""
+        is_below = layer != "" and int(layer) < model.encoder_layers
+        side = of_encoder if is_below or name.startswith("encoder_") else of_decoder
+        side.append(copy)
+    return of_encoder, of_decoder
 
 
 def _copied_name(name: str, model: ModelConfig) -> str:
     name = name.replace("encoder_norm", "final_norm").removeprefix("encoder_")
     name = re.sub(r"\.(query|key_value)\.", ".qkv.", name.replace("cross_attention", "attention"))
-    return re.sub(r"\d+", lambda layer: str(int(layer[0]) % model.encoder_layers), name)
+    first = model.encoder_layers  # the first layer of the decoder
+    return re.sub(r"\d+", lambda n: str(int(n[0]) - first * (int(n[0]) >= first)), name)
 
 
 def _copied_boxes(own: Placement, model: ModelConfig) -> Iterator[Placement]:

@@ -5,6 +5,7 @@ Some keys determine the model, the data or the update rule. A resumed run may ch
 hardware and the precision, because checkpoints do not depend on them.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,37 +252,54 @@ _SHOWN = 12
 """Number of hexadecimal digits of a digest that an error shows."""
 
 
-def _initial_weights(config: RunConfig) -> "Checkpoint | None":
-    """Open the checkpoint of `run.init_from`; None if the run has none, or has begun already."""
-    if config.run.init_from is None or newest_folder(config) is not None:
-        return None
+def _initial_weights(config: RunConfig) -> "Iterator[tuple[str, Checkpoint]]":
+    """Open the checkpoints that a run begins with, by key; none if it has begun already."""
+    names = ("init_from", "init_encoder_from")
+    paths = {name: path for name in names if (path := getattr(config.run, name)) is not None}
+    if not paths or newest_folder(config) is not None:
+        return
     # imports torch, which the command line does not wait for
     from frontier_llm.checkpoint.discovery import find
 
-    return find(Path(config.run.init_from))
+    for name, path in paths.items():
+        yield f"run.{name}", find(Path(path))
 
 
 def check_initial_model(config: RunConfig) -> None:
     """Refuse initial weights of another kind of model, or of other shapes.
 
-    An encoder-decoder may begin with a decoder, if each side can be a copy of it.
-    Raises a ConfigError, or a CheckpointError if there is no checkpoint.
+    An encoder-decoder may begin with a decoder, if each side can be a copy of it, or with one for
+    each side. Raises a ConfigError, or a CheckpointError if there is no checkpoint.
     """
-    if (checkpoint := _initial_weights(config)) is None:
-        return
-    model, source = config.model, f"run.init_from={config.run.init_from}"
+    for key, checkpoint in _initial_weights(config):
+        try:
+            _check_weights(config, key, checkpoint)
+        except ConfigError as error:
+            if key != "run.init_encoder_from":
+                raise
+            parts = error.key, str(error.got), error.wants, error.todo
+            sizes = rf"model\.({'|'.join(SIZES)})\b"
+            raise ConfigError(
+                *(re.sub(sizes, r"model.encoder_\1", part) for part in parts)
+            ) from None
+
+
+def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> None:
+    model, path = config.model, getattr(config.run, key.removeprefix("run."))
+    source, has_two = f"{key}={path}", config.run.init_encoder_from is not None
     stored = {name: tensor.shape for name, tensor in checkpoint.manifest.weights.items()}
     kind = "t5" if "encoder_norm.weight" in stored else "gpt"
     before = checkpoint.manifest.meta.get("config")
     is_copied = (model.kind, kind) == ("t5", "gpt")
     if is_copied:
-        _check_copies(model, stored, source)
-        alone = {"kind": "gpt", "layers": model.encoder_layers, "encoder_layers": 0}
-        alone |= {"encoder_embedding": False, "encoder_window": None, "start_token": 0}
-        alone |= {"cross_attention": "separate", "encoder_window_after": None}
-        alone |= {f"encoder_{size}": None for size in SIZES}
-        model = model.model_copy(update=alone)
+        side = ("encoder" if key == "run.init_encoder_from" else "decoder") if has_two else "both"
+        _check_copies(model, stored, source, side)
+        model = _alone(model.encoder if side == "encoder" else model, side)
         config = config.model_copy(update={"model": model})
+    elif has_two:
+        wanted = "a decoder: the encoder begins with one, and the decoder with another"
+        todo = "name two decoders, or leave out run.init_encoder_from"
+        raise ConfigError(key, f"{path}, an encoder-decoder", wanted, todo)
     elif model.kind != kind:
         named = f" (theirs is model={before['model']['name']})" if before else ""
         raise ConfigError(
@@ -293,7 +311,7 @@ def check_initial_model(config: RunConfig) -> None:
     now = config.model_dump(mode="json")
     if before:
         found, wanted = changes(before, now), f"as in the weights of {source}"
-        _refuse_other_shapes(found, now, wanted, "leave out run.init_from")
+        _refuse_other_shapes(found, now, wanted, f"leave out {key}")
         for key in sorted(found.keys() - _OF_TRAINING) if is_copied else ():
             if _is_within(key, ("model",)):
                 refuse({key: found[key]}, config, wanted)
@@ -305,28 +323,42 @@ def check_initial_model(config: RunConfig) -> None:
                 "model",
                 f"{model.name}, in which {name} is {own}",
                 f"the model of the weights of {source}, in which {name} is {theirs}",
-                "set the keys that frontier-llm convert has printed, or leave out run.init_from",
+                f"set the keys that frontier-llm convert has printed, or leave out {key}",
             )
 
 
-def _check_copies(model: ModelConfig, stored: Collection[str], source: str) -> None:
-    for size in SIZES:
+def _alone(model: ModelConfig, side: str) -> ModelConfig:
+    """Return a decoder with the layers of a side; `both` sides have as many."""
+    of_decoder = model.layers - model.encoder_layers
+    changed: dict[str, Any] = {"kind": "gpt", "encoder_layers": 0, "encoder_window": None}
+    changed |= {"layers": of_decoder if side == "decoder" else model.encoder_layers}
+    changed |= {"encoder_embedding": False, "encoder_window_after": None, "start_token": 0}
+    changed |= {"cross_attention": "separate"} | {f"encoder_{size}": None for size in SIZES}
+    return model.model_copy(update=changed)
+
+
+def _check_copies(model: ModelConfig, stored: Collection[str], source: str, side: str) -> None:
+    for size in SIZES if side == "both" else ():
         if (own := getattr(model.encoder, size)) != getattr(model, size):
             raise ConfigError(
                 f"model.encoder_{size}",
                 own,
                 f"{getattr(model, size)} or null: both sides copy the layers of {source}",
-                f"set model.encoder_{size}=null",
+                f"set model.encoder_{size}=null, or run.init_encoder_from to another decoder",
             )
     layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
-    if (model.encoder_layers, model.layers) != (layers, 2 * layers):
+    own = model.encoder_layers, model.layers - model.encoder_layers
+    wanted = {"both": (layers, layers), "encoder": (layers, own[1]), "decoder": (own[0], layers)}
+    if own != wanted[side]:
+        encoder, decoder = wanted[side]
         raise ConfigError(
             "model.layers",
-            f"{model.layers}, of which {model.encoder_layers} are the encoder's",
-            f"{2 * layers}: encoder and decoder both copy the {layers} layers of {source}",
-            f"set model.layers={2 * layers} model.encoder_layers={layers}",
+            f"{model.layers}, of which {own[0]} are the encoder's",
+            f"{encoder + decoder}, of which {encoder} are the encoder's: {side} "
+            f"{'copy' if side == 'both' else 'copies'} the {layers} layers of {source}",
+            f"set model.layers={encoder + decoder} model.encoder_layers={encoder}",
         )
-    if model.head_factor != 1:
+    if model.head_factor != 1 and side != "encoder":
         raise ConfigError(
             "model.tied",
             "true, with model.scaled_embedding=false",
@@ -345,23 +377,23 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
     run, data = config.run, config.data
     if {"data", "data.tokenizer"} & set(run.allow_changes):
         return
-    if (checkpoint := _initial_weights(config)) is None:
-        return
-    meta, found = checkpoint.manifest.meta, digest_tokenizer(tokenizer)
-    wanted = meta.get("tokenizer")
-    if wanted in (None, found):
-        return
-    path = tokenizer_of(checkpoint.folder, meta, data.directory)
-    named = path or "PATH, the tokenizer that these weights were trained with"
-    allowed = ",".join([*run.allow_changes, "data.tokenizer"])
-    raise ConfigError(
-        "data.tokenizer",
-        f"{data.tokenizer or 'null, which trained one on the text'} (digest {found[:_SHOWN]})",
-        f"the tokenizer of run.init_from={run.init_from} (digest {str(wanted)[:_SHOWN]}): to the "
-        "weights, the tokens of another one are other texts",
-        f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
-        f"another tokenizer: 'run.allow_changes=[{allowed}]'",
-    )
+    found = digest_tokenizer(tokenizer)
+    for key, checkpoint in _initial_weights(config):
+        meta = checkpoint.manifest.meta
+        wanted = meta.get("tokenizer")
+        if wanted in (None, found):
+            continue
+        path = tokenizer_of(checkpoint.folder, meta, data.directory)
+        named = path or "PATH, the tokenizer that these weights were trained with"
+        allowed = ",".join([*run.allow_changes, "data.tokenizer"])
+        raise ConfigError(
+            "data.tokenizer",
+            f"{data.tokenizer or 'null, which trained one on the text'} (digest {found[:_SHOWN]})",
+            f"the tokenizer of {key}={getattr(run, key[4:])} (digest {str(wanted)[:_SHOWN]}): to "
+            "the weights, the tokens of another one are other texts",
+            f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
+            f"another tokenizer: 'run.allow_changes=[{allowed}]'",
+        )
 
 
 def open_trained_tokenizer(config: RunConfig, weights: Path) -> "Tokenizer":

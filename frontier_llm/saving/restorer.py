@@ -24,7 +24,7 @@ from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
 from frontier_llm.errors import CheckpointError, ConfigError
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
-from frontier_llm.saving.adaptation import in_decoder, missed_updates
+from frontier_llm.saving.adaptation import copies, missed_updates
 from frontier_llm.saving.changes import Changes, changes, check_corpus, refuse
 from frontier_llm.saving.ledger_file import BlendSegment, StoredLengths
 from frontier_llm.saving.node_assembly import NodeAssembly
@@ -116,22 +116,28 @@ class Restorer:
             of_rank_0(self._check_new)
         return None
 
-    def load_initial_weights(self, path: Path) -> None:
+    def load_initial_weights(self, path: Path, of_encoder: Path | None = None) -> None:
         """Load weights into a new run from another run's checkpoint or a converted model.
 
         Collective over all ranks. `path` is a checkpoint, or a folder that holds checkpoints. An
-        encoder-decoder may begin with a decoder that `check_initial_model` has accepted. Raises a
-        CheckpointError if there is none, or it is damaged or of another model.
+        encoder-decoder may begin with decoders that `check_initial_model` has accepted: both sides
+        with that of `path`, or the encoder with that of `of_encoder`. Raises a CheckpointError if
+        there is none, or it is damaged or of another model.
         """
         self._states.settle()
-        model, shards = self._config.model, list(self._states.shards())
-        copies = [in_decoder(shard, model) for shard in shards if model.kind == "t5"]
-        checkpoint, weights = self._open(lambda: find(path), tensor_names(copies))
-        if copies and "encoder_norm.weight" not in weights:
-            shards = copies
+        model, verify = self._config.model, self._config.checkpoint.verify
+        shards = list(self._states.shards())
+        encoder, decoder = copies(shards if model.kind == "t5" else (), model)
+        checkpoint, weights = self._open(lambda: find(path), tensor_names([*encoder, *decoder]))
+        if model.kind == "t5" and "encoder_norm.weight" not in weights:
+            shards = [*encoder, *decoder]
+            if of_encoder is not None:
+                own, _ = self._open(lambda: find(of_encoder), tensor_names(encoder))
+                load_masters(own, encoder, verify)
+                shards = decoder
         else:
             check_model(checkpoint.folder, weights, self._shapes)
-        load_masters(checkpoint, shards, self._config.checkpoint.verify)
+        load_masters(checkpoint, shards, verify)
         self._states.adopt(updates=0, step=0)
 
     def _load(self, candidate: Checkpoint | Path) -> Resumed:

@@ -61,7 +61,10 @@ def start(context: "TrainerContext") -> Resumed | None:
     if resumed is not None:
         context.data.resume(resumed.meta, context.progress.next_sample)
     elif run.init_from:
-        context.restorer.load_initial_weights(Path(run.init_from))
+        of_encoder = run.init_encoder_from
+        context.restorer.load_initial_weights(
+            Path(run.init_from), None if of_encoder is None else Path(of_encoder)
+        )
     checkpoints.tiers.prepare()
     if resumed is not None and not resumed.is_rounded:
         if resumed.is_local:

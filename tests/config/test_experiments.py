@@ -140,6 +140,8 @@ def test_a_published_experiment_names_its_source_and_its_factors(name):
         ("mt5_base", 582_401_280, 0),
         ("t5gemma_s_s", 312_517_632, 0),
         ("t5gemma_b_b", 591_490_560, 0),
+        ("t5gemma_l_l", 1_241_761_792, 0),
+        ("t5gemma_ml_ml", 2_200_345_344, 0),
         ("t5gemma_xl_xl", 3_766_980_608, 0),
         ("t5gemma_2b_2b", 5_596_853_760, 0),
         ("t5gemma_9b_9b", 20_333_401_088, 0),

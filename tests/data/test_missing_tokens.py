@@ -87,7 +87,9 @@ def test_a_corpus_without_a_predicted_token_is_refused(tmp_path: Path):
         documents="separate", validation_percent=30.0,
     )  # fmt: skip
     (corpus,) = open_all(settings, [prepare(settings)]).corpora
-    with pytest.raises(DataError, match=r"no sample predicts a token\n  do: add longer documents, or set data"):
+    with pytest.raises(
+        DataError, match=r"no sample predicts a token\n  do: add longer documents, or set data"
+    ):
         Samples(corpus.validation, 1, 0, "", separate=True)
 
 

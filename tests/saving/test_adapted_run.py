@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 SIZES = ("model.kv_heads=2", "model.head_dim=16", "model.ffn=64", "model.vocabulary=500")
 SIDES = ("model=t5gemma_tiny", "data=text_spans", "model.layers=4")
 ALONE = ("optimizer.cross_attention_steps=3", "optimizer.schedule=constant", "trainer.steps=6")
+ONE = "parallel.pipeline=1"
 LAYOUT = ("launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=2", "sharding=zero1")
 
 
@@ -31,7 +32,54 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     keys = (*TINY, *data, *SIZES)
     ended = train(*keys, "model=gemma2_tiny", "trainer.steps=1", f"run.dir={folder}/run")
     assert ended.code == 0, ended.text
-    return (*keys, *SIDES, f"run.init_from={folder}/run", "parallel.pipeline=1")
+    return (*keys, *SIDES, f"run.init_from={folder}/run", ONE)
+
+
+@pytest.fixture(scope="module")
+def pair(begun: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The overrides of an encoder-decoder whose encoder begins with a wider decoder."""
+    folder = tmp_path_factory.mktemp("wide")
+    data = [word for word in begun if word.startswith(("data.path", "data.directory"))]
+    wide = ("model=gemma2_tiny", "model.layers=1", "model.hidden=48", "model.ffn=80", ONE)
+    ended = train(*TINY, *data, *SIZES, *wide, "trainer.steps=1", f"run.dir={folder}/run")
+    assert ended.code == 0, ended.text
+    sides = ("model.layers=3", "model.encoder_layers=1", "model.encoder_hidden=48")
+    return (*begun, *sides, "model.encoder_ffn=80", f"run.init_encoder_from={folder}/run")
+
+
+REFUSED_PAIRS = {
+    ("model.encoder_hidden=null",): ("model.encoder_hidden", r"set model\.encoder_hidden=48"),
+    ("model.encoder_ffn=96",): ("model.encoder_ffn", r"set model\.encoder_ffn=80"),
+    ("model.layers=4",): ("model.layers", r"set model\.layers=3 model\.encoder_layers=1"),
+    ("model.layers=4", "model.encoder_layers=2"): (
+        "model.layers", r"set model\.layers=3 model\.encoder_layers=1",
+    ),
+    ("model.hidden=64",): ("model.hidden", r"set model\.hidden=32"),
+    ("model.window=32",): ("model.window", r"run\.allow_changes=\[model\.window\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED_PAIRS, ids=" ".join)
+def test_each_side_has_the_shapes_of_its_decoder(
+    words: tuple[str, ...], pair: tuple[str, ...]
+) -> None:
+    key, todo = REFUSED_PAIRS[words]
+    with pytest.raises(ConfigError, match=todo) as caught:
+        check_initial_model(configured([*pair, *words, "run.dir=new"]).config)
+    assert caught.value.key == key
+
+
+def test_a_run_begins_with_two_decoders(pair: tuple[str, ...], tmp_path: Path) -> None:
+    alone = ("optimizer.cross_attention_steps=3", "trainer.steps=4")
+    ended = train(*pair, *LAYOUT, *alone, f"run.dir={tmp_path}/run")
+    assert ended.code == 0, ended.text
+    encoder_decoder = f"run.init_from={tmp_path}/run"
+    with pytest.raises(ConfigError, match="name two decoders") as caught:
+        check_initial_model(configured([*pair, encoder_decoder, "run.dir=new"]).config)
+    assert caught.value.key == "run.init_from"
+    with pytest.raises(ConfigError, match="only the sides of an encoder-decoder") as caught:
+        configured(["model=gemma2_tiny", "run.init_encoder_from=runs/wide", "run.dir=new"])
+    assert caught.value.key == "run.init_encoder_from"
 
 
 REFUSED = {

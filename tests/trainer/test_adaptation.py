@@ -35,7 +35,11 @@ BIASES = (
 DECODERS = {
     "gemma": ("model=gemma2_tiny", *GEMMA, "model.layers=2"),
     "biases": ("model=gpt_tiny", *BIASES, "model.layers=2"),
-}
+    "wide": (
+        "model=gemma2_tiny", *GEMMA, "model.layers=1", "model.hidden=48", "model.ffn=80",
+        "model.heads=6",
+    ),
+}  # fmt: skip
 BOTH_SIDES = {
     # the decoder's window is that of the encoder too, so that the encoder can be compared with it
     "gemma": ("model=t5gemma_tiny", *GEMMA, "model.encoder_window=4", "data=stdlib_spans"),
@@ -47,7 +51,12 @@ BOTH_SIDES = {
         "model.cross_attention=merged",
         "data=stdlib_spans",
     ),
-}
+    "wide": (
+        "model=t5gemma_tiny", *GEMMA, "model.layers=3", "model.encoder_layers=1",
+        "model.encoder_hidden=48", "model.encoder_ffn=80", "model.encoder_heads=6",
+        "data=stdlib_spans",
+    ),
+}  # fmt: skip
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "one": (1, ()),
     "tensor2_pipeline2_zero3": (
@@ -78,12 +87,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
     return of
 
 
-def begin(world: World, values: dict[str, Any], folder: Path) -> Rig:
-    """Build a rank whose weights are those of a checkpoint, as `run.init_from` does."""
+def begin(
+    world: World, values: dict[str, Any], folder: Path, of_encoder: Path | None = None
+) -> Rig:
+    """Build a rank whose weights are those of checkpoints, as `run.init_from` does."""
     rig = make_rig(world, values)
     shapes = model_shapes(rig.config.model, rig.config.data.sequence_length)
     corpus = cast(Manifest, None)
-    Restorer(rig.config, world, rig.states, shapes, corpus).load_initial_weights(folder)
+    restorer = Restorer(rig.config, world, rig.states, shapes, corpus)
+    restorer.load_initial_weights(folder, of_encoder)
     return rig
 
 
@@ -106,7 +118,7 @@ def outputs(world: World, values: dict[str, Any], folder: Path) -> dict[str, Ten
     return found
 
 
-@pytest.mark.parametrize("model", DECODERS)
+@pytest.mark.parametrize("model", ["gemma", "biases"])
 def test_both_sides_compute_what_the_decoder_computed(model: str, saved: Any) -> None:
     folder, _ = saved(model, "one")
     theirs = run_ranks(outputs, 1, tiny_values(*DECODERS[model]), folder)[0]
@@ -140,8 +152,31 @@ def copies_of(decoder: dict[Any, Tensor], layers: int) -> dict[str, Tensor]:
     return found
 
 
-def begun(world: World, values: dict[str, Any], folder: Path) -> list[Any]:
-    return collect(begin(world, values, folder))
+def begun(world: World, values: dict[str, Any], *folders: Path) -> list[Any]:
+    return collect(begin(world, values, *folders) if folders else make_rig(world, values))
+
+
+@pytest.mark.parametrize("target", ["one", "tensor2_pipeline2_zero3"])
+def test_sides_of_other_widths_copy_a_decoder_each(target: str, saved: Any) -> None:
+    (size, words), (folder, decoder) = LAYOUTS[target], saved("gemma", "one")
+    wide, encoder = saved("wide", "tensor2_sequence_zero2" if target == "one" else "one")
+    values = tiny_values(*BOTH_SIDES["wide"], *words)
+    found, fresh = (
+        assemble([part for rank in run_ranks(begun, size, values, *folders) for part in rank])
+        for folders in ((folder, wide), ())
+    )
+    layers = {number: f"layers.{number + 1}." for number in range(2)}
+    wanted = {key: tensor for key, tensor in fresh.items() if ".cross_attention" in key[0]}
+    for (name, state), tensor in decoder.items():
+        copy = re.sub(r"layers\.(\d+)\.", lambda n: layers[int(n[1])], name)
+        wanted[copy, state] = tensor
+    for (name, state), tensor in encoder.items():
+        copy = name if name.startswith("layers") else "encoder_" + name.removeprefix("final_")
+        wanted[copy, state] = tensor
+    assert found.keys() == wanted.keys()
+    for (name, state), tensor in found.items():
+        expected = wanted[name, state] if state == "master" else torch.zeros(())
+        assert torch.equal(tensor, expected.expand_as(tensor)), (name, state)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +208,9 @@ def test_every_weight_is_a_copy_in_any_layout(
         assert torch.equal(tensor, expected.expand_as(tensor)), (name, state)
 
 
-def train_alone(world: World, values: dict[str, Any], folder: Path) -> Any:
+def train_alone(world: World, values: dict[str, Any], *folders: Path) -> Any:
     """Return states before, after the steps of cross-attention and after one more; the results."""
-    rig = begin(world, values, folder)
+    rig = begin(world, values, *folders)
     states = [collect(rig)]
     results = rig.train(ALONE)
     states.append(collect(rig))
@@ -185,29 +220,36 @@ def train_alone(world: World, values: dict[str, Any], folder: Path) -> Any:
 
 
 @functools.cache
-def alone(folder: Path, layout: str) -> Any:
+def alone(layout: str, *folders: Path) -> Any:
     size, words = LAYOUTS[layout]
+    sides = BOTH_SIDES["gemma" if len(folders) == 1 else "wide"]
     own = (f"optimizer.cross_attention_steps={ALONE}", "optimizer.schedule=constant")
-    values = tiny_values(*BOTH_SIDES["gemma"], *words, *own, "optimizer.epsilon=1e-12")
-    found = run_ranks(train_alone, size, values, folder, timeout=120)
+    values = tiny_values(*sides, *words, *own, "optimizer.epsilon=1e-12")
+    found = run_ranks(train_alone, size, values, *folders, timeout=120)
     parts = [[part for rank, _ in found for part in rank[n]] for n in range(3)]
     return [assemble(part) for part in parts], found[0][1]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_cross_attention_and_its_norms_change_at_first(layout: str, saved: Any) -> None:
-    (before, after, later), results = alone(saved("gemma", "one")[0], layout)
+@pytest.mark.parametrize(
+    ("layout", "models"),
+    [*((layout, ["gemma"]) for layout in LAYOUTS), ("tensor2_sequence_zero2", ["gemma", "wide"])],
+)
+def test_only_cross_attention_and_its_norms_change_at_first(
+    layout: str, models: list[str], saved: Any
+) -> None:
+    folders = [saved(model, "one")[0] for model in models]
+    (before, after, later), results = alone(layout, *folders)
     changed = {name for name, state in after if not after[name, state].equal(before[name, state])}
     assert changed == {name for name, _ in after if "cross_attention" in name}
     assert len(changed) == 2 * 5, "three matrices and two norms in each of two layers"
-    assert results == pytest.approx(alone(saved("gemma", "one")[0], "one")[1], rel=1e-5)
+    assert results == pytest.approx(alone("one", *folders)[1], rel=1e-5)
     for (name, state), tensor in later.items():
         assert not tensor.equal(after[name, state]), (name, state)
 
 
 def test_the_first_update_of_the_others_is_the_first_of_adam(saved: Any) -> None:
     """It moves each weight by the whole learning rate, and decays it."""
-    (_, after, later), _ = alone(saved("gemma", "one")[0], "one")
+    (_, after, later), _ = alone("one", saved("gemma", "one")[0])
     optimizer = tiny_values()["optimizer"]
     rate = optimizer["learning_rate"]
     for name, _ in after:
