@@ -31,13 +31,7 @@ from yaml import YAMLError
 
 from frontier_llm.cli import machine_defaults  # also registers its resolvers
 from frontier_llm.cli.file_mistakes import check_choices, refused_default, unreadable
-from frontier_llm.cli.group_files import (
-    file_choices,
-    file_values,
-    key_of,
-    placed,
-    section_of,
-)
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, placed, section_of
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, leaves, nearest, unknown_key

@@ -87,10 +87,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--statistics", action="store_true", help="print statistics of weights and both moments"
     )
     action.add_argument(
-        "--diff",
-        type=saved,
-        metavar="OTHER",
-        help="compare the values with another checkpoint",
+        "--diff", type=saved, metavar="OTHER", help="compare the values with another checkpoint"
     )
     action.add_argument(
         "--export", type=new_file, metavar="FILE", help="write the weights to one file"

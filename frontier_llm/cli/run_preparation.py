@@ -71,7 +71,7 @@ def announce_run(config: RunConfig, ranks: int) -> None:
 
     size = sum(source.size for source in unprepared(config.data))
     state = f"{format_bytes(size)} of text to prepare" if size else "prepared"
-    data = f"corpus {config.data.name} in {config.data.directory}: {state}"
+    data = f"corpus {config.data.name} in {config.data.place}: {state}"
     print_line("start", f"{counted(ranks, 'rank')} in {config.run.dir}; {data}")
 
 

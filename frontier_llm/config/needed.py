@@ -108,6 +108,11 @@ NEEDS: tuple[Need, ...] = (
     Need("data", "text_key format", "data=text", "the standard library is text", _has_text),
     Need("data", "corpora blend_alpha", "data=blend", "one corpus has no shares",
          lambda c: c.data.kind == "blend"),
+    Need("data", "text_key format vocabulary end_of_document validation_percent broken unique",
+         "data.path=TEXT", "a prepared corpus stays as it is",
+         lambda c: not all(corpus.is_prepared for corpus in c.data.sources)),
+    Need("data", "vocabulary", "data.path=TEXT", "a prepared corpus has its own tokenizer",
+         lambda c: not any(corpus.is_prepared for corpus in c.data.sources)),
     Need("data", "vocabulary", "data.tokenizer=null", "a given tokenizer has its own tokens",
          lambda c: c.data.tokenizer is None),
     Need("data", "end_of_document", "data.tokenizer=FILE", "a tokenizer that is trained on the "

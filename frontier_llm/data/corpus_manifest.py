@@ -349,7 +349,8 @@ def damaged(path: Path, why: str = "its content has changed since it was prepare
     """Return the error for a damaged file in the folder of a prepared corpus."""
     return DataError(
         f"{path} is damaged: {why}\n"
-        f"  do: delete the folder {path.parent}; it is prepared again at the next start"
+        f"  do: delete the folder {path.parent}; it is prepared again at the next start, if "
+        "data.path is its text"
     )
 
 

@@ -42,7 +42,7 @@ from frontier_llm.data.tokenizer_source import (
     open_tokenizer,
 )
 from frontier_llm.data.worker_pool import WorkerDiedError
-from frontier_llm.errors import DataError
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.launch import cores
 from frontier_llm.units import MIB
 
@@ -97,13 +97,13 @@ def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
     It reads no text, and raises the errors of `unprepared`.
     """
     sources = [find_source(corpus, config) for corpus in config.sources]
-    if config.kind == "blend" and config.tokenizer is None:
-        path = shared_tokenizer(config, sources)
+    if config.kind == "blend":
+        path = Path(config.known_tokenizer or shared_tokenizer(config, sources))
         if not path.exists():
             return [(source, None) for source in sources]
         config = config.model_copy(update={"tokenizer": str(path)})
     return [
-        (source, _read_note(_Preparation(corpus, config).note(source)))
+        (source, _Preparation(corpus, config).find(source))
         for corpus, source in zip(config.sources, sources, strict=True)
     ]
 
@@ -143,10 +143,10 @@ class _Preparation:
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
-        note = self.note(source)
-        if folder := _read_note(note):
+        if folder := self.find(source):
             source.refuse_broken()
             return folder
+        note = self.note(source)
         if self._tokenizer is not None:  # what cannot be used is refused before a file is read
             open_tokenizer(self._tokenizer, self._config.end_of_document)
         try:
@@ -162,6 +162,21 @@ class _Preparation:
                 f"cannot write a corpus to {self._directory}: {error.strerror or error}\n"
                 "  do: free space or permit writing there, or set data.directory to another folder"
             ) from error
+
+    def find(self, source: Source) -> Path | None:
+        """Return the folder of the prepared corpus; None if there is none yet."""
+        if not source.is_prepared:
+            return _read_note(self.note(source))
+        folder, given = _checked(source.root), self._tokenizer
+        manifest = Manifest.load(folder / MANIFEST_FILE)
+        if given is not None and digest_tokenizer(given) != manifest.tokenizer_sha256:
+            raise ConfigError(
+                "data.tokenizer",
+                given,
+                f"the tokenizer of the prepared corpus {folder}, whose tokens it wrote",
+                f"leave data.tokenizer out, or set the path to its text, {manifest.source}",
+            )
+        return folder
 
     def note(self, source: Source) -> Path:
         """Return the note of a source in its present state."""

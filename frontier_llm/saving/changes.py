@@ -16,11 +16,7 @@ from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.tokenizer_source import (
-    check_vocabulary,
-    digest_tokenizer,
-    open_tokenizer,
-)
+from frontier_llm.data.tokenizer_source import check_vocabulary, digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.tiers import newest_folder
@@ -109,11 +105,7 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
 
 
 def check_corpus(
-    found: Changes,
-    config: RunConfig,
-    corpus: "Manifest",
-    meta: Mapping[str, Any],
-    checkpoint: Path,
+    found: Changes, config: RunConfig, corpus: "Manifest", meta: Mapping[str, Any], checkpoint: Path
 ) -> str | None:
     """Refuse a corpus that differs from the checkpoint's, unless an allowed change explains it.
 

@@ -217,13 +217,11 @@ def test_a_run_may_write_into_the_folder_that_it_reads(tmp_path: Path, kind: str
     assert account.left_out.keys() == {OWN, HIDDEN, REPEATED}
 
 
-@pytest.mark.parametrize("what", ["sweep", "archived", "later", "exported", "corpus"])
+@pytest.mark.parametrize("what", ["sweep", "archived", "later", "exported"])
 def test_a_folder_of_this_program_is_refused_as_text(tmp_path: Path, what: str):
     write_others(tmp_path)
-    text = write_jsonl(tmp_path / "a.jsonl")
-    root = prepare(config(tmp_path, text)) if what == "corpus" else tmp_path / what
     with pytest.raises(DataError, match=r"no text to train on\n  do: set data\.path to "):
-        prepare(config(tmp_path / "c", root))
+        prepare(config(tmp_path / "c", tmp_path / what))
     with pytest.raises(DataError, match=r"all is left out, such as run \(a run directory\)"):
         prepare(config(tmp_path / "c", tmp_path / "sweep" / "0"))
 

@@ -361,9 +361,9 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
         asked, todo = config.data.vocabulary, "set data.vocabulary to more tokens"
         reserved = config.data.sentinels + len(config.data.modes)
         smaller = f"model.vocabulary={tokens + reserved}"
-        if config.data.tokenizer is not None:
-            todo = "set data.tokenizer to one with more tokens"
-        if config.data.tokenizer is None and tokens < asked:
+        if config.data.known_tokenizer is not None:
+            todo = "use a tokenizer with more tokens"
+        elif tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"
         yield (
