@@ -208,6 +208,22 @@ def test_a_prepared_corpus_is_trained_on_without_its_text(
     assert f"corpus text in {given}: prepared" in ended.text
 
 
+def test_sigterm_while_text_is_prepared_says_what_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(prose(4_000))
+    run = forked_train.Training(
+        *SMALL, f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/c",
+        f"run.dir={tmp_path}/run", "launch.ranks=1", "parallel.pipeline=1",
+    )  # fmt: skip
+    run.wait_until(lambda: list(tmp_path.glob("c/.*.partial")), "unfinished work")
+    os.kill(run.pid, signal.SIGTERM)
+    ended = run.wait()
+    assert ended.code == 128 + signal.SIGTERM, ended.text
+    said = ended.text.splitlines()[-1]
+    assert said.startswith("interrupted; the same command goes on with the parts of the corpus")
+    assert not (tmp_path / "run").exists()
+    assert list(tmp_path.glob("c/.*.partial"))
+
+
 def test_loss_that_is_not_finite_ends_the_run_with_a_report(
     folder: Path, corpus: list[str]
 ) -> None:
