@@ -22,6 +22,7 @@ import glob
 import hashlib
 import os
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
-from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
+from frontier_llm.data.sentencepiece_tokenizer import check_size, train_tokenizer
 from frontier_llm.data.source import Source, find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer_source import (
@@ -79,22 +80,15 @@ def prepare(
     return _Preparation(corpus, config, report, workers or cores.available()).run()
 
 
-def unprepared(config: DataConfig) -> tuple[Source, ...]:
-    """Return the sources of all corpora that are not prepared yet, without reading them.
-
-    A corpus whose files have new times counts as not prepared, because `prepare` has to read it.
-
-    Raises:
-        ConfigError: the configured tokenizer cannot be read.
-        DataError: a source is unusable, or a prepared corpus is damaged.
-    """
-    return tuple(source for source, folder in find_prepared(config) if folder is None)
-
-
 def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
     """Return the source of each corpus and its folder, None if it is not prepared yet.
 
-    It reads no text, and raises the errors of `unprepared`.
+    No text is read. A corpus whose files have new times counts as not prepared, because `prepare`
+    has to read it.
+
+    Raises:
+        ConfigError: the configured tokenizer cannot be used.
+        DataError: a source is unusable, or a prepared corpus is damaged.
     """
     sources = [find_source(corpus, config) for corpus in config.sources]
     if config.kind == "blend":
@@ -110,6 +104,7 @@ def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
 
 def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
     """Return the path of the tokenizer that is trained on all sources of a blend."""
+    check_size(config.vocabulary)
     settings: tuple[object, ...] = (
         FORMAT,
         config.format,
@@ -166,6 +161,8 @@ class _Preparation:
     def find(self, source: Source) -> Path | None:
         """Return the folder of the prepared corpus; None if there is none yet."""
         if not source.is_prepared:
+            if self._tokenizer is None:
+                check_size(self._config.vocabulary)
             return _read_note(self.note(source))
         folder, given = _checked(source.root), self._tokenizer
         manifest = Manifest.load(folder / MANIFEST_FILE)
@@ -200,7 +197,7 @@ class _Preparation:
 
     def _find_or_build(self, source: Source) -> Path:
         """Scan the source and prepare it, unless the same content was prepared before."""
-        # imports torch, which `unprepared` does without
+        # imports torch, which `find_prepared` does without
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
 
         source = choose_files(source, self._corpus, self._config, self._workers)
@@ -224,6 +221,10 @@ class _Preparation:
             self._build(build, partial, folder)
         except WorkerDiedError:
             raise  # the finished parts are kept for the next call
+        except KeyboardInterrupt as stop:
+            number, *_ = stop.args or (signal.SIGINT,)
+            kept = "the same command goes on with the parts of the corpus that are missing"
+            raise KeyboardInterrupt(number, kept) from None
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)
             raise

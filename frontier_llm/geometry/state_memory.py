@@ -195,10 +195,7 @@ def rank_state_bytes(
 
 
 def saved_bytes(
-    config: OptimizerConfig,
-    layouts: Sequence[FlatLayout],
-    factors: Factors,
-    data_rank: int | None,
+    config: OptimizerConfig, layouts: Sequence[FlatLayout], factors: Factors, data_rank: int | None
 ) -> int:
     """Return the bytes of all optimizer states of a rank: fp32 master weights and moments."""
     if config.name == "adamw_8bit":  # checkpoints store decoded moments
@@ -262,11 +259,9 @@ def message_bytes(
     total = 0
     for (size, decayed), count in units.items():
         for buffer_bytes, limit in _buffers(formats, factors, size, decayed, compute_bytes):
-            concurrent = {
-                "one": 1,
-                "flow": units_in_flight + 1,
-                "refresh": 2 * units_in_flight,
-            }[limit]
+            concurrent = {"one": 1, "flow": units_in_flight + 1, "refresh": 2 * units_in_flight}[
+                limit
+            ]
             total += _rounded(buffer_bytes) * min(count, concurrent)
     return total
 

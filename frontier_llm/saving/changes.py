@@ -47,6 +47,9 @@ _LENGTH = "data.sequence_length"
 _PAIR_LENGTHS = "data.decoder_length", "data.denoisers"
 _RESUMED = "as in the checkpoint that the run resumes from"
 
+SHOWN = 10
+"""Number of changes that an error names."""
+
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, value in the resumed run) by key."""
 
@@ -66,7 +69,7 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, and another length of packed samples. The ConfigError names the first of the refused
+    hold, and another length of packed samples. The ConfigError names the first SHOWN refused
     changes, and says how to allow all of them.
     """
     now, allowed = config.model_dump(mode="json"), config.run.allow_changes
@@ -92,7 +95,9 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     if not refused:
         return
     before, after = ("null" if value is None else value for value in found[refused[0]])
-    others = f" (and {len(refused) - 1} more differ)" if len(refused) > 1 else ""
+    others = "".join(f"; {key}={found[key][1]}, not {found[key][0]}" for key in refused[1:SHOWN])
+    if len(refused) > SHOWN:
+        others += f"; and {len(refused) - SHOWN} more"
     back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
     # the text at another path may be the same; if it is not, it has to be allowed as well
     names = _allowing(config, *refused, *({"data.path"} & found.keys()))

@@ -278,6 +278,9 @@ class Announcements(Callback):
         config, hardware = context.config, context.hardware
         manifest = context.data.corpus.manifest
         tokens = config.data.global_batch * context.model.layout.lengths.total
+        left_out = context.data.corpus.left_out
+        if " left out (" in left_out:
+            left_out += f" (frontier-llm inspect-data {config.run.dir} has all reasons)"
         lines = {
             "run": config.run.dir,
             "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
@@ -289,7 +292,7 @@ class Announcements(Callback):
             "peak": context.meter.throughput.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
-            f"{context.data.corpus.left_out}; "
+            f"{left_out}; "
             f"a validation reads {context.data.validation_windows}; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
