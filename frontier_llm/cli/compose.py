@@ -114,8 +114,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 def _quoted_path(override: str) -> str:
     """Quote the value of an override if it looks like a path that hydra cannot read unquoted.
 
-    Such paths have a `~`, brackets, quotes, or letters beyond ASCII; a shell replaces a `~` only at
-    the start of a word.
+    Such paths have a `~`, brackets, quotes or letters like é; a shell replaces only a leading `~`.
     """
     key, _, value = override.partition("=")
     is_path = value.startswith(("~", "/", "./", "../")) or not value.isascii()

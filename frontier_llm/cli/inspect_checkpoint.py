@@ -249,7 +249,7 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
             tokens = samples * sample_lengths(model, data).total
             facts["tokens"] = format_count(tokens)
         facts |= {
-            "model": f"{model.name}, {model.layers} layers, hidden size {model.hidden}, "
+            "model": f"{model.name}, {counted(model.layers, 'layer')}, hidden size {model.hidden}, "
             f"{model.heads} heads, vocabulary {model.vocabulary}",
             "layout": f"{counted(manifest.world, 'rank')}, tensor {parallel.tensor} x pipeline "
             f"{parallel.pipeline}; sharding={config.sharding.name}",

@@ -112,8 +112,7 @@ def nearest(key: str) -> str | None:
     if last_part in KEYS and last_part not in full_names:
         return KEYS[last_part]
     if last_part == key and not difflib.get_close_matches(key, sections, cutoff=0.8):
-        similar = difflib.get_close_matches(key, list(full_names), n=1, cutoff=0.7)
-        if similar:
+        if similar := difflib.get_close_matches(key, list(full_names), n=1, cutoff=0.7):
             return full_names[similar[0]]
     similar = difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5)
     if similar and not (similar[0] in sections and key.startswith(f"{similar[0]}.")):

@@ -94,15 +94,16 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     ]
     if not refused:
         return
-    before, after = ("null" if value is None else value for value in found[refused[0]])
-    others = "".join(f"; {key}={found[key][1]}, not {found[key][0]}" for key in refused[1:SHOWN])
+    shown = {key: ["null" if v is None else v for v in found[key]] for key in refused[:SHOWN]}
+    (first, (before, after)), *more = shown.items()
+    others = "".join(f"; {key}={new}, not {old}" for key, (old, new) in more)
     if len(refused) > SHOWN:
         others += f"; and {len(refused) - SHOWN} more"
     back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
     # the text at another path may be the same; if it is not, it has to be allowed as well
     names = _allowing(config, *refused, *({"data.path"} & found.keys()))
     raise ConfigError(
-        refused[0],
+        first,
         f"{after}{others}",
         f"{before}, {wanted}",
         f"{back if others else 'set it back'}, or allow the change: {names}",

@@ -279,12 +279,11 @@ class Announcements(Callback):
         manifest = context.data.corpus.manifest
         tokens = config.data.global_batch * context.model.layout.lengths.total
         left_out = context.data.corpus.left_out
-        if " left out (" in left_out:
-            left_out += f" (frontier-llm inspect-data {config.run.dir} has all reasons)"
+        more = f" (frontier-llm inspect-data {config.run.dir} has all reasons)"
         lines = {
             "run": config.run.dir,
             "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
-            f"{config.model.layers} layers",
+            f"{counted(config.model.layers, 'layer')}",
             **self._lines_of_layout(),
             "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
             "kernels": hardware.kernels.source,
@@ -292,7 +291,7 @@ class Announcements(Callback):
             "peak": context.meter.throughput.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
-            f"{left_out}; "
+            f"{left_out}{more * (' left out (' in left_out)}; "
             f"a validation reads {context.data.validation_windows}; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
@@ -399,7 +398,8 @@ def _describe_saving(checkpoint: CheckpointConfig) -> str:
         return "nothing, not even at the end (checkpoint=off)"
     local = checkpoint.tiers.local
     local_tier = f", every {local.every_steps} in {local.path}" if local.path else ""
-    return f"every {checkpoint.every_steps} steps and at the end ({checkpoint.mode}){local_tier}"
+    often = counted(checkpoint.every_steps, "step")
+    return f"every {often} and at the end ({checkpoint.mode}){local_tier}"
 
 
 def _describe_formats(context: TrainerContext) -> str:
