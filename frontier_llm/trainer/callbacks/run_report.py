@@ -279,7 +279,7 @@ class Announcements(Callback):
         manifest = context.data.corpus.manifest
         tokens = config.data.global_batch * context.model.layout.lengths.total
         left_out = context.data.corpus.left_out
-        more = f" (frontier-llm inspect-data {config.run.dir} has all reasons)"
+        more = f", listed by frontier-llm inspect-data {config.run.dir}"
         lines = {
             "run": config.run.dir,
             "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
