@@ -407,7 +407,8 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
     if TRIAL_VARIABLE in os.environ:
         return Composed(values, config)
     given = {key_of(word): word for word in overrides}
-    for word in (word for word in overrides if given[key_of(word)] != word):
+    # job scripts put a default of run.dir before the user's
+    for word in (w for w in overrides if w != given[key_of(w)] and not w.startswith("run.")):
         print(f"warning    {word} is replaced by {given[key_of(word)]}", file=sys.stderr)
     idle: dict[str, Need] = {}
     for key, need in unused(config):

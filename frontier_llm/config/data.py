@@ -43,8 +43,7 @@ class CorpusConfig(Section):
     @property
     def is_prepared(self) -> bool:
         """Whether the path is a prepared corpus, which is read as it is."""
-        path = self.path
-        return path is not None and all(Path(path, name).is_file() for name in CORPUS_FILES)
+        return self.path is not None and all(Path(self.path, n).is_file() for n in CORPUS_FILES)
 
 
 class DataConfig(Section):

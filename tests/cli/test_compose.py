@@ -163,7 +163,7 @@ def test_a_path_that_hydra_cannot_read_needs_no_quotes(path):
 def test_a_value_that_is_replaced_is_said(capsys):
     configured(["trainer.steps=5", "data=text", "data.path=a", "trainer.steps=6"])
     assert capsys.readouterr().err == "warning    trainer.steps=5 is replaced by trainer.steps=6\n"
-    configured(["trainer.steps=6", "trainer.steps=6"])
+    configured(["trainer.steps=6", "trainer.steps=6", "run.dir=of_the_script", "run.dir=mine"])
     assert capsys.readouterr().err == ""
 
 
