@@ -71,6 +71,11 @@ class StopRequested(FrontierError):
     exit_code = 3
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra of pyproject.toml."""
+    return f"{sys.executable} -m pip install 'frontier-llm[{extra}]'"
+
+
 def file_failure(path: Path, done: str, error: OSError) -> str:
     """Say that a file cannot be `done` ("written", "renamed", ...), why, and what to do."""
     todo = "free space or permit writing there, or choose another folder; then start again"

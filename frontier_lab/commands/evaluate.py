@@ -232,7 +232,8 @@ def run_harness(options: argparse.Namespace, device: torch.device, samples: int)
     if absent:
         got = f"tasks, but {' and '.join(absent)} cannot be imported"
         wants = "lm-evaluation-harness"
-        todo = "pip install lm-eval accelerate; --text measures perplexities without it"
+        install = f"{sys.executable} -m pip install lm-eval accelerate"
+        todo = f"{install}; --text measures perplexities without it"
         raise ConfigError("--harness", got, wants, todo)
     more = options.harness_tasks
     harness, utils = import_module("lm_eval"), import_module("lm_eval.utils")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from frontier_llm.config import RunConfig
-from frontier_llm.errors import DataError
+from frontier_llm.errors import DataError, install_command
 from frontier_llm.trainer.single_process_model import single_process_model
 
 TOLERANCE = 1e-4
@@ -84,8 +84,7 @@ def _their_logits(
     except ImportError:
         raise DataError(
             "the comparison of the logits needs transformers\n"
-            "  do: pip install 'frontier-llm[convert]' (in a checkout: -e '.[convert]'), "
-            "or skip the comparison with --no-check"
+            f"  do: {install_command('convert')}, or skip the comparison with --no-check"
         ) from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.engine import EngineConfig
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, install_command
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate
 from frontier_llm.planner.step_time import step_time
@@ -190,7 +190,7 @@ def fit(
             "--fit",
             "a Python without scipy",
             "scipy, which fits the constants",
-            "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'",
+            install_command("sweep"),
         ) from error
     limits = largest or {}
     highest = [limits.get(name, math.inf) / value for name, value in start.items()]

@@ -55,7 +55,7 @@ from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.config.decode import leaves
-from frontier_llm.errors import ConfigError, FrontierError
+from frontier_llm.errors import ConfigError, FrontierError, install_command
 
 JOBS_AT_ONCE = 4
 """Default number of trials that run at the same time as Slurm jobs."""
@@ -267,5 +267,4 @@ def _check_plugins(settings: Sequence[str]) -> None:
             import_module(f"hydra_plugins.{name}")
         except ImportError:
             wants = f"the plugin {name.replace('_', '-')}"
-            todo = "pip install 'frontier-llm[sweep]', or in a checkout: pip install -e '.[sweep]'"
-            raise ConfigError(key, value, wants, todo) from None
+            raise ConfigError(key, value, wants, install_command("sweep")) from None

@@ -33,7 +33,7 @@ from frontier_lab.sweeps.sweep_trials import (
 from frontier_lab.sweeps.trial_runner import RUN
 from frontier_llm.cli.options import check_writable, folder, tool_parser, write_text
 from frontier_llm.telemetry.history import History
-from frontier_llm.units import GIB, format_seconds
+from frontier_llm.units import GIB, counted, format_seconds
 
 REPORT, LOSSES = "sweep.md", "losses.svg"
 _WORDS = {False: ("faster", "speed"), True: ("better", "validation loss")}
@@ -86,7 +86,7 @@ def write(
     """Return the report as Markdown."""
     better, influenced = _WORDS[trials[0].goal == "loss"]
     lines = [
-        f"# Sweep: {len(done_trials(trials))} of {len(trials)} trials done",
+        f"# Sweep: {len(done_trials(trials))} of {counted(len(trials), 'trial')} done",
         "",
         *([f"Best: {_value(trials[0])}: `{_settings(trials)[0]}`", ""] * bool(pareto(trials))),
         "Memory is the peak of the rank that used most. An asterisk (*) marks a trial if no other "

@@ -43,12 +43,7 @@ class CheckpointManager(CheckpointWriter):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        ranks: Ranks,
-        mode: Mode,
-        keep: int,
-        options: Options = DEFAULTS,
+        self, folder: Path, ranks: Ranks, mode: Mode, keep: int, options: Options = DEFAULTS
     ) -> None:
         assert keep >= 1, keep
         assert options.chunk_bytes % PAGE_BYTES == 0, options
@@ -177,11 +172,7 @@ class CheckpointManager(CheckpointWriter):
             options = self._options
             if task.is_first:  # this rank writes the manifest of the folder
                 prune(
-                    self._folder,
-                    task.step,
-                    self._keep,
-                    options.keep_every_steps,
-                    options.spared(),
+                    self._folder, task.step, self._keep, options.keep_every_steps, options.spared()
                 )
             if self._ranks.rank == 0:
                 seconds = format_seconds(time.monotonic() - begin)

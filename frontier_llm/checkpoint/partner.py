@@ -60,12 +60,7 @@ class PartnerFiles:
     """
 
     def __init__(
-        self,
-        plan: WritePlan,
-        folder: Path,
-        world: World,
-        ranks: Ranks,
-        pacer: Pacer,
+        self, plan: WritePlan, folder: Path, world: World, ranks: Ranks, pacer: Pacer
     ) -> None:
         self._name, self._folder, self._timeout = plan.name, folder, ranks.timeout
         self._sockets, self._pacer = OpenSockets(), pacer

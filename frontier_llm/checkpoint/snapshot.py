@@ -48,10 +48,7 @@ class Snapshot:
     """
 
     def __init__(
-        self,
-        plan: WritePlan,
-        pool: ChunkPool,
-        writer_buffer: torch.Tensor | None = None,
+        self, plan: WritePlan, pool: ChunkPool, writer_buffer: torch.Tensor | None = None
     ) -> None:
         self._plan, self._pool = plan, pool
         self._returns_writer_buffer = writer_buffer is None

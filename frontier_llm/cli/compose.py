@@ -31,13 +31,7 @@ from yaml import YAMLError
 
 from frontier_llm.cli import machine_defaults  # also registers its resolvers
 from frontier_llm.cli.file_mistakes import check_choices, refused_default, unreadable
-from frontier_llm.cli.group_files import (
-    file_choices,
-    file_values,
-    key_of,
-    placed,
-    section_of,
-)
+from frontier_llm.cli.group_files import file_choices, file_values, key_of, placed, section_of
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, leaves, nearest, unknown_key
@@ -59,6 +53,7 @@ _OPTIONS = {
     "--job.config_file": "read a file of torchtitan with frontier-llm plan --from FILE",
     "--deepspeed": "read a file of DeepSpeed with frontier-llm plan --from FILE, or write "
     "sharding=zero3",
+    "--dry-run": "write plan=dry_run, or frontier-llm dry-run for a job that is not started here",
     "--deepspeed_config": "read a file of DeepSpeed with frontier-llm plan --from FILE",
 }  # fmt: skip
 """What to do instead of options of other programs that name a file."""
@@ -119,10 +114,11 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 def _quoted_path(override: str) -> str:
     """Quote the value of an override if it looks like a path that hydra cannot read unquoted.
 
-    Such paths have a `~`, brackets, or quotes; a shell replaces a `~` only at the start of a word.
+    Such paths have a `~`, brackets, quotes or letters like é; a shell replaces only a leading `~`.
     """
     key, _, value = override.partition("=")
-    if not value.startswith(("~", "/", "./", "../")) or value == "~":
+    is_path = value.startswith(("~", "/", "./", "../")) or not value.isascii()
+    if not is_path or value == "~" or value.startswith(("[", "{", '"', "'")):
         return override
     try:
         OverridesParser.create().parse_override(override)
@@ -202,7 +198,7 @@ def _parse(words: Sequence[str], index: int) -> Override:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
         wants = "a value that can be read: a list [a,b], entries {name: a}, or a text, in quotes "
-        wants += "if it has brackets, commas, quotes or ="
+        wants += "if it has brackets, commas, quotes, = or letters such as é"
         todo = f"quote the value: {quoted(key, value, following)}"
         raise ConfigError(key, value or text, wants, todo) from None
     if override.is_sweep_override():
@@ -232,6 +228,10 @@ def _no_override(before: Sequence[str], text: str, following: Sequence[str]) -> 
             name, _, first = before[-1].partition("=")
             rest = takewhile(lambda word: "=" not in word, following)
             todo = f"if it belongs to {name}, write {quoted(name, ' '.join([first, text, *rest]))}"
+        elif Path(text).exists():
+            todo = f"write data=text {shlex.quote(f'data.path={text}')}"
+        elif group := next((group for group, names in groups().items() if text in names), None):
+            todo = f"write {section_of(group)}={text}"
         return ConfigError(key, got, "key=value", todo)
     if not equals:
         value = next((word for word in following[:1] if "=" not in word), "VALUE")
@@ -284,7 +284,7 @@ def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> Non
     todo = (
         f"did you mean {key}={meant}?" if meant else f"choose one, or add conf/{group}/{got}.yaml"
     )
-    if group == "data" and Path(str(got)).exists():
+    if group == "data" and (Path(str(got)).exists() or re.search(r"[./]", str(got))):
         todo = f"write data=text {shlex.quote(f'data.path={got}')}"
     if group == "model":
         todo += " Published weights are converted first: frontier-llm convert --help"
@@ -407,6 +407,9 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
     if TRIAL_VARIABLE in os.environ:
         return Composed(values, config)
     given = {key_of(word): word for word in overrides}
+    # job scripts put a default of run.dir before the user's
+    for word in (w for w in overrides if w != given[key_of(w)] and not w.startswith("run.")):
+        print(f"warning    {word} is replaced by {given[key_of(word)]}", file=sys.stderr)
     idle: dict[str, Need] = {}
     for key, need in unused(config):
         words = [key, *need.setting.split()]

@@ -33,11 +33,7 @@ class Header:
                 f"{path.name}: '# ranks: N' and '# run: COMMAND' must be above the first key"
             )
         ranks_line = next(i for i, line in enumerate(lines) if line.startswith("ranks: "))
-        return cls(
-            title=" ".join(lines[:ranks_line]),
-            ranks=int(keyed["ranks"]),
-            run=keyed["run"],
-        )
+        return cls(title=" ".join(lines[:ranks_line]), ranks=int(keyed["ranks"]), run=keyed["run"])
 
 
 @cache

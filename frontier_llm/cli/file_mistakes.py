@@ -76,9 +76,7 @@ def _choices_in_defaults(group: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def check_choices(
-    values: DictConfig,
-    chosen: Mapping[str, str | None],
-    groups: Mapping[str, list[str]],
+    values: DictConfig, chosen: Mapping[str, str | None], groups: Mapping[str, list[str]]
 ) -> None:
     """Refuse a choice that is written as a value: `sharding: zero3`, or its name alone.
 

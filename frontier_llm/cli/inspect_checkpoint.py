@@ -87,10 +87,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--statistics", action="store_true", help="print statistics of weights and both moments"
     )
     action.add_argument(
-        "--diff",
-        type=saved,
-        metavar="OTHER",
-        help="compare the values with another checkpoint",
+        "--diff", type=saved, metavar="OTHER", help="compare the values with another checkpoint"
     )
     action.add_argument(
         "--export", type=new_file, metavar="FILE", help="write the weights to one file"
@@ -252,7 +249,7 @@ def _facts(checkpoint: Checkpoint, config: RunConfig | None) -> dict[str, str]:
             tokens = samples * sample_lengths(model, data).total
             facts["tokens"] = format_count(tokens)
         facts |= {
-            "model": f"{model.name}, {model.layers} layers, hidden size {model.hidden}, "
+            "model": f"{model.name}, {counted(model.layers, 'layer')}, hidden size {model.hidden}, "
             f"{model.heads} heads, vocabulary {model.vocabulary}",
             "layout": f"{counted(manifest.world, 'rank')}, tensor {parallel.tensor} x pipeline "
             f"{parallel.pipeline}; sharding={config.sharding.name}",

@@ -31,11 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from frontier_llm.cli.compose import (
-    assumed_cluster,
-    compose,
-    configured,
-)
+from frontier_llm.cli.compose import assumed_cluster, compose, configured
 from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast

@@ -19,7 +19,11 @@ from frontier_llm.cli.run_preparation import lock_run_dir
 from frontier_llm.config import RunConfig
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.data.prepare import find_prepared
-from frontier_llm.data.tokenizer_source import check_given_tokenizer
+from frontier_llm.data.tokenizer_source import (
+    check_given_tokenizer,
+    check_vocabulary,
+    open_tokenizer,
+)
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
@@ -58,9 +62,11 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
     missing = [source for source, folder in found if folder is None]
     if not missing:
         folders = [folder for _, folder in found if folder is not None]
-        count = sum(Manifest.load(folder / MANIFEST_FILE).train.tokens for folder in folders)
+        manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
+        check_vocabulary(config, open_tokenizer(folders[0], manifests[0].eod))
+        count = sum(manifest.train.tokens for manifest in manifests)
         tokens = f"{format_count(count)} training tokens"
-        return f"{name}, prepared in {config.data.directory}: {tokens}{_epochs(config, count)}"
+        return f"{name}, prepared in {config.data.place}: {tokens}{_epochs(config, count)}"
     for path in (file.path for source in missing for file in source.files):
         if not os.access(path, os.R_OK):
             raise DataError(f"cannot read {path}: permission denied\n  do: make it readable")

@@ -8,11 +8,14 @@ import math
 import os
 import re
 import select
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
@@ -20,8 +23,8 @@ from frontier_llm.config.paths import expanded
 from frontier_llm.errors import ConfigError, DataError, FrontierError
 from frontier_llm.units import counted
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, the same as in a shell."""
+STOPPED_BY = 128
+"""Added to the number of the signal that ends a command: its exit code, as in a shell."""
 PIPE_CLOSED = 141
 """Exit code when the reader of a pipe has ended, the same as in a shell."""
 MULTIRUN = {"-m", "--multirun"}
@@ -50,25 +53,22 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def positive(text: str) -> float:
     """Parse the value of an option: a finite number above zero."""
-    value = _number(text)
-    if not 0 < value < math.inf:
-        raise ConfigError(THE_LINE, text, "a number above 0", "write a number such as 0.5")
-    return value
+    return _finite(text, "a number above 0", lambda value: value > 0)
 
 
 def not_negative(text: str) -> float:
     """Parse the value of an option: a finite number from zero on."""
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise ConfigError(THE_LINE, text, "a number from 0 on", "write a number such as 0.5")
-    return value
+    return _finite(text, "a number from 0 on", lambda value: value >= 0)
 
 
-def _number(text: str) -> float:
+def _finite(text: str, wants: str, suits: Callable[[float], bool]) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return math.nan
+        value = math.nan
+    if not (math.isfinite(value) and suits(value)):
+        raise ConfigError(THE_LINE, text, wants, "write a number such as 0.5")
+    return value
 
 
 def path(text: str) -> Path:
@@ -278,7 +278,13 @@ def refuse_search(command: str, arguments: Sequence[str]) -> None:
 
 
 def run_command(main: Callable[[], int]) -> int:
-    """Run a command and return its exit code. A user's mistake or Ctrl-C gives no traceback."""
+    """Run a command and return its exit code. A user's mistake or Ctrl-C gives no traceback.
+
+    SIGTERM ends a command like Ctrl-C, unless it handles signals itself; a second one kills it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = main()
         sys.stdout.flush()
@@ -292,9 +298,18 @@ def run_command(main: Callable[[], int]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return PIPE_CLOSED
         raise
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        number, *what = stop.args or (signal.SIGINT,)
+        print("; ".join(("interrupted", *what)), file=sys.stderr)
+        return STOPPED_BY + int(number)
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _interrupt:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt(number)
 
 
 def _is_closed(descriptor: int) -> bool:

@@ -28,7 +28,7 @@ from rich.progress import (
 from frontier_llm.cli.compose import configured, differs
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.group_files import key_of
-from frontier_llm.cli.options import INTERRUPTED, at_least, tool_parser
+from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
@@ -57,11 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_files(config)
     check_sources(config.data)  # training checks whether the model can read the corpora
     start = time.perf_counter()
-    try:
-        folders, is_new = preprocess(config.data, options.workers, console)
-    except KeyboardInterrupt:
-        print("stopped; the same command continues with the missing parts", file=sys.stderr)
-        return INTERRUPTED
+    folders, is_new = preprocess(config.data, options.workers, console)
     seconds = time.perf_counter() - start
     show(folders, console)
     if config.data.packing == "best_fit":

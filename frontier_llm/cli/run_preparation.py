@@ -19,13 +19,13 @@ from frontier_llm.cli.console import DelayedProgress, print_line
 from frontier_llm.cli.group_files import file_values, key_of
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.reading import check_files
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, install_command
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.launch import failure, slurm
 from frontier_llm.launch.cores import crowding
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.fit_check import Changes, check_fits
+from frontier_llm.planner.fit_check import LENGTH, Changes, check_fits
 from frontier_llm.saving import changes, run_directory, tiers
 from frontier_llm.units import counted, format_bytes
 
@@ -67,11 +67,11 @@ def announce_run(config: RunConfig, ranks: int) -> None:
 
     Numpy is imported here, so the number of threads must have been set.
     """
-    from frontier_llm.data.prepare import unprepared
+    from frontier_llm.data.prepare import find_prepared
 
-    size = sum(source.size for source in unprepared(config.data))
+    size = sum(source.size for source, folder in find_prepared(config.data) if folder is None)
     state = f"{format_bytes(size)} of text to prepare" if size else "prepared"
-    data = f"corpus {config.data.name} in {config.data.directory}: {state}"
+    data = f"corpus {config.data.name} in {config.data.place}: {state}"
     print_line("start", f"{counted(ranks, 'rank')} in {config.run.dir}; {data}")
 
 
@@ -97,7 +97,7 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     if config.telemetry.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError(
             "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
-            "pip install 'frontier-llm[tensorboard]', or set telemetry.tensorboard=false",
+            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
         )  # fmt: skip
     if config.data.tokenizer is not None:  # before the hours that a large corpus may take
         check_initial_tokenizer(config, Path(config.data.tokenizer))
@@ -181,15 +181,22 @@ def check_run(candidate: Candidate, run: Composed, overrides: Sequence[str]) -> 
 def smaller_runs(run: Composed, overrides: Sequence[str]) -> Iterator[Changes]:
     """Yield groups of changes; in each group, those that change a run least come first.
 
-    There is a group for each other optimizer, with more and more recomputation, and two for smaller
-    models of the same design, the largest first. There are none for an experiment, nor of a
-    section of which the command line sets keys: these keys may not suit another file.
+    The first group are shorter samples, if the command line sets their length. There is a group for
+    each other optimizer, with more and more recomputation, and two for smaller models of the same
+    design, the largest first. There are none for an experiment, nor of a section of which the
+    command line sets keys: these keys may not suit another file.
     """
     given = list(map(key_of, overrides))
     sections = {key.partition(".")[0] for key in given if "." in key}
     if "experiment" in given:
         return
     values, config = run.values, run.config
+    if LENGTH in given:
+        powers = range((config.data.sequence_length - 1).bit_length() - 1, 2, -1)
+        lengths = (
+            (1 << power, config.changed("data", sequence_length=1 << power)) for power in powers
+        )
+        yield ((f"{LENGTH}={length}", changed) for length, changed in lengths)
     if "optimizer" not in sections:
         for name in groups()["optimizer"]:
             yield _other_optimizer(values, config, name)

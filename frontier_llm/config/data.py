@@ -1,5 +1,6 @@
 """The training data."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -17,6 +18,9 @@ from frontier_llm.config.paths import PathName
 from frontier_llm.config.section import Section
 
 Format = Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "tsv"]
+
+CORPUS_FILES = ("manifest.json", "train.bin", "train.idx")
+"""Files by which the folder of a prepared corpus is recognised."""
 
 
 class CorpusConfig(Section):
@@ -36,6 +40,11 @@ class CorpusConfig(Section):
     text_key: str | None = None
     """See `data.text_key`, which null stands for."""
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the path is a prepared corpus, which is read as it is."""
+        return self.path is not None and all(Path(self.path, n).is_file() for n in CORPUS_FILES)
+
 
 class DataConfig(Section):
     """A corpus, its tokenizer, and the size of a batch."""
@@ -47,7 +56,8 @@ class DataConfig(Section):
     `blend`: the corpora of `corpora`."""
     path: PathName | None
     """For kind `text`: a file or a directory of text, JSON lines, JSON, Parquet, CSV or TSV, also
-    compressed by gzip, zstandard, bzip2 or xz. Links are followed."""
+    compressed by gzip, zstandard, bzip2 or xz, or the folder of a prepared corpus. Links are
+    followed."""
     format: Format = "auto"
     """Format of the files in `path`. `auto`: the content decides, and must agree with the name; of
     a directory, either records or plain text is read. `mixed`: the same, but both are read.
@@ -171,6 +181,17 @@ class DataConfig(Section):
         if self.kind == "blend":
             return self.corpora
         return (CorpusConfig(name=self.name, kind=self.kind, path=self.path),)
+
+    @property
+    def known_tokenizer(self) -> str | None:
+        """The given tokenizer, or that of a prepared corpus; None if one is trained."""
+        return self.tokenizer or next((c.path for c in self.sources if c.is_prepared), None)
+
+    @property
+    def place(self) -> str:
+        """The folder of the prepared corpora, or the prepared corpus that `path` names."""
+        is_given = self.kind == "text" and self.sources[0].is_prepared
+        return str(self.path) if is_given else self.directory
 
     def of(self, corpus: CorpusConfig) -> "DataConfig":
         """Return this configuration with the format and the key of the text of one corpus."""

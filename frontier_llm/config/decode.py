@@ -106,11 +106,14 @@ def nearest(key: str) -> str | None:
     """Return the key that a user may mean by a wrong one; None = none is similar."""
     key = key.replace("-", "_")
     known = [name for name, _, _ in keys()]
-    full_names = {name.rpartition(".")[2]: name for name in known}
+    full_names = {name.rpartition(".")[2]: name for name in reversed(known)}
     sections = {name.rpartition(".")[0] for name in known} - {""}
     last_part = key.rpartition(".")[2]
     if last_part in KEYS and last_part not in full_names:
         return KEYS[last_part]
+    if last_part == key and not difflib.get_close_matches(key, sections, cutoff=0.8):
+        if similar := difflib.get_close_matches(key, list(full_names), n=1, cutoff=0.7):
+            return full_names[similar[0]]
     similar = difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5)
     if similar and not (similar[0] in sections and key.startswith(f"{similar[0]}.")):
         return similar[0]

@@ -147,8 +147,8 @@ def _check_documents(data: DataConfig) -> None:
 
 
 def _check_vocabulary(config: RunConfig) -> None:
-    if config.data.tokenizer is not None:
-        return  # data/run_loader.py checks the size of a given tokenizer
+    if config.data.known_tokenizer is not None:
+        return  # data/run_loader.py checks its size
     data = config.data
     reserved_ids = data.sentinels + len(data.modes)
     limit = config.model.vocabulary - reserved_ids

@@ -67,14 +67,8 @@ REFUSALS = (
     ),
 )
 # the traits of the choices of `collectives` that are an axis of the table
-_FLOATS = {
-    "error feedback": "off",
-    "gradients between nodes": "floats",
-}
-_INTEGERS = {
-    "error feedback": "off",
-    "gradients between nodes": "integers",
-}
+_FLOATS = {"error feedback": "off", "gradients between nodes": "floats"}
+_INTEGERS = {"error feedback": "off", "gradients between nodes": "integers"}
 _TRAITS_OF_PRESETS: dict[str, Cell] = {
     "plain": _FLOATS,
     "bf16": _FLOATS,

@@ -83,7 +83,7 @@ checkpoint=lazy async true
 checkpoint=blocking sync
 checkpoint=off none no false
 data=text jsonl json parquet txt file
-model=gpt_125m gpt2 gpt2_small
+model=gpt_125m gpt2 gpt_2 gpt2_small
 model.activation=gelu relu gelu_tanh gelu_new
 model.activation=swiglu silu swish glu
 model.norm=rmsnorm rms rms_norm
@@ -120,7 +120,7 @@ VALUES = {
 
 def nearest_value(key: str, got: object, choices: Iterable[str]) -> str | None:
     """Return the choice that a user may mean: a synonym, or else the most similar one."""
-    text = str(got).lower()
+    text = str(got).lower().replace("-", "_")
     known = list(choices)
     if VALUES.get((key, text)) in known:
         return VALUES[key, text]

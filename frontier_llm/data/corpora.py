@@ -117,9 +117,8 @@ def prepare_all(
     if config.kind != "blend":
         folders: tuple[Path, ...] = (prepare(config, on_progress, workers),)
     else:
-        if config.tokenizer is None:
-            path = _shared_tokenizer(config, report, workers)
-            config = config.model_copy(update={"tokenizer": str(path)})
+        path = config.known_tokenizer or _shared_tokenizer(config, report, workers)
+        config = config.model_copy(update={"tokenizer": str(path)})
         folders = tuple(prepare(config, on_progress, workers, corpus=c) for c in config.sources)
     if config.packing == "best_fit":
         for folder in folders:
@@ -133,8 +132,9 @@ def prepare_all(
 def open_all(config: DataConfig, folders: Sequence[Path]) -> Corpora:
     """Open the folders that `prepare_all` returned."""
     corpora = tuple(open_corpus(folder) for folder in folders)
-    for folder, corpus in zip(folders, corpora, strict=True):
-        if corpus.manifest.tokenizer_sha256 != corpora[0].manifest.tokenizer_sha256:
+    tokens = [(corpus.manifest.tokenizer_sha256, corpus.manifest.eod) for corpus in corpora]
+    for folder, token_ids in zip(folders, tokens, strict=True):
+        if token_ids != tokens[0]:
             raise DataError(
                 f"{folder} was prepared with another tokenizer than {folders[0]}\n"
                 "  do: set data.tokenizer to one tokenizer for all corpora, or to null"

@@ -180,16 +180,16 @@ class CorpusBuild:
         percent = self.config.validation_percent
         if not (train or validation) and skipped.broken:
             raise DataError(
-                f"there is no text in {self.source.root}: all {skipped.broken:,} entries are left "
-                f"out, such as {skipped.examples[0]}\n"
+                f"there is no text in {self.source.root}: {counted(skipped.broken, 'document')} "
+                f"left out, such as {skipped.examples[0]}\n"
                 "  do: repair them, or set data.text_key to the field that holds the text"
             )
         if not (train and validation):
             other, without = self._dividing_percent(), ""
             if skipped.broken:
                 without = (
-                    f". {skipped.broken:,} entries are left out, such as {skipped.examples[0]}: "
-                    "repair them, or set data.text_key to the field that holds the text"
+                    f". {counted(skipped.broken, 'document')} left out, such as "
+                    f"{skipped.examples[0]}: repair them, or set data.text_key to that of the text"
                 )
             raise DataError(
                 f"{self.source.root} has {counted(train, 'document')} for training and "

@@ -190,18 +190,31 @@ class Account(BaseModel):
                 yield _row(count, noun, what)
 
     def summary(self) -> str:
-        """Return the account in one short line."""
+        """Return the account in one short line, with the most frequent reason of what is absent."""
         files = sum(tally.files for tally in self.left_out.values())
-        documents = self.empty_documents + self.broken_documents + self.repeated_documents
+        of_documents = {
+            "empty": self.empty_documents,
+            "repeated": self.repeated_documents,
+            "not text": self.broken_documents,
+        }
+        documents = sum(of_documents.values())
+        of_files = {reason: tally.files for reason, tally in self.left_out.items()}
+        shown = [
+            f"{count:,} of {counted(found, noun, ',')} left out ({_most_frequent(reasons)})"
+            for count, found, noun, reasons in (
+                (files, self.found.files, "file", of_files),
+                (documents, self.documents, "document", of_documents),
+            )
+            if count
+        ]
         counts = (
-            (files, f"of {counted(self.found.files, 'file', ',')} left out"),
-            (documents, f"of {counted(self.documents, 'document', ',')} left out"),
-            (self.text.lost, "characters without a token"),
-            (self.text.unknown, "unknown characters"),
-            (self.text.changed, "characters that the tokenizer drops or replaces"),
-            (self.text.replaced, "characters replaced"),
+            (self.text.lost, "character", "without a token"),
+            (self.text.unknown, "character", "unknown"),
+            (self.text.changed, "character", "that the tokenizer drops or replaces"),
+            (self.text.replaced, "character", "replaced"),
         )
-        shown = [f"{count:,} {what}" for count, what in counts if count] or ["nothing left out"]
+        shown += [f"{counted(n, noun, ',')} {what}" for n, noun, what in counts if n]
+        shown = shown or ["nothing left out"]
         if self.warning:
             shown.append(f"{self.text.byte_share:.0%} of the text encoded as single bytes")
         return ", ".join(shown)
@@ -226,6 +239,12 @@ def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[st
         yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
     if account.warning:
         yield "warning", account.warning
+
+
+def _most_frequent(reasons: Mapping[str, int]) -> str:
+    """Return the reason with the largest count, and whether there are others."""
+    most = max(reasons, key=reasons.__getitem__)
+    return f"{'mostly ' * (sum(reasons.values()) > reasons[most])}{most}"
 
 
 def _row(count: int, noun: str, what: str) -> tuple[str, str]:
@@ -349,7 +368,8 @@ def damaged(path: Path, why: str = "its content has changed since it was prepare
     """Return the error for a damaged file in the folder of a prepared corpus."""
     return DataError(
         f"{path} is damaged: {why}\n"
-        f"  do: delete the folder {path.parent}; it is prepared again at the next start"
+        f"  do: delete the folder {path.parent}; it is prepared again at the next start, if "
+        "data.path is its text"
     )
 
 

@@ -35,7 +35,7 @@ from frontier_llm.data.source_format import (
     text_entry,
     too_long,
 )
-from frontier_llm.errors import DataError
+from frontier_llm.errors import DataError, install_command
 from frontier_llm.units import KIB, MIB
 
 LONG_FILE_BYTES = 4 * MIB
@@ -390,7 +390,7 @@ class Parquet(Format):
             from pyarrow.parquet import ParquetFile
         except ImportError:
             raise DataError(
-                f"{self.path}: reading it needs pyarrow\n  do: pip install -e '.[formats]'"
+                f"{self.path}: reading it needs pyarrow\n  do: {install_command('formats')}"
             ) from None
         try:
             with ParquetFile(self.path) as file:

@@ -17,7 +17,7 @@ from typing import Any
 
 from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, install_command
 
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a tokenizer.json. The first of them that has an `eos_token` names the token that
@@ -191,7 +191,7 @@ def _load(path: Path, content: Mapping[str, Any], serialized: bytes) -> Any:
             "data.tokenizer",
             path,
             "the library tokenizers, which reads tokenizer.json files and is not installed",
-            "pip install 'frontier-llm[tokenizers]', or name a sentencepiece model",
+            f"{install_command('tokenizers')}, or name a sentencepiece model",
         ) from error
     if not isinstance(content.get("model"), dict):
         raise _unusable(path, "a tokenizer.json: this file describes no model")

@@ -22,6 +22,7 @@ import glob
 import hashlib
 import os
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
-from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
+from frontier_llm.data.sentencepiece_tokenizer import check_size, train_tokenizer
 from frontier_llm.data.source import Source, find_source
 from frontier_llm.data.source_choice import choose_files
 from frontier_llm.data.tokenizer_source import (
@@ -42,7 +43,7 @@ from frontier_llm.data.tokenizer_source import (
     open_tokenizer,
 )
 from frontier_llm.data.worker_pool import WorkerDiedError
-from frontier_llm.errors import DataError
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.launch import cores
 from frontier_llm.units import MIB
 
@@ -79,37 +80,31 @@ def prepare(
     return _Preparation(corpus, config, report, workers or cores.available()).run()
 
 
-def unprepared(config: DataConfig) -> tuple[Source, ...]:
-    """Return the sources of all corpora that are not prepared yet, without reading them.
-
-    A corpus whose files have new times counts as not prepared, because `prepare` has to read it.
-
-    Raises:
-        ConfigError: the configured tokenizer cannot be read.
-        DataError: a source is unusable, or a prepared corpus is damaged.
-    """
-    return tuple(source for source, folder in find_prepared(config) if folder is None)
-
-
 def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
     """Return the source of each corpus and its folder, None if it is not prepared yet.
 
-    It reads no text, and raises the errors of `unprepared`.
+    No text is read. A corpus whose files have new times counts as not prepared, because `prepare`
+    has to read it.
+
+    Raises:
+        ConfigError: the configured tokenizer cannot be used.
+        DataError: a source is unusable, or a prepared corpus is damaged.
     """
     sources = [find_source(corpus, config) for corpus in config.sources]
-    if config.kind == "blend" and config.tokenizer is None:
-        path = shared_tokenizer(config, sources)
+    if config.kind == "blend":
+        path = Path(config.known_tokenizer or shared_tokenizer(config, sources))
         if not path.exists():
             return [(source, None) for source in sources]
         config = config.model_copy(update={"tokenizer": str(path)})
     return [
-        (source, _read_note(_Preparation(corpus, config).note(source)))
+        (source, _Preparation(corpus, config).find(source))
         for corpus, source in zip(config.sources, sources, strict=True)
     ]
 
 
 def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
     """Return the path of the tokenizer that is trained on all sources of a blend."""
+    check_size(config.vocabulary)
     settings: tuple[object, ...] = (
         FORMAT,
         config.format,
@@ -143,10 +138,10 @@ class _Preparation:
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
-        note = self.note(source)
-        if folder := _read_note(note):
+        if folder := self.find(source):
             source.refuse_broken()
             return folder
+        note = self.note(source)
         if self._tokenizer is not None:  # what cannot be used is refused before a file is read
             open_tokenizer(self._tokenizer, self._config.end_of_document)
         try:
@@ -162,6 +157,23 @@ class _Preparation:
                 f"cannot write a corpus to {self._directory}: {error.strerror or error}\n"
                 "  do: free space or permit writing there, or set data.directory to another folder"
             ) from error
+
+    def find(self, source: Source) -> Path | None:
+        """Return the folder of the prepared corpus; None if there is none yet."""
+        if not source.is_prepared:
+            if self._tokenizer is None:
+                check_size(self._config.vocabulary)
+            return _read_note(self.note(source))
+        folder, given = _checked(source.root), self._tokenizer
+        manifest = Manifest.load(folder / MANIFEST_FILE)
+        if given is not None and digest_tokenizer(given) != manifest.tokenizer_sha256:
+            raise ConfigError(
+                "data.tokenizer",
+                given,
+                f"the tokenizer of the prepared corpus {folder}, whose tokens it wrote",
+                f"leave data.tokenizer out, or set the path to its text, {manifest.source}",
+            )
+        return folder
 
     def note(self, source: Source) -> Path:
         """Return the note of a source in its present state."""
@@ -185,7 +197,7 @@ class _Preparation:
 
     def _find_or_build(self, source: Source) -> Path:
         """Scan the source and prepare it, unless the same content was prepared before."""
-        # imports torch, which `unprepared` does without
+        # imports torch, which `find_prepared` does without
         from frontier_llm.data.corpus_build import CorpusBuild, scan_files
 
         source = choose_files(source, self._corpus, self._config, self._workers)
@@ -209,6 +221,10 @@ class _Preparation:
             self._build(build, partial, folder)
         except WorkerDiedError:
             raise  # the finished parts are kept for the next call
+        except KeyboardInterrupt as stop:
+            number, *_ = stop.args or (signal.SIGINT,)
+            kept = "the same command goes on with the parts of the corpus that are missing"
+            raise KeyboardInterrupt(number, kept) from None
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)
             raise

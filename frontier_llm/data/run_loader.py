@@ -32,11 +32,7 @@ from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import describe_padding, packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
-from frontier_llm.data.tokenizer_source import (
-    check_given_tokenizer,
-    check_vocabulary,
-    mode_tokens,
-)
+from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary, mode_tokens
 from frontier_llm.errors import DataError
 from frontier_llm.units import counted
 
@@ -190,6 +186,7 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
     check_given_tokenizer(config)
     folders = prepare_all(config.data, on_progress)
     corpora = open_all(config.data, folders)
+    check_vocabulary(config, corpora.tokenizer)
     _check_size(config, corpora)
     return folders
 

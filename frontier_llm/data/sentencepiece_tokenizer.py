@@ -159,6 +159,17 @@ class SentencePieceTokenizer(Tokenizer):
         return found
 
 
+def check_size(vocabulary: int) -> None:
+    """Refuse a number of tokens that leaves none for text; a ConfigError at data.vocabulary."""
+    if vocabulary <= FIXED_PIECES:
+        raise ConfigError(
+            "data.vocabulary",
+            vocabulary,
+            f"more than {FIXED_PIECES} tokens: 256 bytes, unknown, end of document and line break",
+            f"set data.vocabulary={FIXED_PIECES + 1} or more, such as 4096",
+        )
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> SentencePieceTokenizer:
     """Train a tokenizer and write it to a file.
 
@@ -166,12 +177,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> Senten
     they have more different characters than the vocabulary can hold, rare characters are encoded as
     bytes.
     """
-    if vocabulary <= FIXED_PIECES:
-        raise DataError(
-            f"data.vocabulary={vocabulary} is too small: 256 bytes, unknown, end of document and "
-            f"line break need {FIXED_PIECES} tokens\n"
-            f"  do: set data.vocabulary to {FIXED_PIECES + 1} or more"
-        )
+    check_size(vocabulary)
     path.write_bytes(_train_largest(list(_lines(texts)), vocabulary))
     tokenizer = SentencePieceTokenizer(path)
     if tokenizer.vocabulary < vocabulary:

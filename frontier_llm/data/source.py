@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.config.data import CORPUS_FILES, CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import BROKEN, HIDDEN, OWN, REPEATED, Tally
 from frontier_llm.data.file_formats import Detected, claim_of, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
@@ -34,7 +34,7 @@ _OWN_FILES = (
     ("a run directory", {".lock", "failures"}),
     ("a folder of trials", {"multirun.yaml"}),
     ("a trial", {"trial.json", "run"}),
-    ("a prepared corpus", {"manifest.json", "train.bin", "train.idx"}),
+    ("a prepared corpus", {*CORPUS_FILES}),
     ("a model", {"config.json", "model.safetensors"}),
     ("a model", {"config.json", "model.safetensors.index.json"}),
 )
@@ -164,10 +164,9 @@ class _Lister:
         if folder != self._root:
             self.listing.leave_out(OWN, f"{self._name(folder)} ({own})", 0)
             return
-        text = "the text that it was made from: its manifest.json names it"
         raise DataError(
-            f"{folder} is {own}, which is no text to train on\n  do: set data.path to "
-            + (text if own == "a prepared corpus" else "a file or folder of text")
+            f"{folder} is {own}, which is no text to train on\n"
+            "  do: set data.path to a file or folder of text"
         )
 
     def _sort(self, path: Path, target: Path, hidden: bool) -> None:
@@ -274,6 +273,8 @@ class Source:
     divided: bool = False
     """Whether small files of text are divided into several documents, too, so that there are some
     for training and some for validation (source_choice.py)."""
+    is_prepared: bool = False
+    """Whether the root is a prepared corpus, which has no files to read text from."""
 
     @property
     def size(self) -> int:
@@ -352,6 +353,8 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     """
     config = config.of(corpus)
     root = _root(corpus)
+    if corpus.is_prepared:
+        return Source(root, (), config.text_key, single=False, is_prepared=True)
     single = root.is_file()
     if corpus.kind == "stdlib":
         listing = list_stdlib(root)
@@ -373,7 +376,8 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
         names = [name for tally in listing.left_out.values() for name in tally.examples]
         all_left_out = f": all is left out, such as {', '.join(names)}" if names else ""
         raise DataError(
-            f"there is no text in {root}{all_left_out}\n  do: set data.path to one with text"
+            f"there is no text in {root}{all_left_out}\n"
+            "  do: set data.path to one with text, or to the folder of one prepared corpus"
         )
     return source
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from frontier_llm.errors import DataError
+from frontier_llm.errors import DataError, install_command
 from frontier_llm.units import KIB, MIB, format_bytes
 
 READ_BYTES = MIB
@@ -85,7 +85,7 @@ def _decompressed(path: Path, packed: IO[bytes], compression: str) -> Any:
         import zstandard
     except ImportError:
         raise DataError(
-            f"{path}: reading it needs zstandard\n  do: pip install -e '.[formats]'"
+            f"{path}: reading it needs zstandard\n  do: {install_command('formats')}"
         ) from None
     return _ZstandardFrames(packed, zstandard)
 

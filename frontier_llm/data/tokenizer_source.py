@@ -74,9 +74,8 @@ def tokens_before_text(data: DataConfig, tokenizer: Tokenizer) -> list[int]:
 
 def check_given_tokenizer(config: RunConfig) -> None:
     """Refuse a configured tokenizer that cannot be used, or is too large for the model."""
-    if config.data.tokenizer is not None:
-        given = open_tokenizer(Path(config.data.tokenizer), config.data.end_of_document)
-        check_vocabulary(config, given)
+    if (given := config.data.tokenizer) is not None:
+        check_vocabulary(config, open_tokenizer(Path(given), config.data.end_of_document))
 
 
 def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from frontier_llm.errors import DataError
 
 Result = TypeVar("Result")
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 class WorkerDiedError(DataError):
@@ -51,6 +52,8 @@ class _WorkerPool:
     def __init__(self, work: Callable[[int], Any], size: int) -> None:
         context = multiprocessing.get_context("fork")
         self._processes: dict[Connection, ForkProcess] = {}
+        # Python drops an exception of a signal's handler that arrives while it forks
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         for _ in range(size):
             parent_end, worker_end = context.Pipe()
             inherited = [*self._processes, parent_end]
@@ -60,6 +63,7 @@ class _WorkerPool:
             process.start()
             worker_end.close()
             self._processes[parent_end] = process
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     def run(self, jobs: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Yield (job, result) in the order of completion."""
@@ -114,6 +118,7 @@ def _serve(work: Callable[[int], Any], pipe: Connection, inherited: Sequence[Con
     # Ctrl-C reaches the parent as well, which then stops the workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     with suppress(EOFError, ConnectionError):
         while True:
             job = pipe.recv()

@@ -128,10 +128,7 @@ def _fused_or_torch(device: torch.device, dtype: torch.dtype, hidden: int) -> Ke
 
 
 def _apex() -> Kernels:
-    from apex.normalization.fused_layer_norm import (
-        fused_layer_norm_affine,
-        fused_rms_norm_affine,
-    )
+    from apex.normalization.fused_layer_norm import fused_layer_norm_affine, fused_rms_norm_affine
 
     return Kernels(
         lambda x, w, b, e: fused_layer_norm_affine(x, w, b, w.shape, e),

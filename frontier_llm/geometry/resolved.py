@@ -17,11 +17,7 @@ from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
-from frontier_llm.geometry.model_chunks import (
-    ModelChunk,
-    has_shared_table,
-    make_model_chunks,
-)
+from frontier_llm.geometry.model_chunks import ModelChunk, has_shared_table, make_model_chunks
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.pipeline_schedule import (
     FOLDED,

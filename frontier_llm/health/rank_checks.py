@@ -73,11 +73,7 @@ class RankReport:
 
     @classmethod
     def of(
-        cls,
-        config: RunConfig,
-        world: World,
-        accelerator: Accelerator,
-        local: Path | None = None,
+        cls, config: RunConfig, world: World, accelerator: Accelerator, local: Path | None = None
     ) -> "RankReport":
         """Describe this rank; `local`, its folder of checkpoints on this node, is made."""
         folders, stranger = {}, ""

@@ -134,11 +134,7 @@ def _tell(text: str, log: Path | None) -> None:
 def _ask(*command: str) -> tuple[int, str]:
     try:
         ended = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_COMMAND_SECONDS,
+            command, capture_output=True, text=True, check=False, timeout=_COMMAND_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)

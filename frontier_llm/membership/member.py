@@ -19,13 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from frontier_llm.errors import (
-    ConfigError,
-    LaunchError,
-    RankFailure,
-    StopRequested,
-    TrainingError,
-)
+from frontier_llm.errors import ConfigError, LaunchError, RankFailure, StopRequested, TrainingError
 from frontier_llm.launch.coordination import wait_for_exit
 from frontier_llm.launch.failure import is_lost_contact, is_timeout
 from frontier_llm.launch.world import World

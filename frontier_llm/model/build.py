@@ -345,11 +345,7 @@ class Model:
 
 
 def build_model(
-    layout: ResolvedLayout,
-    groups: Groups,
-    device: torch.device,
-    kernels: Kernels,
-    seed: int,
+    layout: ResolvedLayout, groups: Groups, device: torch.device, kernels: Kernels, seed: int
 ) -> Model:
     """Build and initialise this rank's model chunks.
 

@@ -13,11 +13,7 @@ from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.estimate import FREE_COST, FREE_SHARE, budget_bytes, judged_seconds
-from frontier_llm.planner.layer_split import (
-    GAIN_OF_EQUAL_LAYERS,
-    LEAST_GAIN,
-    balanced_layers,
-)
+from frontier_llm.planner.layer_split import GAIN_OF_EQUAL_LAYERS, LEAST_GAIN, balanced_layers
 from frontier_llm.planner.layout_time import LayoutTime
 from frontier_llm.planner.memory import StageMemory, fullest, fullest_of, kinds_activations
 from frontier_llm.planner.space import Order, context_sizes, legal_factors, orders

@@ -240,12 +240,7 @@ class Tile(NamedTuple):
     """Speed relative to the largest tile, which reuses its operands most."""
 
 
-TILES = (
-    Tile(256, 128, 1.0),
-    Tile(128, 256, 1.0),
-    Tile(128, 128, 0.92),
-    Tile(64, 64, 0.6),
-)
+TILES = (Tile(256, 128, 1.0), Tile(128, 256, 1.0), Tile(128, 128, 0.92), Tile(64, 64, 0.6))
 """Tiles of cuBLAS's kernels for tensor cores."""
 
 

@@ -22,6 +22,7 @@ SHOWN = 3
 NAMED, LAYOUTS_NAMED = 4, 2
 """Largest number of changes named in the message, and of those that change the layout alone."""
 SHARDED = "sharding.params=auto sharding.grads=auto sharding.optimizer=auto"
+LENGTH = "data.sequence_length"
 MORE_RANKS = (2, 4, 8, 16)
 """Factors by which the ranks are raised if no change of the layout fits."""
 Changes = Iterable[tuple[str, RunConfig]]
@@ -52,13 +53,16 @@ def check_fits(
         return peak
     config = candidate.config
     device = config.cluster.device
+    advice = _advice(candidate, others, composed)
+    key, got = "plan", f"{format_bytes(peak.total)} on a rank of stage {peak.stage} of "
+    if advice.startswith(f"set {LENGTH}="):  # no layout fits samples of this length
+        key, got = LENGTH, f"{config.data.sequence_length}: {got}"
     raise ConfigError(
-        "plan",
-        f"{format_bytes(peak.total)} on a rank of stage {peak.stage} of {candidate.grid.pipeline}: "
-        + _largest_categories(peak),
+        key,
+        f"{got}{candidate.grid.pipeline}: {_largest_categories(peak)}",
         f"at most {format_bytes(budget)}: {config.planner.memory_share:.0%} of the "
         f"{device.memory_gib:g} GiB of {device.name} (cluster={config.cluster.name})",
-        f"{_advice(candidate, others, composed)}; plan=off starts the run without this check",
+        f"{advice}; plan=off starts the run without this check",
     )
 
 

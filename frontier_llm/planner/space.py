@@ -54,10 +54,7 @@ class Order(NamedTuple):
 
 
 def orders(
-    config: RunConfig,
-    stages: int,
-    chunks: int,
-    allowed: Sequence[ScheduleName] | None = None,
+    config: RunConfig, stages: int, chunks: int, allowed: Sequence[ScheduleName] | None = None
 ) -> Iterator[Order]:
     """Yield the pipeline schedules to try, those with whole backward passes first.
 

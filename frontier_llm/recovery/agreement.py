@@ -150,10 +150,7 @@ def decide_for_run(
 
 
 def agree(
-    config: RunConfig,
-    place: Place,
-    own: Report,
-    decide_all: Callable[[list[Report]], Decision],
+    config: RunConfig, place: Place, own: Report, decide_all: Callable[[list[Report]], Decision]
 ) -> Decision:
     """Tell rank 0 what this rank has, and return what rank 0 decides for all ranks.
 

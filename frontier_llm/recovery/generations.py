@@ -25,13 +25,7 @@ from frontier_llm.geometry.elastic import fitted_to
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.membership.member import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
-from frontier_llm.recovery.agreement import (
-    Decision,
-    Report,
-    agree,
-    decide_for_run,
-    is_overdue,
-)
+from frontier_llm.recovery.agreement import Decision, Report, agree, decide_for_run, is_overdue
 from frontier_llm.recovery.survivor import Survivor, lend, restore_counters, save_remains
 from frontier_llm.saving.adaptation import missed_updates
 from frontier_llm.saving.run_directory import FAILURES, prepare_restart, recorded_steps

@@ -17,11 +17,7 @@ from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.tokenizer_source import (
-    check_vocabulary,
-    digest_tokenizer,
-    open_tokenizer,
-)
+from frontier_llm.data.tokenizer_source import check_vocabulary, digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.tiers import newest_folder
@@ -52,6 +48,9 @@ _LENGTH = "data.sequence_length"
 _PAIR_LENGTHS = "data.decoder_length", "data.denoisers"
 _RESUMED = "as in the checkpoint that the run resumes from"
 
+SHOWN = 10
+"""Number of changes that an error names."""
+
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, value in the resumed run) by key."""
 
@@ -71,7 +70,7 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, and another length of packed samples. The ConfigError names the first of the refused
+    hold, and another length of packed samples. The ConfigError names the first SHOWN refused
     changes, and says how to allow all of them.
     """
     now, allowed = config.model_dump(mode="json"), config.run.allow_changes
@@ -96,13 +95,16 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     ]
     if not refused:
         return
-    before, after = ("null" if value is None else value for value in found[refused[0]])
-    others = f" (and {len(refused) - 1} more differ)" if len(refused) > 1 else ""
+    shown = {key: ["null" if v is None else v for v in found[key]] for key in refused[:SHOWN]}
+    (first, (before, after)), *more = shown.items()
+    others = "".join(f"; {key}={new}, not {old}" for key, (old, new) in more)
+    if len(refused) > SHOWN:
+        others += f"; and {len(refused) - SHOWN} more"
     back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
     # the text at another path may be the same; if it is not, it has to be allowed as well
     names = _allowing(config, *refused, *({"data.path"} & found.keys()))
     raise ConfigError(
-        refused[0],
+        first,
         f"{after}{others}",
         f"{before}, {wanted}",
         f"{back if others else 'set it back'}, or allow the change: {names}",
@@ -110,11 +112,7 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
 
 
 def check_corpus(
-    found: Changes,
-    config: RunConfig,
-    corpus: "Manifest",
-    meta: Mapping[str, Any],
-    checkpoint: Path,
+    found: Changes, config: RunConfig, corpus: "Manifest", meta: Mapping[str, Any], checkpoint: Path
 ) -> str | None:
     """Refuse a corpus that differs from the checkpoint's, unless an allowed change explains it.
 

@@ -62,11 +62,7 @@ class Parameters:
     """
 
     def __init__(
-        self,
-        units: Sequence[Unit],
-        groups: StateGroups,
-        transport: Transport,
-        units_in_flight: int,
+        self, units: Sequence[Unit], groups: StateGroups, transport: Transport, units_in_flight: int
     ) -> None:
         self._units, self._transport = units, transport
         self._params_groups = groups.along("params")[::-1]

@@ -122,10 +122,11 @@ def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
         executed = f", HFU {hfu:.1%} with recomputation" if hfu is not None else ""
         yield Tile("MFU", f"{mfu:.1%}", "of the peak", f"median{executed}")
     yield Tile("Parameters", _known(summary.parameters), note=summary.precision or "")
-    steps = f" of {summary.total_steps}" if summary.total_steps else ""
+    steps = f"{len(history)} of " * bool(summary.total_steps)
+    steps += counted(summary.total_steps or len(history), "step")
     skipped = f", {len(history.skipped)} skipped" if history.skipped else ""
     tokens = _known(_last(history, "tokens", summary.tokens))
-    yield Tile("Trained on", tokens, "tokens", f"{len(history)}{steps} steps{skipped}")
+    yield Tile("Trained on", tokens, "tokens", f"{steps}{skipped}")
     yield _duration_tile(history, summary)
 
 

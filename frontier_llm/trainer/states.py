@@ -46,11 +46,7 @@ def shard(
 
 
 def _transport(
-    config: RunConfig,
-    traffic: Traffic,
-    compute_dtype: torch.dtype,
-    device: torch.device,
-    rank: int,
+    config: RunConfig, traffic: Traffic, compute_dtype: torch.dtype, device: torch.device, rank: int
 ) -> Transport:
     """Return what sends states. Kernels are compiled for it only if a format is quantised."""
     wanted = config.kernels if config.collectives.is_quantised else "torch"

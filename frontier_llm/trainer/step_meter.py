@@ -95,12 +95,7 @@ class StepMeter:
     """Makes a step's metrics. If it `logs`, it warns of impossible ones, such as an MFU above 1."""
 
     def __init__(
-        self,
-        throughput: Throughput,
-        progress: Progress,
-        checkpoints: Checkpoints,
-        *,
-        logs: bool,
+        self, throughput: Throughput, progress: Progress, checkpoints: Checkpoints, *, logs: bool
     ) -> None:
         self.throughput = throughput
         self._progress, self._checkpoints, self._logs = progress, checkpoints, logs

@@ -46,6 +46,14 @@ def test_later_overrides_win_and_groups_keep_single_keys():
     [
         ("parallel.tensr=2", "parallel.tensr", "2", "--help` lists", "mean parallel.tensor?"),
         ("modle=gpt_tiny", "modle", "gpt_tiny", "--help` lists", "did you mean model?"),
+        ("stepz=3", "stepz", "3", "--help` lists", "did you mean trainer.steps?"),
+        ("nodes=2", "nodes", "2", "--help` lists", "did you mean launch.nodes?"),
+        ("tensor=2", "tensor", "2", "--help` lists", "did you mean parallel.tensor?"),
+        ("path=a.txt", "path", "a.txt", "--help` lists", "did you mean data.path?"),
+        ("model=gpt-2", "model", "gpt-2", "gpt_22b, ", "did you mean model=gpt_125m?"),
+        ("data=no/book.txt", "data", "no/book.txt", "one of", "data=text data.path=no/book.txt"),
+        ("llama_7b", "llama_7b", "without a value", "key=value", "write model=llama_7b"),
+        ("--dry-run", "--dry-run", "without a value", "without dashes", "plan=dry_run"),
         ("+new.key=1", "new", "1", "--help` lists", "a key of that list"),
         ("+parallel.tensr=2", "parallel.tensr", "2", "--help` lists", "parallel.tensor?"),
         (
@@ -142,11 +150,21 @@ def test_the_value_that_a_key_would_have_is_suggested(overrides, suggested):
         assert caught.value.todo.endswith(f"={usual}")
 
 
-@pytest.mark.parametrize("path", ["~/a b.txt", "/data/(old)/x.txt", '/a/say "hi".txt', "./a&b.txt"])
+PATHS = ["~/a b.txt", "/data/(old)/x.txt", '/a/say "hi".txt', "./a&b.txt", "données/a b.txt"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_path_that_hydra_cannot_read_needs_no_quotes(path):
     values = compose(["data=text", f"data.path={path}"])
     assert values["data"]["path"] == path
     assert decode(values).data.path == str(Path(path).expanduser()) if path[0] == "~" else path
+
+
+def test_a_value_that_is_replaced_is_said(capsys):
+    configured(["trainer.steps=5", "data=text", "data.path=a", "trainer.steps=6"])
+    assert capsys.readouterr().err == "warning    trainer.steps=5 is replaced by trainer.steps=6\n"
+    configured(["trainer.steps=6", "trainer.steps=6", "run.dir=of_the_script", "run.dir=mine"])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_start_decodes_the_configuration_once(

@@ -55,6 +55,12 @@ def test_the_first_command_fits_the_machine(name):
         assert DEVICES[name].name in said
 
 
+def test_a_length_that_no_layout_fits_is_named_with_one_that_does():
+    _, _, refusal = first(None, "data.sequence_length=1000000")
+    assert refusal.startswith("configuration error at data.sequence_length\n  got:    1000000: ")
+    assert "  do:     set data.sequence_length=16384 (" in refusal
+
+
 @pytest.mark.exhaustive
 def test_the_table_in_the_documentation_is_current(capsys):
     assert main(["first_command"]) == 0, capsys.readouterr().err

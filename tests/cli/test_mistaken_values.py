@@ -113,6 +113,7 @@ WORDS = {
     "trainer.foo=1": "choose a key of frontier-llm train --help trainer",
     "optimizer.betas=0.9,0.95": "did you mean optimizer.beta",
     f"data={__file__}": f"write data=text data.path={__file__}",
+    __file__: f"write data=text data.path={__file__}",
     "data.path=/tmp/my corpus": """write 'data.path="/tmp/my corpus"'""",
     "optimizer.rate_factors.embedding=1,2": "start two runs, or a sweep",
     "data.path=/tmp/text trainer.step": "write trainer.steps=VALUE",

@@ -14,6 +14,7 @@ from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.cli.train import configure
 from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.data import CORPUS_FILES
 from frontier_llm.config.needed import NEEDS, Need, unused
 from frontier_llm.errors import ConfigError
 from tests.config.test_every_key import others
@@ -21,6 +22,7 @@ from tests.config.test_every_key import others
 # settings that take the need away, where it is met by default
 WITHOUT = {
     "data.tokenizer=null": ["data.tokenizer=/x"],
+    "data.path=TEXT": ["data=text", "data.path=CORPUS"],
     "data.prefetch=1": ["data.prefetch=0"],
     "kernels=auto": ["kernels=compiled"],
     "cluster=cpu_laptop": ["cluster=a100_80g"],
@@ -39,7 +41,8 @@ WITHOUT = {
     "model.scaled_attention=true": ["model=mt5_tiny", "data=stdlib_spans"],
 }
 WORDS = {
-    "DIRECTORY": "/tmp", "TOKENS": "8", "FILE": "/x", "COMMAND": "cp", "=offline": "='offline'",
+    "TEXT": "/x", "DIRECTORY": "/tmp", "TOKENS": "8", "FILE": "/x", "COMMAND": "cp",
+    "=offline": "='offline'",
     "cluster=NAME of a machine with GPUs": "cluster=a100_80g",
 }  # fmt: skip
 
@@ -69,9 +72,11 @@ def _without(need: Need) -> list[str]:
 
 
 @pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.full_keys[-1]}-{need.setting}")
-def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need) -> None:
+def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need, tmp_path: Path) -> None:
     override, key = _setting(need)
-    base = _without(need)
+    for name in CORPUS_FILES:
+        (tmp_path / name).touch()
+    base = [word.replace("CORPUS", str(tmp_path)) for word in _without(need)]
     assert not need.is_met(_decoded(*base))
     with pytest.raises(ConfigError) as caught:
         configured([*base, override])

@@ -133,5 +133,5 @@ def test_a_line_of_a_gibibyte_is_refused_in_little_memory(tmp_path: Path, suffix
 def test_few_documents_name_the_many_that_were_left_out(tmp_path: Path) -> None:
     rows = [{"content": f"text number {number}"} for number in range(50)] + [{"text": "one two"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"50 entries are left out, such as .*text_key"):
+    with pytest.raises(DataError, match=r"50 documents left out, such as .*text_key"):
         prepare(config(tmp_path / "c", tmp_path / "a.jsonl", broken="skip"))

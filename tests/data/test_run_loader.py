@@ -14,7 +14,7 @@ from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
-from frontier_llm.data.prepare import prepare
+from frontier_llm.data.prepare import find_prepared, prepare
 from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_loader, make_windows, prepare_for_model
 from frontier_llm.errors import ConfigError, DataError
@@ -82,6 +82,19 @@ def test_corpora_of_different_tokenizers_are_refused(tmp_path: Path, folder: Pat
     other = prepare(config(tmp_path / "x", write_jsonl(tmp_path / "x.jsonl", 70), vocabulary=290))
     with pytest.raises(DataError, match=r"was prepared with another tokenizer than.*\n  do: "):
         open_all(data, [folder, other])
+
+
+def test_a_prepared_corpus_gives_a_blend_its_tokenizer(tmp_path: Path, folder: Path):
+    text = write_jsonl(tmp_path / "text.jsonl", 60)
+    entries = [{"name": "given", "path": str(folder)}, {"name": "text", "path": str(text)}]
+    data = config(tmp_path / "c", None, kind="blend", corpora=entries)
+    assert [found for _, found in find_prepared(data)] == [folder, None]
+    folders = prepare_all(data)
+    assert [found for _, found in find_prepared(data)] == [folder, folders[1]] == list(folders)
+    assert len({c.manifest.tokenizer_sha256 for c in open_all(data, folders).corpora}) == 1
+    other = prepare(config(tmp_path / "x", text, vocabulary=290))
+    with pytest.raises(ConfigError, match=r"data\.tokenizer\n.*\n.* the prepared corpus "):
+        prepare_all(data.model_copy(update={"tokenizer": str(other)}))
 
 
 def test_batches_of_spans_restore_the_text(one: tuple[DataConfig, Corpora]):

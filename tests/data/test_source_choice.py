@@ -35,7 +35,7 @@ from frontier_llm.data.corpus_manifest import (
     Account,
     Manifest,
 )
-from frontier_llm.data.prepare import prepare, unprepared
+from frontier_llm.data.prepare import find_prepared, prepare
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.saving import run_directory
 from tests.data.conftest import config, documents, write_jsonl
@@ -217,13 +217,11 @@ def test_a_run_may_write_into_the_folder_that_it_reads(tmp_path: Path, kind: str
     assert account.left_out.keys() == {OWN, HIDDEN, REPEATED}
 
 
-@pytest.mark.parametrize("what", ["sweep", "archived", "later", "exported", "corpus"])
+@pytest.mark.parametrize("what", ["sweep", "archived", "later", "exported"])
 def test_a_folder_of_this_program_is_refused_as_text(tmp_path: Path, what: str):
     write_others(tmp_path)
-    text = write_jsonl(tmp_path / "a.jsonl")
-    root = prepare(config(tmp_path, text)) if what == "corpus" else tmp_path / what
     with pytest.raises(DataError, match=r"no text to train on\n  do: set data\.path to "):
-        prepare(config(tmp_path / "c", root))
+        prepare(config(tmp_path / "c", tmp_path / what))
     with pytest.raises(DataError, match=r"all is left out, such as run \(a run directory\)"):
         prepare(config(tmp_path / "c", tmp_path / "sweep" / "0"))
 
@@ -244,7 +242,7 @@ def test_files_beside_a_data_set_are_left_out_and_counted(tmp_path: Path):
     assert len(documents(config(tmp_path, root))) == 62
     account = account_of(tmp_path, root)
     assert {r: tally.files for r, tally in account.left_out.items()} == {BESIDE: 8, HIDDEN: 1}
-    assert account.summary() == "9 of 11 files left out"
+    assert account.summary() == f"9 of 11 files left out (mostly {BESIDE})"
 
 
 def test_text_and_records_in_comparable_amounts_are_refused(tmp_path: Path):
@@ -369,7 +367,7 @@ def test_each_corpus_of_a_blend_has_its_account(tmp_path: Path):
     corpora = [{"name": "a", "path": str(root)}, {"name": "b", "path": str(tmp_path / "b.json")}]
     blend = config(tmp_path / "c", None, kind="blend", corpora=corpora)
     opened = open_all(blend, prepare_all(blend, workers=1))
-    assert opened.left_out == "a: 9 of 11 files left out, b: nothing left out"
+    assert opened.left_out == f"a: 9 of 11 files left out (mostly {BESIDE}), b: nothing left out"
     assert [corpus.manifest.account.documents for corpus in opened.corpora] == [62, 50]
 
 
@@ -383,7 +381,7 @@ def test_each_corpus_of_a_blend_may_have_its_format_and_key(tmp_path: Path):
     def prepared(*corpora: dict[str, object]) -> tuple[Path, ...]:
         blend = config(tmp_path / "c", None, kind="blend", corpora=corpora)
         folders = prepare_all(blend, workers=1)
-        assert not unprepared(blend)
+        assert all(folder for _, folder in find_prepared(blend))
         return folders
 
     folders = prepared({**raw, "format": "text"}, {**table, "text_key": "body"})

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.data.prepare import find_prepared
 from frontier_llm.data.sentencepiece_tokenizer import (
     FIXED_PIECES,
     SPACE_MARK,
@@ -13,6 +14,7 @@ from frontier_llm.data.sentencepiece_tokenizer import (
 )
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.errors import ConfigError, DataError
+from tests.data.conftest import config
 from tests.properties import examples
 
 TEXT = "def walk(tree):\n    for leaf in tree:\n        yield leaf\n\n" * 20
@@ -87,8 +89,11 @@ def test_a_long_line_is_learnt_from(tmp_path: Path):
 
 
 def test_a_too_small_vocabulary_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"set data.vocabulary to 260 or more"):
+    with pytest.raises(ConfigError, match=r"set data.vocabulary=260 or more"):
         train_tokenizer([TEXT], FIXED_PIECES, tmp_path / "t.model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    with pytest.raises(ConfigError, match=r"set data.vocabulary=260 or more"):
+        find_prepared(config(tmp_path / "c", tmp_path / "text.txt", vocabulary=FIXED_PIECES))
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["\n\n"]])

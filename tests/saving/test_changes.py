@@ -19,7 +19,7 @@ from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.decode import defaults
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
-from frontier_llm.saving.changes import changes, check_corpus, refuse
+from frontier_llm.saving.changes import SHOWN, changes, check_corpus, refuse
 from tests.forked_train import TINY, train
 from tests.texts import prose
 from tests.values import tiny_values
@@ -43,6 +43,22 @@ def refusal(now: dict[str, Any], *allowed: str) -> ConfigError | None:
     except ConfigError as error:
         return error
     return None
+
+
+def test_the_first_ten_changes_are_named_and_the_others_counted() -> None:
+    values = tiny_values()
+    betas = {"beta1": 0.8, "beta2": 0.9}
+    error = refusal({**values, "optimizer": {**values["optimizer"], **betas}})
+    assert error is not None
+    assert (error.key, error.got) == ("optimizer.beta1", "0.8; optimizer.beta2=0.9, not 0.95")
+    factors = dict.fromkeys(values["optimizer"]["rate_factors"], 0.5)
+    many = {"epsilon": 1e-3, "weight_decay": 0.3, "clip_norm": 9.0, "learning_rate": 1e-5, **betas}
+    many |= {"warmup_steps": 7, "schedule": "constant", "rate_factors": factors}
+    error = refusal({**values, "optimizer": {**values["optimizer"], **many}})
+    assert error is not None
+    assert str(error.got).count(", not ") == SHOWN - 1
+    more = error.todo.count(",") - SHOWN
+    assert str(error.got).endswith(f"; and {more} more")
 
 
 def shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:

@@ -262,7 +262,7 @@ def test_what_is_wrong_in_every_trial_is_refused_at_once(arguments, key):
 
 def test_an_absent_plugin_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_optuna_sweeper", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[sweep\]'"):
+    with pytest.raises(ConfigError, match=r"/python\S* -m pip install 'frontier-llm\[sweep\]'"):
         sweeps.main(["-m", "hydra/sweeper=optuna", "trainer.steps=1,2"])
 
 

@@ -98,7 +98,7 @@ def test_a_misspelt_name_is_refused():
 
 def test_a_file_needs_its_plugin(monkeypatch):
     monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_optuna_sweeper", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[sweep\]'"):
+    with pytest.raises(ConfigError, match=r"/python\S* -m pip install 'frontier-llm\[sweep\]'"):
         sweeps.main(["sweep=frontier_175b"])
 
 

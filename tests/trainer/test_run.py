@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -182,6 +183,45 @@ def test_stages_in_between_read_no_text(
         losses += [[json.loads(line)["loss"] for line in lines]]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert {path.name for path in tmp_path.glob("rank_*")} == {"rank_0", "rank_2"}
+
+
+def test_a_prepared_corpus_is_trained_on_without_its_text(
+    folder: Path, corpus: list[str], tmp_path: Path
+) -> None:
+    text, given = shutil.copyfile(folder / "text.txt", tmp_path / "text.txt"), tmp_path / "given"
+    losses = []
+    for path in (text, given):
+        data = ["data.vocabulary=300"] if path == text else []
+        ended = forked_train.train(
+            *(word for word in SMALL if not word.startswith("data.vocabulary")), *data,
+            f"data.path={path}", f"data.directory={tmp_path}/c", f"run.dir={tmp_path}/{path.stem}_",
+            "trainer.steps=2", "launch.ranks=1", "parallel.pipeline=1", "checkpoint=off",
+        )  # fmt: skip
+        assert ended.code == 0, ended.text
+        assert "nothing left out; a validation reads" in ended.text
+        lines = (tmp_path / f"{path.stem}_" / "metrics.jsonl").read_text().splitlines()
+        losses += [[json.loads(line)["loss"] for line in lines]]
+        if path == text:
+            next((tmp_path / "c").glob("text-*")).rename(given)
+            text.unlink()
+    assert losses[0] == losses[1]
+    assert f"corpus text in {given}: prepared" in ended.text
+
+
+def test_sigterm_while_text_is_prepared_says_what_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(prose(4_000))
+    run = forked_train.Training(
+        *SMALL, f"data.path={tmp_path}/text.txt", f"data.directory={tmp_path}/c",
+        f"run.dir={tmp_path}/run", "launch.ranks=1", "parallel.pipeline=1",
+    )  # fmt: skip
+    run.wait_until(lambda: list(tmp_path.glob("c/.*.partial")), "unfinished work")
+    os.kill(run.pid, signal.SIGTERM)
+    ended = run.wait()
+    assert ended.code == 128 + signal.SIGTERM, ended.text
+    said = ended.text.splitlines()[-1]
+    assert said.startswith("interrupted; the same command goes on with the parts of the corpus")
+    assert not (tmp_path / "run").exists()
+    assert list(tmp_path.glob("c/.*.partial"))
 
 
 def test_loss_that_is_not_finite_ends_the_run_with_a_report(

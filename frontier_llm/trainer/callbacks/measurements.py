@@ -16,11 +16,7 @@ from frontier_llm.planner.candidate import Candidate, StageKinds
 from frontier_llm.planner.memory import STATES, StageMemory, stage_memory
 from frontier_llm.planner.step_time import StepTime, step_time
 from frontier_llm.planner.timeline import action_times
-from frontier_llm.telemetry.step_timeline import (
-    RECORDED_ACTIONS,
-    PassTimeline,
-    StepTimeline,
-)
+from frontier_llm.telemetry.step_timeline import RECORDED_ACTIONS, PassTimeline, StepTimeline
 from frontier_llm.telemetry.summary import PlanRow
 from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
 from frontier_llm.trainer.context import TrainerContext

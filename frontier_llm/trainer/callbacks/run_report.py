@@ -278,10 +278,12 @@ class Announcements(Callback):
         config, hardware = context.config, context.hardware
         manifest = context.data.corpus.manifest
         tokens = config.data.global_batch * context.model.layout.lengths.total
+        left_out = context.data.corpus.left_out
+        more = f", listed by frontier-llm inspect-data {config.run.dir}"
         lines = {
             "run": config.run.dir,
             "model": f"{summary.model}, {format_count(summary.parameters or 0)} parameters, "
-            f"{config.model.layers} layers",
+            f"{counted(config.model.layers, 'layer')}",
             **self._lines_of_layout(),
             "precision": f"{hardware.precision.name} ({hardware.precision.reason})",
             "kernels": hardware.kernels.source,
@@ -289,7 +291,7 @@ class Announcements(Callback):
             "peak": context.meter.throughput.peak_description,
             "data": f"{config.data.name}: {format_count(manifest.train.tokens)} training tokens, "
             f"{format_count(manifest.validation.tokens)} validation tokens, "
-            f"{context.data.corpus.left_out}; "
+            f"{left_out}{more * (' left out (' in left_out)}; "
             f"a validation reads {context.data.validation_windows}; "
             f"{format_count(tokens)} tokens per step; "
             f"{describe_samples(config, context.data.corpus)}",
@@ -361,9 +363,9 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
         asked, todo = config.data.vocabulary, "set data.vocabulary to more tokens"
         reserved = config.data.sentinels + len(config.data.modes)
         smaller = f"model.vocabulary={tokens + reserved}"
-        if config.data.tokenizer is not None:
-            todo = "set data.tokenizer to one with more tokens"
-        if config.data.tokenizer is None and tokens < asked:
+        if config.data.known_tokenizer is not None:
+            todo = "use a tokenizer with more tokens"
+        elif tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"
         yield (
@@ -396,7 +398,8 @@ def _describe_saving(checkpoint: CheckpointConfig) -> str:
         return "nothing, not even at the end (checkpoint=off)"
     local = checkpoint.tiers.local
     local_tier = f", every {local.every_steps} in {local.path}" if local.path else ""
-    return f"every {checkpoint.every_steps} steps and at the end ({checkpoint.mode}){local_tier}"
+    often = counted(checkpoint.every_steps, "step")
+    return f"every {often} and at the end ({checkpoint.mode}){local_tier}"
 
 
 def _describe_formats(context: TrainerContext) -> str:
