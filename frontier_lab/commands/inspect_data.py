@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.text import Text
 
+from frontier_lab.commands.origins import find_origins
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.cli.preprocess import show_account
@@ -25,7 +26,6 @@ from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
 from frontier_llm.data.corpus_manifest import find_damage
 from frontier_llm.data.document_rows import Row
-from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.tokenizer_source import mode_tokens

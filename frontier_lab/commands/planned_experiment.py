@@ -6,9 +6,10 @@ from typing import Any
 
 import yaml
 
+from frontier_lab.commands.conf_files import new_conf_file
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.group_files import file_choices, file_values
-from frontier_llm.cli.package_files import conf_dir_option, new_conf_file
+from frontier_llm.cli.package_files import conf_dir_option
 from frontier_llm.config.needed import unused
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate

@@ -1,11 +1,10 @@
-"""Open a prepared corpus, read the samples of a run, and trace tokens back to their source.
+"""Open a prepared corpus, and read the samples of a run.
 
 Sample i of a run is a pure function of the prepared corpus, the seed and i. It depends neither on
 the number of replicas nor on the size of a micro-batch, so a run can resume in another layout.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,13 +15,11 @@ import numpy.typing as npt
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from frontier_llm.data.corpus_manifest import (
-    FILES_FILE,
     MANIFEST_FILE,
     Manifest,
     Split,
     damaged,
     find_damage,
-    printable,
 )
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
@@ -249,43 +246,3 @@ def check_tokenizer(folder: Path, manifest: Manifest) -> None:
         found = "no tokenizer"
     if found != manifest.tokenizer_sha256:
         raise damaged(folder / "tokenizer.*")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The place in the source from which a document of a split was read."""
-
-    document: int
-    first_token: int
-    file: str
-    """Path of the source file relative to the source folder."""
-    place: int
-    """Number of the line, row or section in the file."""
-
-
-def find_origins(stream: TokenStream, start: int, count: int) -> Iterator[Origin]:
-    """Yield the origins of all documents that overlap a range of tokens, in order."""
-    folder, split = stream.prefix.parent, stream.prefix.name
-    first, last = stream.document_at(start), stream.document_at(start + count - 1)
-    try:
-        places = np.memmap(stream.prefix.with_suffix(".places"), dtype=np.int64, mode="r")
-        files = _files_with_documents(folder / FILES_FILE, split)
-    except (OSError, ValueError, KeyError) as error:
-        raise damaged(folder / FILES_FILE, f"tokens cannot be traced to it: {error}") from error
-    file, end = next(files)
-    for document in range(first, last + 1):
-        while document >= end:
-            file, end = next(files)
-        start_of = stream.document_start(document)
-        yield Origin(document, start_of, printable(file), int(places[document]))
-
-
-def _files_with_documents(path: Path, split: str) -> Iterator[tuple[str, int]]:
-    """Yield (name, index of the first document after the file) of each file with documents."""
-    end = 0
-    with path.open() as lines:
-        for line in lines:
-            entry = json.loads(line)
-            end += entry[split]
-            if entry[split]:
-                yield entry["name"], end

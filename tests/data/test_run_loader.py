@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from frontier_lab.commands.origins import find_origins
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import Batch, Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_all, open_data, prepare_all
 from frontier_llm.data.prepare import find_prepared, prepare
-from frontier_llm.data.prepared_corpus import find_origins
 from frontier_llm.data.run_loader import make_loader, make_windows, prepare_for_model
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
