@@ -349,11 +349,12 @@ def _check_copies(model: ModelConfig, stored: Collection[str], source: str, side
     wanted = {"both": (layers, layers), "encoder": (layers, own[1]), "decoder": (own[0], layers)}
     if own != wanted[side]:
         encoder, decoder = wanted[side]
+        copied = "both sides copy" if side == "both" else f"the {side} copies"
         raise ConfigError(
             "model.layers",
             f"{model.layers}, of which {own[0]} are the encoder's",
-            f"{encoder + decoder}, of which {encoder} are the encoder's: {side} "
-            f"{'copy' if side == 'both' else 'copies'} the {layers} layers of {source}",
+            f"{encoder + decoder}, of which {encoder} are the encoder's: {copied} the {layers} layers "
+            f"of {source}",
             f"set model.layers={encoder + decoder} model.encoder_layers={encoder}",
         )
     if model.head_factor != 1 and side != "encoder":

@@ -15,7 +15,12 @@ FIRST = {"one": 0, "other": 20}
 
 T5 = ("model=mt5_tiny", "model.vocabulary=500", "model.kv_heads=2", "data=text_spans")
 OTHER_MODELS = [
-    (T5, "model.layers", "4: encoder and decoder both copy the 2 layers", "set model.layers=4 mo"),
+    (
+        T5,
+        "model.layers",
+        "4, of which 2 are the encoder's: both sides copy the 2",
+        "set model.layers=4 mo",
+    ),
     ((*T5, "model.layers=4"), "model.head_dim", "16, as in the weights", "set model.head_dim=16 "),
     (["model.hidden=64"], "model.hidden", "32, as in the weights of run.init_from", "set model.h"),
     (["model.layers=3"], "model.layers", "2, as in the weights", "set model.layers=2, or leave"),
