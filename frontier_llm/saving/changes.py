@@ -353,8 +353,8 @@ def _check_copies(model: ModelConfig, stored: Collection[str], source: str, side
         raise ConfigError(
             "model.layers",
             f"{model.layers}, of which {own[0]} are the encoder's",
-            f"{encoder + decoder}, of which {encoder} are the encoder's: {copied} the {layers} layers "
-            f"of {source}",
+            f"{encoder + decoder}, of which {encoder} are the encoder's: {copied} the {layers} "
+            f"layers of {source}",
             f"set model.layers={encoder + decoder} model.encoder_layers={encoder}",
         )
     if model.head_factor != 1 and side != "encoder":

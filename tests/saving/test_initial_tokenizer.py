@@ -19,7 +19,7 @@ OTHER_MODELS = [
         T5,
         "model.layers",
         "4, of which 2 are the encoder's: both sides copy the 2",
-        "set model.layers=4 mo",
+        "set model.layers=4",
     ),
     ((*T5, "model.layers=4"), "model.head_dim", "16, as in the weights", "set model.head_dim=16 "),
     (["model.hidden=64"], "model.hidden", "32, as in the weights of run.init_from", "set model.h"),
