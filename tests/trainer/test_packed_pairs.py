@@ -36,6 +36,14 @@ LAYOUTS = {
     ),
     "pipeline2_at_border": (2, ["parallel.pipeline=2", "parallel.layers_per_stage=[2,2]"]),
     "pipeline2_in_decoder": (2, ["parallel.pipeline=2", "parallel.layers_per_stage=[3,1]"]),
+    "tensor2_pipeline2_interleaved_zero3": (
+        8, ["parallel.tensor=2", "parallel.pipeline=2", "parallel.chunks=2",
+            "parallel.schedule=interleaved", "sharding=zero3"],
+    ),
+    "pipeline2_folded_mixed": (
+        8, ["parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=zb_v",
+            "sharding.params=1", "sharding.grads=2", "sharding.optimizer=4"],
+    ),
 }  # fmt: skip
 
 
