@@ -39,10 +39,6 @@ def unused(config: RunConfig) -> Iterator[tuple[str, Need]]:
                 yield key, need
 
 
-def _has_text(config: RunConfig) -> bool:
-    return any(corpus.kind == "text" for corpus in config.data.sources)
-
-
 def _refreshes(config: RunConfig) -> bool:
     sharding = config.sharding
     return sharding.params != sharding.optimizer or sharding.params == "auto"
@@ -78,10 +74,6 @@ def _stretches(config: RunConfig) -> bool:
     return config.model.positions == "rotary" and config.model.rotary_scaling != "none"
 
 
-def _stretches_by_turns(config: RunConfig) -> bool:
-    return _stretches(config) and config.model.rotary_scaling != "linear"
-
-
 def _saves_locally(config: RunConfig) -> bool:
     return config.checkpoint.tiers.local.path is not None
 
@@ -105,7 +97,8 @@ def _is_on_gpu(config: RunConfig) -> bool:
 NEEDS: tuple[Need, ...] = (
     Need("data", "path", "data=text", "the chosen corpus is not read from this path "
          "(data=text_spans for an encoder-decoder)", lambda c: c.data.kind == "text"),
-    Need("data", "text_key format", "data=text", "the standard library is text", _has_text),
+    Need("data", "text_key format", "data=text", "the standard library is text",
+         lambda c: any(corpus.kind == "text" for corpus in c.data.sources)),
     Need("data", "corpora blend_alpha", "data=blend", "one corpus has no shares",
          lambda c: c.data.kind == "blend"),
     Need("data", "vocabulary", "data.tokenizer=null", "a given tokenizer has its own tokens",
@@ -124,7 +117,8 @@ NEEDS: tuple[Need, ...] = (
          "no wavelengths are stretched", _stretches),
     Need("model", "rotary_original_length rotary_slow_turns rotary_fast_turns",
          "model.positions=rotary model.rotary_scaling=llama3",
-         "no wavelengths are stretched by their turns", _stretches_by_turns),
+         "no wavelengths are stretched by their turns",
+         lambda c: _stretches(c) and c.model.rotary_scaling != "linear"),
     Need("model", "rotary_local_base", "model.positions=rotary model.window=TOKENS",
          "only rotated layers with a window use it",
          lambda c: c.model.positions == "rotary" and c.model.window is not None),

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.data.blend import Schedule, corpus_shares
+from frontier_llm.config.reading import corpus_shares
+from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import Manifest, Split
 from frontier_llm.data.document_rows import Row, Tokens
 from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import packing_of
 from frontier_llm.data.permutation import make_key
-from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
+from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, find_prepared, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
@@ -120,6 +121,10 @@ def prepare_all(
         if config.tokenizer is None:
             path = _shared_tokenizer(config, report, workers)
             config = config.model_copy(update={"tokenizer": str(path)})
+        else:  # what a later corpus lacks is refused before the first one is prepared
+            for corpus, (source, folder) in zip(config.sources, find_prepared(config), strict=True):
+                if folder is None:
+                    choose_files(source, corpus, config, workers or cores.available())
         folders = tuple(prepare(config, on_progress, workers, corpus=c) for c in config.sources)
     if config.packing == "best_fit":
         for folder in folders:

@@ -129,7 +129,7 @@ def _unit_layout(
 ) -> FlatLayout:
     sizes, decayed, names = list[int](), list[bool](), list[str | None]()
     for shape in shapes:
-        elements = _local_elements(shape, model, tensor)
+        elements = math.prod(_local_shape(shape, model, tensor))
         is_whole = keeps_whole and shape.is_matrix_of_layer
         gate = shape.name.replace(".ffn.up.", ".ffn.gate.")
         if is_whole and gate != shape.name and gate in names:  # one parameter of the modules
@@ -148,10 +148,6 @@ def _sums(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
     fused = {"attention.qkv": 3, "attention.key_value": 2, "cross_attention.key_value": 2}
     rows, columns = _local_shape(shape, model, tensor)
     return rows + columns * fused.get(shape.module, 1)
-
-
-def _local_elements(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:
-    return math.prod(_local_shape(shape, model, tensor))
 
 
 def _local_shape(shape: ParameterShape, model: ModelConfig, tensor: int) -> list[int]:
