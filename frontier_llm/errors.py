@@ -4,9 +4,12 @@ Each message says what is wrong and what to do, so that the user needs no traceb
 error determines the exit code of the process.
 """
 
+import errno
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def printable(text: str) -> str:
@@ -69,6 +72,12 @@ class StopRequested(FrontierError):
     """The run was asked to stop; it saved its state and stopped."""
 
     exit_code = 3
+
+
+def advise_to_write(key: str, error: OSError) -> str:
+    """Return what to do if the folder of a key cannot be written."""
+    other = "free space there" if error.errno in NO_ROOM else "get write permission"
+    return f"choose another {key}, or {other}"
 
 
 def file_failure(path: Path, done: str, error: OSError) -> str:

@@ -10,11 +10,12 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from torch.distributed import Store
 
@@ -65,7 +66,8 @@ class RankReport:
     """Output folders by tier: `shared` for all nodes, `local` for this node. Only rank 0 reports
     the shared folder, and only the first rank of each node reports a node-local folder."""
     free_bytes: dict[str, int]
-    """Free bytes by tier, and what copies in memory that this run replaces already take there."""
+    """Free bytes by tier, with those of what this run deletes there before it saves: copies in
+    memory, and checkpoints beyond `checkpoint.keep`."""
     stranger: str = ""
     """Why other users could read or exchange node-local checkpoints; empty if they cannot."""
     clock_seconds: float = 0.0
@@ -78,8 +80,12 @@ class RankReport:
         world: World,
         accelerator: Accelerator,
         local: Path | None = None,
+        old: Mapping[str, Sequence[Path]] = MappingProxyType({}),
     ) -> "RankReport":
-        """Describe this rank; `local`, its folder of checkpoints on this node, is made."""
+        """Describe this rank; `local`, its folder of checkpoints on this node, is made.
+
+        `old` has the folders by tier that are deleted when the run resumes.
+        """
         folders, stranger = {}, ""
         if world.rank == 0:
             folders["shared"] = Path(config.run.dir).absolute()
@@ -89,6 +95,9 @@ class RankReport:
         free = {tier: free_bytes(folder) for tier, folder in folders.items()}
         if local is not None and "local" in folders and config.recovery.partner_copies:
             free["local"] += used_bytes(local)
+        else:
+            for tier in free:
+                free[tier] += sum(map(used_bytes, old.get(tier, ())))
         return cls(
             rank=world.rank,
             host=world.host,
@@ -312,7 +321,9 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
             copies = 2 if config.checkpoint.partner else 1  # one of them of another node
             what = "a checkpoint takes"
             key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
-            todo = f"free some space, or set {key} to another file system"
+            keep = "checkpoint.keep" if tier == "shared" else "checkpoint.tiers.local.keep"
+            todo = f"free some space, lower {keep} if older checkpoints take it, or set {key} to "
+            todo += "another file system"
             if tier == "local" and config.recovery.partner_copies:
                 copies, what = copies * (KEPT + 1), "the copies in memory take up to"
                 todo = "use more nodes, or set recovery.partner_copies=false"
