@@ -36,6 +36,7 @@ from frontier_llm.cli.group_files import (
     file_values,
     key_of,
     placed,
+    refuse_blanks,
     section_of,
 )
 from frontier_llm.cli.options import TRIAL_VARIABLE
@@ -190,6 +191,7 @@ def groups() -> dict[str, list[str]]:
 
 def _parse(words: Sequence[str], index: int) -> Override:
     """Parse one of the overrides; the words around it tell how the shell has split a value."""
+    refuse_blanks(words, index)
     text, following = words[index], words[index + 1 :]
     key, equals, value = text.partition("=")
     if not text.startswith("~") and (not equals or key.startswith("--")):

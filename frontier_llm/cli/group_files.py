@@ -4,7 +4,9 @@ A group is a folder of `conf/`, such as `model`. `frontier_llm.cli.compose` uses
 find contradictions between an experiment and other choices.
 """
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,6 +16,18 @@ from frontier_llm.errors import ConfigError
 
 SECTIONS = {"engine": "planner.engine"}
 """Sections of the groups that are not named after their section."""
+
+
+def refuse_blanks(words: Sequence[str], index: int) -> None:
+    """Refuse blanks beside the = of a setting, in one word or between words of a shell."""
+    text, line = words[index], " ".join(words[index : index + 3])
+    found = re.fullmatch(r"([^\s=]+)\s+=\s*(.+)", text, re.DOTALL)
+    if found is None and not re.search(r"\s", text):
+        found = re.match(r"([^\s=]+)(?: = ?|= )([^\s=]+)(?!\S)", line)
+    if found is not None:
+        setting = shlex.quote("=".join(found.groups()))
+        wants = "key=value, without blanks beside the ="
+        raise ConfigError(found[1], found[0], wants, f"write {setting}, without blanks")
 
 
 def key_of(override: str) -> str:
