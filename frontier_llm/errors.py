@@ -48,6 +48,16 @@ class ConfigError(FrontierError):
         )
 
 
+def refuse(*cases: tuple[object, str, object, str, str]) -> None:
+    """Raise a ConfigError for the first case that holds: (whether it does, key, got, wants, todo).
+
+    The texts of all cases are made, also of those that do not hold.
+    """
+    for holds, key, got, wants, todo in cases:
+        if holds:
+            raise ConfigError(key, got, wants, todo)
+
+
 class LaunchError(FrontierError):
     """The processes of a run cannot be started, or cannot find each other."""
 
