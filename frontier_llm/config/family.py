@@ -207,19 +207,15 @@ def _check_rotary_scaling(model: ModelConfig) -> None:
         )
     if scaling in ("none", "linear") or model.positions != "rotary":
         return
-    if model.rotary_original_length is None:
-        raise ConfigError(
-            "model.rotary_original_length",
-            f"null, with model.rotary_scaling={scaling}",
-            "the tokens per sample for which the wavelengths were chosen",
-            "set model.rotary_original_length=8192 or another length, or model.rotary_scaling=none "
-            "and model.rotary_factor=1",
-        )
-    if model.rotary_slow_turns >= model.rotary_fast_turns:
-        raise ConfigError(
-            "model.rotary_slow_turns",
-            f"{model.rotary_slow_turns:g}, with "
-            f"model.rotary_fast_turns={model.rotary_fast_turns:g}",
-            "less than model.rotary_fast_turns",
-            f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}",
-        )
+    refuse(
+        (model.rotary_original_length is None, "model.rotary_original_length",
+         f"null, with model.rotary_scaling={scaling}",
+         "the tokens per sample for which the wavelengths were chosen",
+         "set model.rotary_original_length=8192 or another length, or model.rotary_scaling=none "
+         "and model.rotary_factor=1"),
+        (model.rotary_slow_turns >= model.rotary_fast_turns, "model.rotary_slow_turns",
+         f"{model.rotary_slow_turns:g}, with "
+         f"model.rotary_fast_turns={model.rotary_fast_turns:g}",
+         "less than model.rotary_fast_turns",
+         f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}"),
+    )  # fmt: skip

@@ -355,11 +355,15 @@ def _check_links(config: RunConfig) -> None:
 def check_optimizer(config: RunConfig) -> None:
     """Refuse settings of the optimizer that contradict each other."""
     optimizer = config.optimizer
-    _check_rates(config)
     _check_cooldown(config)
     _check_timescale(config)
     steps, found = optimizer.cross_attention_steps, (optimizer.name, config.model.kind)
     refuse(
+        (optimizer.minimum_learning_rate > optimizer.learning_rate,
+         "optimizer.minimum_learning_rate", optimizer.minimum_learning_rate,
+         f"at most optimizer.learning_rate ({optimizer.learning_rate})",
+         f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
+         "decays to it"),
         (steps and found != ("adamw", "t5"), "optimizer.cross_attention_steps",
          f"{steps}, with optimizer.name={found[0]} and model.kind={found[1]}",
          "0, unless AdamW trains an encoder-decoder: other optimizers update all parameters",
@@ -369,18 +373,6 @@ def check_optimizer(config: RunConfig) -> None:
          "0: merged attention has no weights for the encoder's output alone",
          "set optimizer.cross_attention_steps=0"),
     )  # fmt: skip
-
-
-def _check_rates(config: RunConfig) -> None:
-    optimizer = config.optimizer
-    if optimizer.minimum_learning_rate > optimizer.learning_rate:
-        raise ConfigError(
-            "optimizer.minimum_learning_rate",
-            optimizer.minimum_learning_rate,
-            f"at most optimizer.learning_rate ({optimizer.learning_rate})",
-            f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
-            "decays to it",
-        )
 
 
 def _check_cooldown(config: RunConfig) -> None:

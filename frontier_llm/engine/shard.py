@@ -81,7 +81,9 @@ def shard(
     values = precision.convert(module) if precision else {}
     traffic, readers = Traffic(grid, rank), readers_of(module, layers, records)
     transport = _transport(formats, traffic, records[0].parameter, rank)
-    state_groups = StateGroups(factors, rank, _groups(factors, rank), _alone(rank, size), {})
+    groups = _groups(factors, rank)
+    alone = [dist.new_group([other]) for other in range(size)][rank]
+    state_groups = StateGroups(factors, rank, groups, alone, {})
     states = ShardedStates(
         records, state_groups, transport, update, feedback=formats.feedback(), fuse_gradients=False
     )
@@ -162,7 +164,3 @@ def _groups(factors: Factors, rank: int) -> dict[Hop, dist.ProcessGroup]:
             if rank in ranks:
                 groups[hop] = group
     return groups
-
-
-def _alone(rank: int, size: int) -> dist.ProcessGroup:
-    return [dist.new_group([other]) for other in range(size)][rank]

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -43,7 +42,7 @@ def check_all_ranks(
     store: dist.Store,
     accelerator: Accelerator,
     local: Path | None = None,
-    old: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+    old: Mapping[str, Sequence[Path]] | None = None,
 ) -> RankReport:
     """Report this rank to rank 0, which checks the reports of all ranks; return this rank's report.
 

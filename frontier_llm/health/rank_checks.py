@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
 
 from torch.distributed import Store
 
@@ -80,7 +79,7 @@ class RankReport:
         world: World,
         accelerator: Accelerator,
         local: Path | None = None,
-        old: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+        old: Mapping[str, Sequence[Path]] | None = None,
     ) -> "RankReport":
         """Describe this rank; `local`, its folder of checkpoints on this node, is made.
 
@@ -92,12 +91,11 @@ class RankReport:
         if local is not None and world.rank % world.ranks_per_node == 0:
             folders["local"] = local
             stranger = find_stranger(local)
+        old = dict(old or {})
+        if local is not None and config.recovery.partner_copies:
+            old["local"] = [local]
         free = {tier: free_bytes(folder) for tier, folder in folders.items()}
-        if local is not None and "local" in folders and config.recovery.partner_copies:
-            free["local"] += used_bytes(local)
-        else:
-            for tier in free:
-                free[tier] += sum(map(used_bytes, old.get(tier, ())))
+        free = {t: count + sum(map(used_bytes, old.get(t, ()))) for t, count in free.items()}
         return cls(
             rank=world.rank,
             host=world.host,
@@ -298,17 +296,14 @@ def _interfaces(reports: Sequence[RankReport]) -> Iterator[str]:
             names = report.environment.get(variable, "")
             if not names or names[0] in "^=":  # a pattern of NCCL instead of names
                 continue
-            missing = [name for name in names.split(",") if not _has_interface(report, name)]
+            # NCCL and gloo also accept the beginning of a name
+            wanted, found = set(names.split(",")) - {"lo"}, report.interfaces
+            missing = [name for name in wanted if not any(n.startswith(name) for n in found)]
             if missing:
                 yield (
                     f"{variable}={names} on rank {report.rank}, but {report.host} has only "
                     f"{', '.join(report.interfaces) or 'the loopback'}: set it to one of these"
                 )
-
-
-def _has_interface(report: RankReport, interface: str) -> bool:
-    """Return whether a host has an interface; NCCL and gloo also accept the beginning of a name."""
-    return interface == "lo" or any(name.startswith(interface) for name in report.interfaces)
 
 
 def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]) -> Iterator[str]:

@@ -52,19 +52,15 @@ def check_fits(
         return peak
     config = candidate.config
     device = config.cluster.device
+    largest = sorted(peak.by_category.items(), key=lambda item: -item[1])[:SHOWN]
     raise ConfigError(
         "plan",
         f"{format_bytes(peak.total)} on a rank of stage {peak.stage} of {candidate.grid.pipeline}: "
-        + _largest_categories(peak),
+        + ", ".join(f"{name} {format_bytes(size)}" for name, size in largest),
         f"at most {format_bytes(budget)}: {config.planner.memory_share:.0%} of the "
         f"{device.memory_gib:g} GiB of {device.name} (cluster={config.cluster.name})",
         f"{_advice(candidate, others, composed)}; plan=off starts the run without this check",
     )
-
-
-def _largest_categories(peak: StageMemory) -> str:
-    ordered = sorted(peak.by_category.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered[:SHOWN])
 
 
 def _advice(candidate: Candidate, others: Iterable[Changes], composed: Composed | None) -> str:
