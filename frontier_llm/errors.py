@@ -4,9 +4,13 @@ Each message says what is wrong and what to do, so that the user needs no traceb
 error determines the exit code of the process.
 """
 
+import errno
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, an exhausted quota and an exceeded file size."""
 
 
 def printable(text: str) -> str:
@@ -45,6 +49,16 @@ class ConfigError(FrontierError):
         )
 
 
+def refuse(*cases: tuple[object, str, object, str, str]) -> None:
+    """Raise a ConfigError for the first case that holds: (whether it does, key, got, wants, todo).
+
+    The texts of all cases are made, also of those that do not hold.
+    """
+    for holds, key, got, wants, todo in cases:
+        if holds:
+            raise ConfigError(key, got, wants, todo)
+
+
 class LaunchError(FrontierError):
     """The processes of a run cannot be started, or cannot find each other."""
 
@@ -74,6 +88,12 @@ class StopRequested(FrontierError):
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra of pyproject.toml."""
     return f"{sys.executable} -m pip install 'frontier-llm[{extra}]'"
+
+
+def advise_to_write(key: str, error: OSError) -> str:
+    """Return what to do if the folder of a key cannot be written."""
+    other = "free space there" if error.errno in NO_ROOM else "get write permission"
+    return f"choose another {key}, or {other}"
 
 
 def file_failure(path: Path, done: str, error: OSError) -> str:

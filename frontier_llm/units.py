@@ -57,15 +57,6 @@ def format_figure(value: float, digits: int = 2) -> str:
     return f"{rounded:.{max(0, digits - before_point)}f}"
 
 
-def told_apart(values: Sequence[float]) -> list[str]:
-    """Write numbers with as many digits, at least 3, as tell different ones apart."""
-    for digits in range(3, 6):
-        texts = [format_figure(value, digits) for value in values]
-        if len(set(texts)) == len(set(values)):
-            break
-    return texts
-
-
 def format_seconds(seconds: float) -> str:
     """Write a duration: `2 h 05 min`, `3 min 20 s`, `4.2 s`, `12 ms`."""
     if seconds >= 3600:

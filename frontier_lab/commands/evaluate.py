@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             mean, scores = evaluate(config, corpora, *built, options.samples)
             _check_losses(weights, {score.corpus: score.loss for score in scores})
-            show(mean, scores)
+            show(mean, scores, corpora.bits_note)
             trained = make_windows(config, corpora, train=False)
             print(f"The figures of the training are those of {trained}.", file=sys.stderr)
             rows = [asdict(score) for score in scores]
@@ -205,12 +205,12 @@ def spread(count: int, wanted: int) -> list[int]:
     return [number * count // wanted for number in range(wanted)]
 
 
-def show(mean: Validation, scores: Sequence[Score]) -> None:
-    """Print the table of scores."""
+def show(mean: Validation, scores: Sequence[Score], note: str = "") -> None:
+    """Print the table of scores, with a note on bits per byte."""
     has_bits = any(score.bits_per_byte is not None for score in scores)
     numbers = ("weight", "samples", "nats per token", "bits per byte")
     table = plain_table("", ("corpus", *numbers), right=numbers)
-    table.caption = BITS_PER_BYTE if has_bits else None
+    table.caption = f"{BITS_PER_BYTE}{note}" if has_bits else None
     rows = list(scores)
     if len(scores) > 1:
         rows.append(Score("weighted mean", 1.0, mean.samples, mean.loss, mean.bits_per_byte))

@@ -51,7 +51,6 @@ from frontier_llm.units import (
     format_bytes,
     format_count,
     format_figure,
-    told_apart,
 )
 
 SEARCHED = ("parallel", "sharding", "collectives")
@@ -259,6 +258,15 @@ def _nothing_fits(config: RunConfig, found: Found) -> ConfigError:
     )
 
 
+def _told_apart(values: Sequence[float]) -> list[str]:
+    """Write numbers with as many digits, at least 3, as tell different ones apart."""
+    for digits in range(3, 6):
+        texts = [format_figure(value, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
 def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout.
 
@@ -266,7 +274,7 @@ def layouts_table(found: Found) -> Table:
     caption names, seconds of 0 and a CP of 1 in all layouts, and an HFU that equals the MFU.
     """
     rows = [_row(layout) for layout in found.best]
-    for row, seconds in zip(rows, told_apart([b.time.seconds for b in found.best]), strict=True):
+    for row, seconds in zip(rows, _told_apart([b.time.seconds for b in found.best]), strict=True):
         row["step s"] = seconds
     best = found.best[0]
     zero = [

@@ -6,6 +6,8 @@ Both sides read the same files: a sentencepiece model, or a tokenizer.json with 
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +154,18 @@ def check_theirs(out: Path) -> None:
     ours = open_tokenizer(out / MODEL_FILE if is_model else out, settings["eos_token_id"])
     wanted = ours.encode(SAMPLE_TEXT)
     if (found, theirs.eos_token_id) != (wanted, ours.eod):
+        todo = "convert with --no-check, and "
+        if (out / JSON_FILE).exists():
+            todo += (
+                f"load this file unchanged: PreTrainedTokenizerFast(tokenizer_file='"
+                f"{out / JSON_FILE}', eos_token='{ours.token_of(ours.eod)}') instead of "
+                "AutoTokenizer"
+            )
+        else:
+            todo += "remove the tokenizer from the folder"
         raise DataError(
-            f"transformers reads the tokenizer differently: it gives {found[:9]}... and ends "
-            f"documents by {theirs.eos_token_id}, this project {wanted[:9]}... and {ours.eod}\n"
-            "  do: convert with --no-check, and remove the tokenizer from the folder"
+            f"transformers reads the tokenizer differently, as {type(theirs).__name__}: "
+            f"{_first_difference(theirs, found, ours, wanted)}\n  do: {todo}"
         )
     before = [token for token in [settings.get("bos_token_id")] if token is not None]
     if whole[: len(before) + len(wanted)] != before + wanted:
@@ -164,6 +174,21 @@ def check_theirs(out: Path) -> None:
             f"{[*before, *wanted][:9]}...\n"
             "  do: convert with --no-check, and encode texts with add_special_tokens=False"
         )
+
+
+def _first_difference(
+    theirs: Any, found: Sequence[int], ours: Tokenizer, wanted: Sequence[int]
+) -> str:
+    """Say where the tokens of transformers begin to differ from ours, or how documents end."""
+    if found == wanted:
+        return f"it ends documents by token {theirs.eos_token_id}, this project by {ours.eod}"
+    equal = sum(1 for _ in takewhile(bool, map(eq, found, wanted)))
+    names = (
+        f"token {ids[equal]} ({name(ids[equal])!r})" if equal < len(ids) else "nothing"
+        for ids, name in ((found, theirs.convert_ids_to_tokens), (wanted, ours.token_of))
+    )
+    their_next, our_next = names
+    return f"after {ours.decode(wanted[:equal])!r} it gives {their_next}, this project {our_next}"
 
 
 def copy_to_ours(folder: Path, out: Path) -> Path | None:

@@ -72,6 +72,12 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
     return [(step, path) for step, suffix, path in step_folders(folder) if suffix in COMMITTED]
 
 
+def superseded(folder: Path, keep: int, keep_every_steps: int | None) -> list[Path]:
+    """Return the checkpoints that retention.py deletes from a folder if none of them is damaged."""
+    older, every = committed(folder)[keep:], keep_every_steps
+    return [path for step, path in older if every is None or step % every]
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the file names in a folder are on disk, for example after a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -21,12 +21,10 @@ import xxhash
 from frontier_llm.checkpoint.chunk_pool import host_buffer
 from frontier_llm.checkpoint.manifest import FilePart
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import NO_ROOM, CheckpointError
 from frontier_llm.units import format_bytes
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk, an exhausted quota and an exceeded file size."""
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems that cannot reserve space."""
 
@@ -148,12 +146,12 @@ class RankFile:
         self._path.unlink(missing_ok=True)
 
     def _failure(self, error: OSError) -> CheckpointError:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             return CheckpointError(f"{self._path} cannot be written: {error.strerror or error}")
         return CheckpointError(
             f"{self._path} cannot be written: {error.strerror} (it takes "
             f"{format_bytes(self._size)}, {_free(self._path.parent)} are free now); free space "
-            "there, or keep fewer checkpoints"
+            "there, or start again with a lower checkpoint.keep, which deletes older checkpoints"
         )
 
 

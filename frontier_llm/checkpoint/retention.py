@@ -1,8 +1,8 @@
 """Delete old checkpoints, and rename checkpoints from which no run may resume any more.
 
-Old checkpoints are deleted only after a newer checkpoint is committed, so there are always as many
-as `checkpoint.keep` asks for. A folder is renamed before its files are deleted, so a half-deleted
-folder is never mistaken for a checkpoint.
+Old checkpoints are deleted only after a newer one is committed, or after a run has resumed from
+one, so there are always as many as `checkpoint.keep` asks for. A folder is renamed before its files
+are deleted, so a half-deleted folder is never mistaken for a checkpoint.
 """
 
 import logging
@@ -30,10 +30,10 @@ def prune(
 ) -> None:
     """Delete checkpoints that need not be kept any longer. One rank per folder calls this.
 
-    The newest `keep` stay, those of every `keep_every_steps` steps, that which was just committed,
-    and `spared` ones, which another thread reads or writes. Damaged checkpoints are neither counted
-    nor deleted, so that they can be inspected. Unfinished folders of this and earlier steps, which
-    a crash has left, are deleted too. A failure to delete is only logged.
+    The newest `keep` stay, those of every `keep_every_steps` steps, that which was just committed
+    or loaded, and `spared` ones, which another thread reads or writes. Damaged checkpoints are
+    neither counted nor deleted, so that they can be inspected. Unfinished folders of this and
+    earlier steps, which a crash has left, are deleted too. A failure to delete is only logged.
     """
     undamaged = 0
     try:

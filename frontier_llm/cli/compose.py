@@ -31,7 +31,16 @@ from yaml import YAMLError
 
 from frontier_llm.cli import machine_defaults  # also registers its resolvers
 from frontier_llm.cli.file_mistakes import check_choices, refused_default, unreadable
-from frontier_llm.cli.group_files import file_choices, file_values, key_of, placed, section_of
+from frontier_llm.cli.group_files import (
+    file_choices,
+    file_values,
+    in_quotes,
+    key_of,
+    placed,
+    quoted,
+    refuse_blanks,
+    section_of,
+)
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, leaves, nearest, unknown_key
@@ -123,7 +132,7 @@ def _quoted_path(override: str) -> str:
     try:
         OverridesParser.create().parse_override(override)
     except HydraException:
-        return f"{key}={_in_quotes(value)}"
+        return f"{key}={in_quotes(value)}"
     return override
 
 
@@ -186,6 +195,7 @@ def groups() -> dict[str, list[str]]:
 
 def _parse(words: Sequence[str], index: int) -> Override:
     """Parse one of the overrides; the words around it tell how the shell has split a value."""
+    refuse_blanks(words, index)
     text, following = words[index], words[index + 1 :]
     key, equals, value = text.partition("=")
     if not text.startswith("~") and (not equals or key.startswith("--")):
@@ -241,25 +251,6 @@ def _no_override(before: Sequence[str], text: str, following: Sequence[str]) -> 
     return ConfigError(key, got, "key=value, without dashes", todo)
 
 
-def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
-    """Return an override as it is typed in a shell; a list may go on in the words that follow."""
-    for end in range(len(following) + 1) if value.startswith(("[", "{")) else ():
-        whole = " ".join([f"{key}={value}", *following[:end]])
-        try:
-            OverridesParser.create().parse_override(whole)
-        except HydraException:
-            continue
-        return shlex.quote(whole)
-    if value.startswith(("[", "{")):
-        return shlex.quote(f"{key}=[" + ("{name: a, path: A}" if "{" in value else "a,b") + "]")
-    return shlex.quote(f"{key}={_in_quotes(value)}")
-
-
-def _in_quotes(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
 def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> None:
     group = override.key_or_group
     choices = known.get(group)
@@ -279,17 +270,15 @@ def _check_choice(override: Override, known: Mapping[str, Sequence[str]]) -> Non
             raise ConfigError(group, f"{file}, without this line", wants, "add the line at its top")
     if got in choices or (group in OPTIONAL_GROUPS and got is None):
         return
-    key = section_of(group)
-    meant = nearest_value(key, got, choices)
-    todo = (
-        f"did you mean {key}={meant}?" if meant else f"choose one, or add conf/{group}/{got}.yaml"
-    )
+    meant = nearest_value(section, got, choices)
+    todo = f"did you mean {section}={meant}?" if meant else ""
+    todo = todo or f"choose one, or add conf/{group}/{got}.yaml"
     if group == "data" and (Path(str(got)).exists() or re.search(r"[./]", str(got))):
         todo = f"write data=text {shlex.quote(f'data.path={got}')}"
     if group == "model":
         todo += " Published weights are converted first: frontier-llm convert --help"
     raise ConfigError(
-        key,
+        section,
         got,
         "one of " + (", ".join(choices) or f"the files of conf/{group}, which has none"),
         todo,

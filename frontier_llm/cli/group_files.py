@@ -4,9 +4,13 @@ A group is a folder of `conf/`, such as `model`. `frontier_llm.cli.compose` uses
 find contradictions between an experiment and other choices.
 """
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from frontier_llm.cli.package_files import conf_file
@@ -14,6 +18,18 @@ from frontier_llm.errors import ConfigError
 
 SECTIONS = {"engine": "planner.engine"}
 """Sections of the groups that are not named after their section."""
+
+
+def refuse_blanks(words: Sequence[str], index: int) -> None:
+    """Refuse blanks beside the = of a setting, in one word or between words of a shell."""
+    text, line = words[index], " ".join(words[index : index + 3])
+    found = re.fullmatch(r"([^\s=]+)\s+=\s*(.+)", text, re.DOTALL)
+    if found is None and not re.search(r"\s", text):
+        found = re.match(r"([^\s=]+)(?: = ?|= )([^\s=]+)(?!\S)", line)
+    if found is not None:
+        setting = shlex.quote("=".join(found.groups()))
+        wants = "key=value, without blanks beside the ="
+        raise ConfigError(found[1], found[0], wants, f"write {setting}, without blanks")
 
 
 def key_of(override: str) -> str:
@@ -96,3 +112,23 @@ def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         else:
             values[key] = value
     return values
+
+
+def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
+    """Return an override as it is typed in a shell; a list may go on in the words that follow."""
+    for end in range(len(following) + 1) if value.startswith(("[", "{")) else ():
+        whole = " ".join([f"{key}={value}", *following[:end]])
+        try:
+            OverridesParser.create().parse_override(whole)
+        except HydraException:
+            continue
+        return shlex.quote(whole)
+    if value.startswith(("[", "{")):
+        return shlex.quote(f"{key}=[" + ("{name: a, path: A}" if "{" in value else "a,b") + "]")
+    return shlex.quote(f"{key}={in_quotes(value)}")
+
+
+def in_quotes(value: str) -> str:
+    """Return a text as hydra reads it, in double quotes."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

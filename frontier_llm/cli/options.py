@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
 from frontier_llm.config.paths import expanded
-from frontier_llm.errors import ConfigError, DataError, FrontierError
+from frontier_llm.errors import ConfigError, DataError, FrontierError, advise_to_write
 from frontier_llm.units import counted
 
 STOPPED_BY = 128
@@ -140,8 +140,7 @@ def check_writable(key: str, folder: Path) -> Path:
         tempfile.TemporaryDirectory(dir=above).cleanup()
     except OSError as error:
         wants = f"a folder that can be written: {above} is none ({error.strerror})"
-        todo = f"choose another {key}, or get write permission"
-        raise ConfigError(key, folder, wants, todo) from None
+        raise ConfigError(key, folder, wants, advise_to_write(key, error)) from None
     return above
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, refuse
 
 FLEX_LEAST_WIDTH = 16
 """Least width of a head that torch's FlexAttention kernels support."""
@@ -40,20 +40,15 @@ def check_attention(config: RunConfig) -> None:
     if config.attention != "flex":
         return
     model = config.model
-    if model.cross_attention == "merged":
-        raise ConfigError(
-            "attention",
-            "flex, with model.cross_attention=merged",
-            "sdpa: our FlexAttention has as many keys as queries",
-            "set attention=sdpa, or choose another model",
-        )
-    if model.attention_dropout:
-        raise ConfigError(
-            "model.attention_dropout",
-            f"{model.attention_dropout}, with attention=flex",
-            "0, because FlexAttention has no dropout",
-            "set attention=sdpa, or model.attention_dropout=0",
-        )
+    refuse(
+        (model.cross_attention == "merged", "attention", "flex, with model.cross_attention=merged",
+         "sdpa: our FlexAttention has as many keys as queries",
+         "set attention=sdpa, or choose another model"),
+        (model.attention_dropout, "model.attention_dropout",
+         f"{model.attention_dropout}, with attention=flex",
+         "0, because FlexAttention has no dropout",
+         "set attention=sdpa, or model.attention_dropout=0"),
+    )  # fmt: skip
     for key, width in (("head_dim", model.head_dim), ("encoder_head_dim", model.encoder.head_dim)):
         if width < FLEX_LEAST_WIDTH:
             raise ConfigError(
@@ -95,52 +90,33 @@ def _check_mup(model: ModelConfig) -> None:
 
 
 def _check_gpt(model: ModelConfig) -> None:
-    if model.encoder_layers:
-        raise ConfigError(
-            "model.encoder_layers",
-            model.encoder_layers,
-            "0: a GPT has no encoder",
-            "set model.encoder_layers=0, or choose an encoder-decoder (model=mt5_tiny)",
-        )
-    if model.positions == "relative":
-        raise ConfigError(
-            "model.positions",
-            "relative",
-            "learned or rotary in a GPT",
-            "set model.positions=rotary, or choose an encoder-decoder (model=mt5_tiny)",
-        )
+    refuse(
+        (model.encoder_layers, "model.encoder_layers", model.encoder_layers,
+         "0: a GPT has no encoder",
+         "set model.encoder_layers=0, or choose an encoder-decoder (model=mt5_tiny)"),
+        (model.positions == "relative", "model.positions", "relative", "learned or rotary in a GPT",
+         "set model.positions=rotary, or choose an encoder-decoder (model=mt5_tiny)"),
+    )  # fmt: skip
 
 
 def _check_t5(model: ModelConfig) -> None:
-    if not 0 < model.encoder_layers < model.layers:
-        raise ConfigError(
-            "model.encoder_layers",
-            f"{model.encoder_layers} of model.layers={model.layers}",
-            "at least one layer each for the encoder and the decoder",
-            f"set model.encoder_layers={max(1, model.layers // 2)}"
-            + ("" if model.layers > 1 else " and model.layers=2"),
-        )
-    if model.positions == "learned":
-        raise ConfigError(
-            "model.positions",
-            "learned",
-            "relative or rotary in an encoder-decoder",
-            "set model.positions=relative",
-        )
-    if model.positions == "relative" and model.attention_softcap is not None:
-        raise ConfigError(
-            "model.attention_softcap",
-            model.attention_softcap,
-            "null with relative positions, which are added to scores without a bound",
-            "set model.attention_softcap=null, or model.positions=rotary",
-        )
-    if model.encoder.hidden != model.hidden and not model.encoder_embedding:
-        raise ConfigError(
-            "model.encoder_hidden",
-            f"{model.encoder_hidden}, with model.encoder_embedding=false",
-            f"null or model.hidden ({model.hidden}), as both sides share an embedding",
-            "set model.encoder_embedding=true, or model.encoder_hidden=null",
-        )
+    refuse(
+        (not 0 < model.encoder_layers < model.layers, "model.encoder_layers",
+         f"{model.encoder_layers} of model.layers={model.layers}",
+         "at least one layer each for the encoder and the decoder",
+         f"set model.encoder_layers={max(1, model.layers // 2)}"
+         + ("" if model.layers > 1 else " and model.layers=2")),
+        (model.positions == "learned", "model.positions", "learned",
+         "relative or rotary in an encoder-decoder", "set model.positions=relative"),
+        (model.positions == "relative" and model.attention_softcap is not None,
+         "model.attention_softcap", model.attention_softcap,
+         "null with relative positions, which are added to scores without a bound",
+         "set model.attention_softcap=null, or model.positions=rotary"),
+        (model.encoder.hidden != model.hidden and not model.encoder_embedding,
+         "model.encoder_hidden", f"{model.encoder_hidden}, with model.encoder_embedding=false",
+         f"null or model.hidden ({model.hidden}), as both sides share an embedding",
+         "set model.encoder_embedding=true, or model.encoder_hidden=null"),
+    )  # fmt: skip
     _check_merged(model)
     if model.start_token >= model.vocabulary:
         raise ConfigError(
@@ -174,21 +150,14 @@ def _check_merged(model: ModelConfig) -> None:
 
 def _check_buckets(model: ModelConfig) -> None:
     buckets, distance = model.relative_buckets, model.relative_distance
-    if buckets % 4:
-        raise ConfigError(
-            "model.relative_buckets",
-            buckets,
-            "a multiple of 4: each direction has half of the buckets, and half of these are for "
-            "single distances",
-            f"set model.relative_buckets={-(-buckets // 4) * 4}",
-        )
-    if distance <= buckets // 2:
-        raise ConfigError(
-            "model.relative_distance",
-            distance,
-            f"more than half of model.relative_buckets ({buckets})",
-            f"set model.relative_distance={4 * buckets}",
-        )
+    refuse(
+        (buckets % 4, "model.relative_buckets", buckets,
+         "a multiple of 4: each direction has half of the buckets, and half of these are for "
+         "single distances", f"set model.relative_buckets={-(-buckets // 4) * 4}"),
+        (distance <= buckets // 2, "model.relative_distance", distance,
+         f"more than half of model.relative_buckets ({buckets})",
+         f"set model.relative_distance={4 * buckets}"),
+    )  # fmt: skip
 
 
 def _check_biases(model: ModelConfig) -> None:
@@ -202,20 +171,16 @@ def _check_biases(model: ModelConfig) -> None:
 
 
 def _check_norms(model: ModelConfig) -> None:
-    if model.norm_placement != "input" and model.residual == "parallel":
-        raise ConfigError(
-            "model.norm_placement",
-            f"{model.norm_placement}, with model.residual=parallel",
-            "input in layers with parallel branches",
-            "set model.norm_placement=input, or model.residual=sequential",
-        )
-    if model.zero_centred_norms and model.qk_norm == "width":
-        raise ConfigError(
-            "model.qk_norm",
-            "width, with model.zero_centred_norms=true",
-            "head or none: norms over all heads have no zero-centred form",
-            "set model.qk_norm=head, or model.zero_centred_norms=false",
-        )
+    refuse(
+        (model.norm_placement != "input" and model.residual == "parallel", "model.norm_placement",
+         f"{model.norm_placement}, with model.residual=parallel",
+         "input in layers with parallel branches",
+         "set model.norm_placement=input, or model.residual=sequential"),
+        (model.zero_centred_norms and model.qk_norm == "width", "model.qk_norm",
+         "width, with model.zero_centred_norms=true",
+         "head or none: norms over all heads have no zero-centred form",
+         "set model.qk_norm=head, or model.zero_centred_norms=false"),
+    )  # fmt: skip
     plain_values: dict[str, Any] = {
         "norm_placement": "input", "qk_norm": "none", "scaled_embedding": False, "score_width": None
     }  # fmt: skip
@@ -242,19 +207,15 @@ def _check_rotary_scaling(model: ModelConfig) -> None:
         )
     if scaling in ("none", "linear") or model.positions != "rotary":
         return
-    if model.rotary_original_length is None:
-        raise ConfigError(
-            "model.rotary_original_length",
-            f"null, with model.rotary_scaling={scaling}",
-            "the tokens per sample for which the wavelengths were chosen",
-            "set model.rotary_original_length=8192 or another length, or model.rotary_scaling=none "
-            "and model.rotary_factor=1",
-        )
-    if model.rotary_slow_turns >= model.rotary_fast_turns:
-        raise ConfigError(
-            "model.rotary_slow_turns",
-            f"{model.rotary_slow_turns:g}, with "
-            f"model.rotary_fast_turns={model.rotary_fast_turns:g}",
-            "less than model.rotary_fast_turns",
-            f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}",
-        )
+    refuse(
+        (model.rotary_original_length is None, "model.rotary_original_length",
+         f"null, with model.rotary_scaling={scaling}",
+         "the tokens per sample for which the wavelengths were chosen",
+         "set model.rotary_original_length=8192 or another length, or model.rotary_scaling=none "
+         "and model.rotary_factor=1"),
+        (model.rotary_slow_turns >= model.rotary_fast_turns, "model.rotary_slow_turns",
+         f"{model.rotary_slow_turns:g}, with "
+         f"model.rotary_fast_turns={model.rotary_fast_turns:g}",
+         "less than model.rotary_fast_turns",
+         f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}"),
+    )  # fmt: skip

@@ -6,7 +6,7 @@ therefore outlive the processes, are complete or absent, and are read like any o
 
 from frontier_llm.config.checkpoint import LocalTierConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import refuse
 
 _KEY = "recovery.partner_copies"
 KEPT = 2
@@ -22,21 +22,16 @@ def with_partner_copies(config: RunConfig) -> RunConfig:
     if not recovery.partner_copies:
         return config
     path = checkpoint.tiers.local.path
-    if path not in (None, recovery.copies_path):
-        raise ConfigError(
-            _KEY,
-            f"true, with checkpoint.tiers.local.path={path}",
-            "no other node-local checkpoints, because the copies are node-local checkpoints",
-            f"set checkpoint.tiers.local.path=null; or save to {path} after every step instead: "
-            f"{_KEY}=false checkpoint.tiers.local.every_steps=1 checkpoint.partner=true",
-        )
-    if checkpoint.mode != "lazy":
-        raise ConfigError(
-            _KEY,
-            f"true, with checkpoint.mode={checkpoint.mode}",
-            "lazy, so that training does not wait for a copy after every step",
-            f"set checkpoint=lazy, or {_KEY}=false",
-        )
+    refuse(
+        (path not in (None, recovery.copies_path), _KEY,
+         f"true, with checkpoint.tiers.local.path={path}",
+         "no other node-local checkpoints, because the copies are node-local checkpoints",
+         f"set checkpoint.tiers.local.path=null; or save to {path} after every step instead: "
+         f"{_KEY}=false checkpoint.tiers.local.every_steps=1 checkpoint.partner=true"),
+        (checkpoint.mode != "lazy", _KEY, f"true, with checkpoint.mode={checkpoint.mode}",
+         "lazy, so that training does not wait for a copy after every step",
+         f"set checkpoint=lazy, or {_KEY}=false"),
+    )  # fmt: skip
     local = LocalTierConfig(path=recovery.copies_path, every_steps=1, keep=KEPT)
     tiers = checkpoint.tiers.model_copy(update={"local": local})
     return config.changed("checkpoint", tiers=tiers, partner=True)

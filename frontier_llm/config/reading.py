@@ -1,6 +1,7 @@
 """Check the data of a run: the source of each corpus, the vocabulary and the objective."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
@@ -9,6 +10,8 @@ from frontier_llm.errors import ConfigError
 
 TEXTS = "a file of text, JSON lines, JSON, CSV or Parquet, or a directory of them"
 
+BLOCK = 1 << 14
+"""Number of samples per block of a blend, on which their order depends (data/blend.py)."""
 SEVERAL = "several corpora: data=blend 'data.corpora=[{name: a, path: A}, {name: b, path: B}]'"
 
 
@@ -21,7 +24,7 @@ def check_data(config: RunConfig) -> None:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Refuse corpora without a source, and corpora with equal or impossible names."""
+    """Refuse corpora without a source, with equal or impossible names, or with wrong weights."""
     names = [corpus.name for corpus in data.sources]
     if not names or len(set(names)) < len(names):
         raise ConfigError(
@@ -48,6 +51,44 @@ def check_sources(data: DataConfig) -> None:
                 TEXTS,
                 "set data.path=FILE" if data.kind != "blend" else "add a path to this corpus",
             )
+
+    weights = {corpus.name: corpus.weight for corpus in data.sources}
+    if any(weights.values()):
+        corpus_shares(dict.fromkeys(weights, 1), weights, data.blend_alpha)
+
+
+def corpus_shares(
+    tokens: Mapping[str, int], weights: Mapping[str, float | None], alpha: float
+) -> dict[str, float]:
+    """Return the share of each corpus in the samples.
+
+    All weights are configured, or none. Without weights a share is proportional to tokens^alpha
+    (mT5, arXiv:2010.11934, section 3.2, with alpha = 0.3).
+
+    Raises:
+        ConfigError: only some corpora have a weight, or a share is too small.
+    """
+    configured = [weight for weight in weights.values() if weight is not None]
+    if configured and len(configured) < len(weights):
+        unweighted = ", ".join(name for name, weight in weights.items() if weight is None)
+        raise ConfigError(
+            "data.corpora",
+            f"no weight for {unweighted}",
+            "a weight for every corpus, or for none",
+            "add it, or remove all weights: data.blend_alpha then decides",
+        )
+    relative = {name: weights[name] or float(count) ** alpha for name, count in tokens.items()}
+    total = sum(relative.values())
+    shares = {name: value / total for name, value in relative.items()}
+    smallest = min(shares, key=lambda name: shares[name])
+    if shares[smallest] * BLOCK < 1:
+        raise ConfigError(
+            "data.corpora",
+            f"{smallest} with {shares[smallest]:.2g} of all samples",
+            f"at least one sample in {BLOCK}",
+            "raise its weight, or leave it out",
+        )
+    return shares
 
 
 def _refuse_own_keys(corpus: CorpusConfig) -> None:

@@ -12,7 +12,7 @@ from frontier_llm.config.heads import fitting_heads, is_rotatable, next_heads, n
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, refuse
 
 
 def check(config: RunConfig, world_size: int) -> None:
@@ -234,40 +234,29 @@ def _check_split(config: RunConfig) -> None:
     else:
         return
     wants = "if the gradients of weights are computed apart from those of inputs"
-    if not config.sharding.fused_gradients:
-        raise ConfigError(
-            "sharding.fused_gradients",
-            f"false, with {key}",
-            f"true {wants}, because autograd alone computes both at once",
-            "set sharding.fused_gradients=true, or parallel.schedule=auto and "
-            "parallel.waiting_weights=0",
-        )
-    if config.kernels == "compiled":
-        raise ConfigError(
-            "kernels",
-            f"compiled, with {key}",
-            f"layers that are not compiled {wants}",
-            "set kernels=auto, or parallel.schedule=auto and parallel.waiting_weights=0",
-        )
+    refuse(
+        (not config.sharding.fused_gradients, "sharding.fused_gradients", f"false, with {key}",
+         f"true {wants}, because autograd alone computes both at once",
+         "set sharding.fused_gradients=true, or parallel.schedule=auto and "
+         "parallel.waiting_weights=0"),
+        (config.kernels == "compiled", "kernels", f"compiled, with {key}",
+         f"layers that are not compiled {wants}",
+         "set kernels=auto, or parallel.schedule=auto and parallel.waiting_weights=0"),
+    )  # fmt: skip
 
 
 def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.model.layers
     chunks = parallel.pipeline * parallel.chunks
-    if parallel.chunks > 1 and parallel.pipeline == 1:
-        raise ConfigError(
-            "parallel.chunks",
-            parallel.chunks,
-            "1 if parallel.pipeline is 1, because only the stages of a pipeline can be interleaved",
-            "set parallel.chunks=1, or parallel.pipeline to 2 or more",
-        )
-    if chunks > layers:
-        raise ConfigError(
-            "parallel.pipeline x parallel.chunks",
-            f"{parallel.pipeline} x {parallel.chunks} = {chunks} model chunks",
-            f"at most one model chunk per layer: model.layers is {layers}",
-            f"lower parallel.pipeline or parallel.chunks, or set model.layers={chunks}",
-        )
+    refuse(
+        (parallel.chunks > 1 and parallel.pipeline == 1, "parallel.chunks", parallel.chunks,
+         "1 if parallel.pipeline is 1, because only the stages of a pipeline can be interleaved",
+         "set parallel.chunks=1, or parallel.pipeline to 2 or more"),
+        (chunks > layers, "parallel.pipeline x parallel.chunks",
+         f"{parallel.pipeline} x {parallel.chunks} = {chunks} model chunks",
+         f"at most one model chunk per layer: model.layers is {layers}",
+         f"lower parallel.pipeline or parallel.chunks, or set model.layers={chunks}"),
+    )  # fmt: skip
     split = parallel.layers_per_stage
     if split is None or split == "auto":
         return
@@ -366,36 +355,24 @@ def _check_links(config: RunConfig) -> None:
 def check_optimizer(config: RunConfig) -> None:
     """Refuse settings of the optimizer that contradict each other."""
     optimizer = config.optimizer
-    _check_rates(config)
     _check_cooldown(config)
     _check_timescale(config)
     steps, found = optimizer.cross_attention_steps, (optimizer.name, config.model.kind)
-    if steps and found != ("adamw", "t5"):
-        raise ConfigError(
-            "optimizer.cross_attention_steps",
-            f"{steps}, with optimizer.name={found[0]} and model.kind={found[1]}",
-            "0, unless AdamW trains an encoder-decoder: other optimizers update all parameters",
-            "set optimizer.cross_attention_steps=0, or optimizer=adamw and an encoder-decoder",
-        )
-    if steps and config.model.cross_attention == "merged":
-        raise ConfigError(
-            "optimizer.cross_attention_steps",
-            f"{steps}, with model.cross_attention=merged",
-            "0: merged attention has no weights for the encoder's output alone",
-            "set optimizer.cross_attention_steps=0",
-        )
-
-
-def _check_rates(config: RunConfig) -> None:
-    optimizer = config.optimizer
-    if optimizer.minimum_learning_rate > optimizer.learning_rate:
-        raise ConfigError(
-            "optimizer.minimum_learning_rate",
-            optimizer.minimum_learning_rate,
-            f"at most optimizer.learning_rate ({optimizer.learning_rate})",
-            f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
-            "decays to it",
-        )
+    refuse(
+        (optimizer.minimum_learning_rate > optimizer.learning_rate,
+         "optimizer.minimum_learning_rate", optimizer.minimum_learning_rate,
+         f"at most optimizer.learning_rate ({optimizer.learning_rate})",
+         f"set optimizer.minimum_learning_rate={optimizer.learning_rate} or less: the schedule "
+         "decays to it"),
+        (steps and found != ("adamw", "t5"), "optimizer.cross_attention_steps",
+         f"{steps}, with optimizer.name={found[0]} and model.kind={found[1]}",
+         "0, unless AdamW trains an encoder-decoder: other optimizers update all parameters",
+         "set optimizer.cross_attention_steps=0, or optimizer=adamw and an encoder-decoder"),
+        (steps and config.model.cross_attention == "merged", "optimizer.cross_attention_steps",
+         f"{steps}, with model.cross_attention=merged",
+         "0: merged attention has no weights for the encoder's output alone",
+         "set optimizer.cross_attention_steps=0"),
+    )  # fmt: skip
 
 
 def _check_cooldown(config: RunConfig) -> None:
@@ -431,21 +408,15 @@ def _check_timescale(config: RunConfig) -> None:
     if optimizer.schedule != "inverse_sqrt":
         return
     timescale, warmup = optimizer.timescale_steps, optimizer.warmup_steps
-    if timescale is None and warmup == 0:
-        raise ConfigError(
-            "optimizer.timescale_steps",
-            "null, with optimizer.warmup_steps=0",
-            "the step from which on the learning rate falls, if there is no warm-up",
-            "set optimizer.timescale_steps=10000 (as T5 does), or optimizer.warmup_steps=4000",
-        )
-    if timescale is not None and timescale < warmup:
-        raise ConfigError(
-            "optimizer.timescale_steps",
-            timescale,
-            f"at least optimizer.warmup_steps ({warmup}): the learning rate falls after the "
-            "warm-up",
-            f"set optimizer.timescale_steps={warmup}",
-        )
+    refuse(
+        (timescale is None and warmup == 0, "optimizer.timescale_steps",
+         "null, with optimizer.warmup_steps=0",
+         "the step from which on the learning rate falls, if there is no warm-up",
+         "set optimizer.timescale_steps=10000 (as T5 does), or optimizer.warmup_steps=4000"),
+        (timescale is not None and timescale < warmup, "optimizer.timescale_steps", timescale,
+         f"at least optimizer.warmup_steps ({warmup}): the learning rate falls after the "
+         "warm-up", f"set optimizer.timescale_steps={warmup}"),
+    )  # fmt: skip
 
 
 def check_checkpoint(config: RunConfig) -> None:
@@ -455,34 +426,21 @@ def check_checkpoint(config: RunConfig) -> None:
     if moments == "fp32" or checkpoint.mode == "off":
         return
     exact = "set checkpoint.moments=fp32"
-    if optimizer != "adamw":
-        raise ConfigError(
-            "checkpoint.moments",
-            f"{moments}, with optimizer.name={optimizer}",
-            "fp32, because only AdamW has two moments in fp32 per parameter",
-            f"{exact}, or optimizer=adamw",
-        )
-    if local.path is None:
-        raise ConfigError(
-            "checkpoint.moments",
-            f"{moments}, without node-local checkpoints",
-            "a directory on the nodes' disks: checkpoints of the run directory are exact",
-            f"set checkpoint.tiers.local.path, or {exact}",
-        )
-    if checkpoint.partner:
-        raise ConfigError(
-            "checkpoint.moments",
-            f"{moments}, with checkpoint.partner=true",
-            "fp32, because checkpoints that are copied to the next node are exact",
-            f"{exact}, or checkpoint.partner=false",
-        )
-    if local.every_steps % checkpoint.every_steps == 0:
-        raise ConfigError(
-            "checkpoint.moments",
-            f"{moments}, with checkpoint.tiers.local.every_steps={local.every_steps} and "
-            f"checkpoint.every_steps={checkpoint.every_steps}",
-            "local checkpoints that are not copied to the run directory: those that are copied are "
-            "exact",
-            f"set a smaller checkpoint.tiers.local.every_steps or a larger checkpoint.every_steps, "
-            f"or {exact}",
-        )
+    refuse(
+        (optimizer != "adamw", "checkpoint.moments", f"{moments}, with optimizer.name={optimizer}",
+         "fp32, because only AdamW has two moments in fp32 per parameter",
+         f"{exact}, or optimizer=adamw"),
+        (local.path is None, "checkpoint.moments", f"{moments}, without node-local checkpoints",
+         "a directory on the nodes' disks: checkpoints of the run directory are exact",
+         f"set checkpoint.tiers.local.path, or {exact}"),
+        (checkpoint.partner, "checkpoint.moments", f"{moments}, with checkpoint.partner=true",
+         "fp32, because checkpoints that are copied to the next node are exact",
+         f"{exact}, or checkpoint.partner=false"),
+        (local.every_steps % checkpoint.every_steps == 0, "checkpoint.moments",
+         f"{moments}, with checkpoint.tiers.local.every_steps={local.every_steps} and "
+         f"checkpoint.every_steps={checkpoint.every_steps}",
+         "local checkpoints that are not copied to the run directory: those that are copied are "
+         "exact",
+         f"set a smaller checkpoint.tiers.local.every_steps or a larger checkpoint.every_steps, "
+         f"or {exact}"),
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Literal
 
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, refuse
 
 Cell = Mapping[str, str]
 """A combination: one value per axis, by the name of the axis."""
@@ -23,14 +23,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "pipeline": ("none", "1f1b", "interleaved"),
     "precision": ("fp32", "bf16", "fp16"),
     "collectives": (
-        "plain",
-        "bf16",
-        "qwz",
-        "qgz",
-        "zeropp",
-        "zeropp_feedback",
-        "four_bits",
-        "levels",
+        "plain", "bf16", "qwz", "qgz", "zeropp", "zeropp_feedback", "four_bits", "levels",
     ),
     "device": ("cpu", "cuda", "hip"),
 }  # fmt: skip
@@ -119,20 +112,17 @@ def check_support(config: RunConfig) -> None:
 def _check_messages(collectives: CollectivesConfig) -> None:
     """Refuse message formats that the kernels cannot write."""
     run, block = collectives.rotation_elements, collectives.block_elements
-    if run and (run < 16 or run & (run - 1) or (block != run and block % (2 * run))):
-        raise ConfigError(
-            "collectives.rotation_elements",
-            f"{run}, with collectives.block_elements={block}",
-            "0, or a power of two from 16 that is block_elements or divides half of it",
-            "set collectives.rotation_elements=16",
-        )
-    if collectives.refresh_differences and not collectives.refresh_format.startswith("int"):
-        raise ConfigError(
-            "collectives.refresh_format",
-            f"{collectives.refresh_format}, with collectives.refresh_differences=true",
-            "int8 or int4, because differences are sent as integers",
-            "set collectives.refresh_format=int4, or collectives.refresh_differences=false",
-        )
+    refuse(
+        (run and (run < 16 or run & (run - 1) or (block != run and block % (2 * run))),
+         "collectives.rotation_elements", f"{run}, with collectives.block_elements={block}",
+         "0, or a power of two from 16 that is block_elements or divides half of it",
+         "set collectives.rotation_elements=16"),
+        (collectives.refresh_differences and not collectives.refresh_format.startswith("int"),
+         "collectives.refresh_format",
+         f"{collectives.refresh_format}, with collectives.refresh_differences=true",
+         "int8 or int4, because differences are sent as integers",
+         "set collectives.refresh_format=int4, or collectives.refresh_differences=false"),
+    )  # fmt: skip
 
 
 def _matches(refusal: Refusal, traits: Cell) -> bool:

@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from frontier_llm.config.reading import BLOCK
 from frontier_llm.data.permutation import make_key, random_uint64
 from frontier_llm.errors import ConfigError
-
-BLOCK = 1 << 14
-"""Number of samples per block. The order of a run's samples depends on it."""
 
 
 @dataclass(frozen=True)
@@ -37,40 +35,6 @@ class Segment:
     first_sample: int
     weights: Mapping[str, float]
     """Weights by name of the corpus; their sum is 1."""
-
-
-def corpus_shares(
-    tokens: Mapping[str, int], weights: Mapping[str, float | None], alpha: float
-) -> dict[str, float]:
-    """Return the share of each corpus in the samples.
-
-    All weights are configured, or none. Without weights a share is proportional to tokens^alpha
-    (mT5, arXiv:2010.11934, section 3.2, with alpha = 0.3).
-
-    Raises:
-        ConfigError: only some corpora have a weight, or a share is too small.
-    """
-    configured = [weight for weight in weights.values() if weight is not None]
-    if configured and len(configured) < len(weights):
-        unweighted = ", ".join(name for name, weight in weights.items() if weight is None)
-        raise ConfigError(
-            "data.corpora",
-            f"no weight for {unweighted}",
-            "a weight for every corpus, or for none",
-            "add it, or remove all weights: data.blend_alpha then decides",
-        )
-    relative = {name: weights[name] or float(count) ** alpha for name, count in tokens.items()}
-    total = sum(relative.values())
-    shares = {name: value / total for name, value in relative.items()}
-    smallest = min(shares, key=lambda name: shares[name])
-    if shares[smallest] * BLOCK < 1:
-        raise ConfigError(
-            "data.corpora",
-            f"{smallest} with {shares[smallest]:.2g} of all samples",
-            f"at least one sample in {BLOCK}",
-            "raise its weight, or leave it out",
-        )
-    return shares
 
 
 class Schedule:

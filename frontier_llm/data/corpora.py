@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.config.data import DataConfig
-from frontier_llm.data.blend import Schedule, corpus_shares
+from frontier_llm.config.reading import corpus_shares
+from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
-from frontier_llm.data.corpus_manifest import Manifest, Split
+from frontier_llm.data.corpus_manifest import Manifest, Split, TextCounts
 from frontier_llm.data.document_rows import Row, Tokens
 from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import packing_of
 from frontier_llm.data.permutation import make_key
-from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, prepare, shared_tokenizer
+from frontier_llm.data.prepare import TOKENIZER_TEXT_BYTES, find_prepared, prepare, shared_tokenizer
 from frontier_llm.data.prepared_corpus import Corpus, Samples, open_corpus, streams
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
@@ -88,20 +89,30 @@ class Corpora:
         return ", ".join(f"{name}: {line}" for name, line in lines.items())
 
     @property
-    def warnings(self) -> dict[str, str]:
-        """What to do about a corpus that lacks tokens or is divided badly, by its name."""
-        found, percent = {}, self.config.validation_percent
+    def bits_note(self) -> str:
+        """Why bits per byte are too low: bytes count whose characters have no token. Or empty."""
+        text = TextCounts()
+        for corpus in self.corpora:
+            text.add(corpus.manifest.account.text if corpus.manifest.account else TextCounts())
+        changed = text.changed_share
+        return f" (too low: the tokenizer drops or replaces {changed})" if changed else ""
+
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """The name of each corpus that lacks tokens or is divided badly, and what to do."""
+        found, percent = list[tuple[str, str]](), self.config.validation_percent
         for name, manifest in zip(self.names, (c.manifest for c in self.corpora), strict=True):
             tokens = manifest.train.tokens + manifest.validation.tokens
             share = manifest.validation.tokens / tokens
-            if manifest.account is not None and manifest.account.warning is not None:
-                found[name] = manifest.account.warning
-            elif share > max(0.2, 2 * percent / 100):
-                found[name] = (
+            account = manifest.account
+            found += [(name, text) for text in (account.warnings if account is not None else ())]
+            if share > max(0.2, 2 * percent / 100):
+                text = (
                     f"{share:.0%} of the tokens are for validation, at data.validation_percent="
                     f"{percent:g}, because it has few documents, which are long: divide the text "
                     "into more files, or by blank lines"
                 )
+                found.append((name, text))
         return found
 
 
@@ -117,8 +128,13 @@ def prepare_all(
     if config.kind != "blend":
         folders: tuple[Path, ...] = (prepare(config, on_progress, workers),)
     else:
-        path = config.known_tokenizer or _shared_tokenizer(config, report, workers)
-        config = config.model_copy(update={"tokenizer": str(path)})
+        if (path := config.known_tokenizer) is None:
+            path = str(_shared_tokenizer(config, report, workers))
+        else:  # what a later corpus lacks is refused before the first one is prepared
+            for corpus, (source, folder) in zip(config.sources, find_prepared(config), strict=True):
+                if folder is None:
+                    choose_files(source, corpus, config, workers or cores.available())
+        config = config.model_copy(update={"tokenizer": path})
         folders = tuple(prepare(config, on_progress, workers, corpus=c) for c in config.sources)
     if config.packing == "best_fit":
         for folder in folders:

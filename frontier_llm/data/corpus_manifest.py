@@ -22,6 +22,7 @@ import hashlib
 import json
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ BYTES_SHARE = 0.2
 """Share of the text in single bytes above which a run warns. Texts in the language of a tokenizer
 have few rare characters; of a text in another script, most characters are missing."""
 
+CHANGED_SHARE = 0.01
+"""Share of the characters that the tokenizer drops or replaces, above which a run warns."""
+
 
 class Tally(BaseModel):
     """Number and size of some files, with the names of the first."""
@@ -113,6 +117,9 @@ class TextCounts(BaseModel):
     changed: int = Field(default=0, ge=0)
     """Number of other characters that the text of the tokens lacks, because the tokenizer
     normalises: white space that it drops, or letters that it replaces."""
+    changed_by: Counter[str] = Counter()
+    """What the text of the tokens lacks, by kind: line breaks, blanks, capital letters, and other
+    characters. Empty in corpora of versions that did not count it."""
     replaced: int = Field(default=0, ge=0)
     """Number of halves of surrogate pairs, each of which became U+FFFD."""
     bytes: int = Field(default=0, ge=0)
@@ -124,6 +131,12 @@ class TextCounts(BaseModel):
     def byte_share(self) -> float:
         """Share of the text in bytes that have tokens of their own."""
         return self.byte_tokens / max(1, self.bytes)
+
+    @property
+    def changed_share(self) -> str | None:
+        """Share of the characters that normalisation changes, if so much that a run warns."""
+        share = self.changed / max(1, self.characters)
+        return f"{share:.1%} of the characters" if share > CHANGED_SHARE else None
 
     def add(self, other: "TextCounts") -> None:
         """Add the counts of other documents."""
@@ -158,6 +171,19 @@ class Account(BaseModel):
         assert (files, size) == (self.found.files, self.found.bytes), "files are not accounted for"
         left_out = self.empty_documents + self.broken_documents + self.repeated_documents
         assert self.documents == kept_documents + left_out, "documents are not accounted for"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to do if the tokenizer lacks, drops or replaces many characters of the text."""
+        found, changed = [self.warning], self.text.changed_share
+        if changed is not None:
+            most = "".join(f", mostly {kind}" for kind, _ in self.text.changed_by.most_common(1))
+            found.append(
+                f"the tokenizer drops or replaces {changed}{most}: no model can learn them, and "
+                "bits per byte are too low. Set data.tokenizer to one that keeps all text, or to "
+                "null to train one"
+            )
+        return [warning for warning in found if warning is not None]
 
     @property
     def warning(self) -> str | None:
@@ -237,8 +263,8 @@ def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[st
     if account.text.byte_tokens:
         share = f"{account.text.byte_share:.2%} of the text"
         yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
-    if account.warning:
-        yield "warning", account.warning
+    for warning in account.warnings:
+        yield "warning", warning
 
 
 def _most_frequent(reasons: Mapping[str, int]) -> str:

@@ -97,10 +97,6 @@ class SkippedTexts(BaseModel):
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
         self.text.add(other.text)
 
-    def add_broken(self, example: str) -> None:
-        """Count one line, row or section that is not text."""
-        self.add(SkippedTexts(broken=1, examples=[printable(example)]))
-
 
 @dataclass(frozen=True)
 class PartFiles:
@@ -172,7 +168,8 @@ class PartReader:
         for file, cut in part.cuts:
             for name, entry, todo in self._entries(file, cut):
                 if entry.problem is not None:
-                    skipped.add_broken(f"{name}: {entry.problem}")
+                    problem = printable(f"{name}: {entry.problem}")
+                    skipped.add(SkippedTexts(broken=1, examples=[problem]))
                     if not self.skip_broken:
                         problems.append(f"{self.source.folder / name}: {entry.problem}")
                         advice = todo if len(problems) == 1 else _REPAIR

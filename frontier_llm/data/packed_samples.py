@@ -107,14 +107,12 @@ class PackedSamples:
             return Row(text, lengths, False, tuple(numbers.tolist()))
         first, count = pieces[0]
         # only a document that is longer than a sample fills one and continues
-        continues = count == length and not self._begins(first + length)
+        after = first + length  # it continues if the split goes on there, and no document begins
+        is_longer = count == length and after < len(self._stream)
+        continues = is_longer and len(self._stream.documents_within(after, 1)) != 1
         tokens = np.full(length + 1, PAD, np.int64)
         if self._reads:
             read = [(first, length + 1)] if continues else pieces
             text = np.concatenate([self._stream.read(*piece) for piece in read])
             tokens[: len(text)] = text
         return Row(tokens, lengths, continues)
-
-    def _begins(self, token: int) -> bool:
-        """Return whether a document begins at a token, or the split ends before it."""
-        return token == len(self._stream) or len(self._stream.documents_within(token, 1)) == 1

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frontier_llm.config.data import DataConfig
+from frontier_llm.config.reading import corpus_shares
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.blend import corpus_shares
 from frontier_llm.data.corpus_manifest import IDX_HEADER, MANIFEST_FILE, Manifest
 from frontier_llm.data.packing import Packing, open_packing
 from frontier_llm.data.pair_packing import Pairs

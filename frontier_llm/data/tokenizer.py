@@ -118,7 +118,9 @@ class Tokenizer(ABC):
         ids, counts = self.encode_counting(text)
         if not self.keeps_text:
             absent = _absent(text, self.decode(ids))
-            counts.changed = max(0, absent - counts.lost - counts.unknown)
+            counts.changed = max(0, absent.total() - counts.lost - counts.unknown)
+            for character, number in absent.items() if counts.changed else ():
+                counts.changed_by[_kind(character)] += number
         return ids, counts
 
     @abstractmethod
@@ -199,9 +201,15 @@ def decode_marked(tokenizer: Tokenizer, ids: Sequence[int], sentinels: Sequence[
     return "".join(parts)
 
 
-def _absent(text: str, decoded: str) -> int:
-    """Return the number of characters that a decoded text lacks; a later one may stand for one."""
-    return (Counter(text) - Counter(decoded)).total()
+def _absent(text: str, decoded: str) -> Counter[str]:
+    """Return the characters that a decoded text lacks; a later one may stand for one."""
+    return Counter(text) - Counter(decoded)
+
+
+def _kind(character: str) -> str:
+    if character.isspace():
+        return "line breaks" if character in "\n\r" else "blanks"
+    return "capital letters" if character.isupper() else "other characters"
 
 
 def check_unicode(text: str) -> None:

@@ -12,7 +12,7 @@ if it waits longer than this for a group. No rank writes a file.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -42,18 +42,20 @@ def check_all_ranks(
     store: dist.Store,
     accelerator: Accelerator,
     local: Path | None = None,
+    old: Mapping[str, Sequence[Path]] | None = None,
 ) -> RankReport:
     """Report this rank to rank 0, which checks the reports of all ranks; return this rank's report.
 
     Collective over all ranks, through the store only. `nodes_per_copy` nodes together hold one copy
-    of the optimizer states; `local` is the folder of this run's checkpoints on this node.
+    of the optimizer states; `local` is the folder of this run's checkpoints on this node, and
+    `old` has the folders by tier that are deleted when the run resumes.
 
     Raises:
         LaunchError: some ranks are absent, or a check failed. Raised on rank 0.
         RankFailure: rank 0 has raised a LaunchError. Raised on the other ranks, without a message.
     """
     timeout = timedelta(seconds=config.launch.meeting_seconds)
-    own_report = RankReport.of(config, world, accelerator, local)
+    own_report = RankReport.of(config, world, accelerator, local, old)
 
     def check() -> str:
         reports = exchange(own_report, world, store, timeout)

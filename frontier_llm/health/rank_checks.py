@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -65,7 +65,8 @@ class RankReport:
     """Output folders by tier: `shared` for all nodes, `local` for this node. Only rank 0 reports
     the shared folder, and only the first rank of each node reports a node-local folder."""
     free_bytes: dict[str, int]
-    """Free bytes by tier, and what copies in memory that this run replaces already take there."""
+    """Free bytes by tier, with those of what this run deletes there before it saves: copies in
+    memory, and checkpoints beyond `checkpoint.keep`."""
     stranger: str = ""
     """Why other users could read or exchange node-local checkpoints; empty if they cannot."""
     clock_seconds: float = 0.0
@@ -73,18 +74,28 @@ class RankReport:
 
     @classmethod
     def of(
-        cls, config: RunConfig, world: World, accelerator: Accelerator, local: Path | None = None
+        cls,
+        config: RunConfig,
+        world: World,
+        accelerator: Accelerator,
+        local: Path | None = None,
+        old: Mapping[str, Sequence[Path]] | None = None,
     ) -> "RankReport":
-        """Describe this rank; `local`, its folder of checkpoints on this node, is made."""
+        """Describe this rank; `local`, its folder of checkpoints on this node, is made.
+
+        `old` has the folders by tier that are deleted when the run resumes.
+        """
         folders, stranger = {}, ""
         if world.rank == 0:
             folders["shared"] = Path(config.run.dir).absolute()
         if local is not None and world.rank % world.ranks_per_node == 0:
             folders["local"] = local
             stranger = find_stranger(local)
+        old = dict(old or {})
+        if local is not None and config.recovery.partner_copies:
+            old["local"] = [local]
         free = {tier: free_bytes(folder) for tier, folder in folders.items()}
-        if local is not None and "local" in folders and config.recovery.partner_copies:
-            free["local"] += used_bytes(local)
+        free = {t: count + sum(map(used_bytes, old.get(t, ()))) for t, count in free.items()}
         return cls(
             rank=world.rank,
             host=world.host,
@@ -285,17 +296,14 @@ def _interfaces(reports: Sequence[RankReport]) -> Iterator[str]:
             names = report.environment.get(variable, "")
             if not names or names[0] in "^=":  # a pattern of NCCL instead of names
                 continue
-            missing = [name for name in names.split(",") if not _has_interface(report, name)]
+            # NCCL and gloo also accept the beginning of a name
+            wanted, found = set(names.split(",")) - {"lo"}, report.interfaces
+            missing = [name for name in wanted if not any(n.startswith(name) for n in found)]
             if missing:
                 yield (
                     f"{variable}={names} on rank {report.rank}, but {report.host} has only "
                     f"{', '.join(report.interfaces) or 'the loopback'}: set it to one of these"
                 )
-
-
-def _has_interface(report: RankReport, interface: str) -> bool:
-    """Return whether a host has an interface; NCCL and gloo also accept the beginning of a name."""
-    return interface == "lo" or any(name.startswith(interface) for name in report.interfaces)
 
 
 def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -308,7 +316,9 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
             copies = 2 if config.checkpoint.partner else 1  # one of them of another node
             what = "a checkpoint takes"
             key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
-            todo = f"free some space, or set {key} to another file system"
+            keep = "checkpoint.keep" if tier == "shared" else "checkpoint.tiers.local.keep"
+            todo = f"free some space, lower {keep} if older checkpoints take it, or set {key} to "
+            todo += "another file system"
             if tier == "local" and config.recovery.partner_copies:
                 copies, what = copies * (KEPT + 1), "the copies in memory take up to"
                 todo = "use more nodes, or set recovery.partner_copies=false"

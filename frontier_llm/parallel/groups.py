@@ -68,11 +68,6 @@ class Groups:
         return self.has_head and self.coordinates.tensor == 0
 
     @property
-    def counts_samples(self) -> bool:
-        """Whether this rank reports its replica's samples."""
-        return self.counts_losses and self.grid.context_rank(self.rank) == 0
-
-    @property
     def has_head(self) -> bool:
         """Whether this rank's stage holds the head."""
         return self.coordinates.pipeline == self.head_stage

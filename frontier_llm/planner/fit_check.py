@@ -54,21 +54,18 @@ def check_fits(
     config = candidate.config
     device = config.cluster.device
     advice = _advice(candidate, others, composed)
+    largest = sorted(peak.by_category.items(), key=lambda item: -item[1])[:SHOWN]
     key, got = "plan", f"{format_bytes(peak.total)} on a rank of stage {peak.stage} of "
     if advice.startswith(f"set {LENGTH}="):  # no layout fits samples of this length
         key, got = LENGTH, f"{config.data.sequence_length}: {got}"
     raise ConfigError(
         key,
-        f"{got}{candidate.grid.pipeline}: {_largest_categories(peak)}",
+        f"{got}{candidate.grid.pipeline}: "
+        + ", ".join(f"{name} {format_bytes(size)}" for name, size in largest),
         f"at most {format_bytes(budget)}: {config.planner.memory_share:.0%} of the "
         f"{device.memory_gib:g} GiB of {device.name} (cluster={config.cluster.name})",
         f"{advice}; plan=off starts the run without this check",
     )
-
-
-def _largest_categories(peak: StageMemory) -> str:
-    ordered = sorted(peak.by_category.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in ordered[:SHOWN])
 
 
 def _advice(candidate: Candidate, others: Iterable[Changes], composed: Composed | None) -> str:

@@ -87,16 +87,6 @@ class Passes:
     context: Cost
     exchange: Cost
 
-    @cached_property
-    def compute_forward(self) -> float:
-        """Seconds of computation in the forward pass."""
-        return sum(chunk.compute.forward for chunk in self.chunks)
-
-    @cached_property
-    def compute_backward(self) -> float:
-        """Seconds of computation of all gradients, including recomputation."""
-        return sum(chunk.backward_compute for chunk in self.chunks)
-
     @property
     def seconds(self) -> float:
         """Seconds of the forward pass and of all gradients."""

@@ -162,7 +162,8 @@ class _Stage:
         costs = layout.rates.state_costs(candidate, passes.kind)
         conversions, tied = costs.conversions, costs.tied
         accumulation = layout.accumulation_seconds(costs.elements)
-        forward, backward = passes.compute_forward, passes.compute_backward + accumulation
+        forward = sum(chunk.compute.forward for chunk in passes.chunks)
+        backward = sum(chunk.backward_compute for chunk in passes.chunks) + accumulation
         sent_gather = self._exposed(costs.gather.seconds, forward)
         again = costs.gather_again.seconds
         traffic = again + costs.scatter.seconds  # of a backward pass

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.errors import ConfigError, print_error
+from frontier_llm.errors import ConfigError, advise_to_write, print_error
 from frontier_llm.saving.tiers import newest_folder
 from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 
@@ -227,7 +227,7 @@ def _set_aside(path: Path) -> None:
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:
     wants = f"a folder that can be written ({error.strerror})"
-    return ConfigError("run.dir", path, wants, "choose another run.dir, or get write permission")
+    return ConfigError("run.dir", path, wants, advise_to_write("run.dir", error))
 
 
 def prepare_restart(config: RunConfig) -> RunConfig:

@@ -146,6 +146,18 @@ class TierWriters:
             pacer = self._make_pacer()
             self._partner_files = PartnerFiles(plan, folder, self._world, self._ranks, pacer)
 
+    def prune(self, step: int) -> None:
+        """Delete what the tiers need not keep beside the step from which the run has resumed.
+
+        A start with a larger `checkpoint.keep` may have kept more. If they fill the disk, no
+        checkpoint can be written, after which they would be deleted.
+        """
+        world, spared = self._world, {step, *self._unread()}
+        for tier in self._tiers.values() if self._config.mode != "off" else ():
+            writer = {RUN_DIRECTORY: 0, NODE_DISK: world.node_ranks.start}.get(tier.name)
+            if world.rank == writer:
+                prune(tier.folder, step, tier.keep, tier.keep_every_steps, spared)
+
     def abandon(self) -> None:
         """Give up what is not committed, and wait until no thread uses states or files."""
         self._cancellation.cancel()

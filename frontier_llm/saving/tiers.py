@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import COPY, FOLDER, MANIFEST, NODE, committed
+from frontier_llm.checkpoint.folders import COPY, FOLDER, MANIFEST, NODE, committed, superseded
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -59,6 +59,14 @@ def tiers_of(config: RunConfig, node: int = 0, nodes: int = 1) -> list[Tier]:
             copies = root / f"{COPY}{(node - 1) % nodes:05d}"
             tiers.append(Tier(NEXT_NODE, copies, every, keep, is_redundant=True))
     return tiers
+
+
+def deleted_at_resume(config: RunConfig, node: int) -> dict[str, list[Path]]:
+    """Return checkpoints that a resume deletes, by the names of tiers in the preflight checks."""
+    if config.run.resume == "never":
+        return {}
+    tiers = zip(("shared", "local"), tiers_of(config, node), strict=False)
+    return {name: superseded(t.folder, t.keep, t.keep_every_steps) for name, t in tiers}
 
 
 def shared_folder(config: RunConfig) -> Path:

@@ -46,7 +46,7 @@ from frontier_llm.parallel.groups import (
     make_stage_groups,
 )
 from frontier_llm.parallel.lanes import Lane, use_lane
-from frontier_llm.saving.tiers import local_root
+from frontier_llm.saving.tiers import deleted_at_resume, local_root
 from frontier_llm.sharding.unit import StateGroups
 
 NO_TIMEOUT = timedelta(days=1)
@@ -69,7 +69,8 @@ def connect(
     they are absent or misplaced, or a group does not work.
     """
     local = local_root(config) if config.checkpoint.mode != "off" else None
-    check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, local)
+    old = deleted_at_resume(config, world.rank // world.ranks_per_node)
+    check_all_ranks(config, layout.nodes_per_copy, world, store, accelerator, local, old)
     backend = choose_backend(config, accelerator)
     timeout = _collective_timeout(config, backend)
     init_process_group(world, store, backend, timeout)

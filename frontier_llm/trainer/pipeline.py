@@ -80,7 +80,9 @@ class Pipeline:
     ) -> None:
         self._model, self._groups = model, groups
         self.device = next(model.chunks[0].parameters()).device
-        self._mean = partial(_mean_losses, z_loss=z_loss, by=loss_mean)
+        self._mean: Callable[[AnyBatch, TokenLosses], torch.Tensor] = lambda batch, losses: (
+            losses.means(partial(batch.mean_loss, by=loss_mean), z_loss)
+        )
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
         self._programs: dict[tuple[int, bool], Program] = {}
 
@@ -181,12 +183,6 @@ class Pipeline:
                 program = received_early(program)
             self._programs[key] = program
         return self._programs[key]
-
-
-def _mean_losses(
-    batch: AnyBatch, losses: TokenLosses, z_loss: float = 0.0, by: LossMean = "samples"
-) -> torch.Tensor:
-    return losses.means(partial(batch.mean_loss, by=by), z_loss)
 
 
 class _Passes:

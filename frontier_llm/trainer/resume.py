@@ -60,6 +60,7 @@ def start(context: "TrainerContext") -> Resumed | None:
     resumed = None if run.resume == "never" else _load_newest(context)
     if resumed is not None:
         context.data.resume(resumed.meta, context.progress.next_sample)
+        checkpoints.tiers.prune(resumed.step)
     elif run.init_from:
         of_encoder = run.init_encoder_from
         context.restorer.load_initial_weights(

@@ -135,8 +135,10 @@ class TrainStep:
         self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
         """Return this rank's addends: of losses its part, of samples those that it counts."""
-        has_losses, counts = self._groups.counts_losses, self._groups.counts_samples
-        is_first = self._groups.rank == 0
+        groups, has_losses = self._groups, self._groups.counts_losses
+        # one rank of a replica counts its samples
+        counts = has_losses and groups.grid.context_rank(groups.rank) == 0
+        is_first = groups.rank == 0
         loss_mean = self._config.data.loss_mean
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=has_losses)]
         terms = list(torch.stack(weighted).sum(0)) if has_losses else []  # the second one is z-loss

@@ -257,7 +257,7 @@ def test_a_full_disk(mode: str, small_disk: Path) -> None:
     assert [text[:2] for text in outcomes[0].result] == ["3:", "4:"], outcomes
     for text in outcomes[0].result:
         assert "No space left on device" in text
-        assert "free space there, or keep fewer checkpoints" in text
+        assert "free space there, or start again with a lower checkpoint.keep" in text
     assert resumed(small_disk) == 2
     left = sorted(path.name for path in small_disk.iterdir())
     assert left == ["step_00000001", "step_00000002"], "failed checkpoints must take no space"

@@ -130,6 +130,9 @@ WORDS = {
     "data.corpora=[{name: a, path: b}] plan=off": "value: 'data.corpora=[{name: a, path: b}]",
     "data.corpora=[{name=a}]": "quote the value: 'data.corpora=[{name: a, path: A}]'",
     "trainer.steps": "write trainer.steps=VALUE;",
+    "trainer.steps = 5": "write trainer.steps=5, without blanks",
+    "trainer.steps =5 plan=off": "write trainer.steps=5, without blanks",
+    "plan=off trainer.steps= 5": "write trainer.steps=5, without blanks",
     "model=gpt2": "did you mean model=gpt_125m? Published weights are converted first: ",
 }
 """Words as a user types them without quotes, and the advice."""
@@ -141,6 +144,21 @@ def test_words_without_quotes_and_of_other_programs_get_advice(words: str) -> No
         decode(compose(words.split()))
     assert WORDS[words] in caught.value.todo
     assert "viable" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "setting"),
+    [
+        ("trainer.steps = 5", "trainer.steps=5"),
+        ("data.corpora =[{name: a, path: b}]", "'data.corpora=[{name: a, path: b}]'"),
+    ],
+)
+def test_blanks_beside_the_equals_sign_are_named(word: str, setting: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word])
+    assert caught.value.todo == f"write {setting}, without blanks"
+    assert compose(["data.path= a"])["data"]["path"] == "a"
+    assert compose(["data.path=", "trainer.steps=5"])["trainer"]["steps"] == 5
 
 
 def test_names_of_other_programs_stand_for_keys_that_exist() -> None:

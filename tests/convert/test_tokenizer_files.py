@@ -1,14 +1,20 @@
 """An exported folder has the tokenizer of the run, and transformers reads it alike."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_lab.convert.tokenizer_files import (
+    SAMPLE_TEXT,
+    check_theirs,
+    copy_to_ours,
+    write_theirs,
+)
 from frontier_llm.config import decode
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.data.tokenizer import decode_marked, encode_marked
@@ -195,8 +201,32 @@ def test_a_difference_is_found(tmp_path: Path):
     settings = tmp_path / "out" / "tokenizer_config.json"
     check_theirs(tmp_path / "out")
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token": "x"}))
-    with pytest.raises(DataError, match=r"transformers reads the tokenizer differently"):
+    with pytest.raises(DataError, match=r"differently, as Qwen2Tokenizer: after 'def main'"):
         check_theirs(tmp_path / "out")
+
+
+def test_the_first_difference_names_the_class_and_what_keeps_the_tokenizer(tmp_path: Path):
+    """The class of a Qwen2 model splits texts by Qwen's rule, whatever tokenizer.json says."""
+    train_family("gpt2", [*TEXTS, "aaa  bbb 1234"], 290, tmp_path)
+    ids = export(tmp_path, tmp_path / "out", None)
+    values = {"model_type": "qwen2", "eos_token_id": ids}
+    (tmp_path / "out" / "config.json").write_text(json.dumps(values))
+    with pytest.raises(DataError) as raised:
+        check_theirs(tmp_path / "out")
+    found = re.search(
+        r"as Qwen2Tokenizer: after '(.*)' it gives token (\d+) \('(.*)'\), "
+        r"this project token (\d+) \('(.*)'\)\n  do: .*(PreTrainedTokenizerFast\(.*\)) instead",
+        str(raised.value),
+    )
+    assert found, str(raised.value)
+    text, their_id, _, our_id, our_name, advice = found.groups()
+    ours, text = open_tokenizer(tmp_path), text.encode().decode("unicode_escape")
+    assert SAMPLE_TEXT.startswith(text)
+    assert ours.encode(SAMPLE_TEXT)[len(ours.encode(text)) :][:1] == [int(our_id)]
+    assert ours.id_of(our_name) == int(our_id) != int(their_id)
+    kept = eval(advice, {"PreTrainedTokenizerFast": PreTrainedTokenizerFast})
+    assert kept.encode(SAMPLE_TEXT, add_special_tokens=False) == ours.encode(SAMPLE_TEXT)
+    assert kept.eos_token_id == ours.eod
 
 
 def test_a_tokenizer_that_changed_since_the_training_is_refused(tmp_path: Path):

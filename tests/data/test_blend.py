@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontier_llm.data.blend import BLOCK, Schedule, corpus_shares
+from frontier_llm.cli.experiments import composed
+from frontier_llm.config.reading import BLOCK, check_sources, corpus_shares
+from frontier_llm.data.blend import Schedule
 from frontier_llm.errors import ConfigError
 from tests.properties import examples
 
@@ -124,11 +126,21 @@ def test_weights_follow_sizes_by_temperature():
     assert corpus_shares(tokens, {"en": 3.0, "sw": 1.0}, 0.3) == {"en": 0.75, "sw": 0.25}
 
 
-def test_invalid_weights_are_refused():
-    with pytest.raises(ConfigError, match=r"no weight for sw"):
-        corpus_shares({"en": 1, "sw": 1}, {"en": 1.0, "sw": None}, 0.3)
+@pytest.mark.parametrize(
+    ("weight", "problem"),
+    [(None, "no weight for sw"), (1e-7, "sw with 1e-07 of all samples"), (-1.0, "than 0")],
+)
+def test_wrong_weights_are_refused_before_a_corpus_is_read(weight: float | None, problem: str):
+    weights = (
+        f"[{{name: en, path: A, weight: 1}}, {{name: sw, path: B, weight: {weight or 'null'}}}]"
+    )
+    with pytest.raises(ConfigError, match=problem):
+        check_sources(composed("data=blend", f"data.corpora={weights}").data)
+
+
+def test_a_share_by_size_that_is_too_small_is_refused():
     with pytest.raises(ConfigError, match=r"sw with 1e-07 of all samples"):
-        corpus_shares({"en": 1, "sw": 1}, {"en": 1.0, "sw": 1e-7}, 0.3)
+        corpus_shares({"en": 10**7, "sw": 1}, {"en": None, "sw": None}, 1.0)
 
 
 def test_a_small_share_is_still_read():

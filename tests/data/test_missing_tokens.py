@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -129,9 +130,11 @@ def test_text_that_falls_back_to_bytes_is_counted(tmp_path: Path, folder: Path, 
     share = f"{missing * bytes_each / account.text.bytes:.0%} of the text"
     warns = letters in ("привет", "你好世界")
     assert account.summary() == "nothing left out" + f", {share} encoded as single bytes" * warns
-    assert list(corpora.warnings) == ["tiny"] * warns
+    assert [name for name, _ in corpora.warnings] == ["tiny"] * warns
     rows = list(account_rows(account, {}))
-    assert [what for amount, what in rows if amount == "warning"] == [*corpora.warnings.values()]
+    assert [what for amount, what in rows if amount == "warning"] == [
+        text for _, text in corpora.warnings
+    ]
     stored = json.loads((tmp_path / "c" / corpus.train.prefix.parent / MANIFEST_FILE).read_text())
     for name in ("bytes", "byte_tokens"):
         del stored["account"]["text"][name]  # as an earlier version writes it
@@ -190,9 +193,22 @@ def test_text_that_normalisation_changes_is_counted(tmp_path: Path, normalises: 
     assert (counts.lost, counts.unknown) == (0, 0)
     # three line breaks, two blanks (one of three before def stays), and two letters
     assert counts.changed == (7 if normalises else 0)
+    kinds = {"line breaks": 3, "blanks": 2, "capital letters": 1, "other characters": 1}
+    assert counts.changed_by == (kinds if normalises else {})
     text = tmp_path / "a.txt"
     text.write_text("\n\n".join(f"abc\n   def {number}" for number in range(200)))
     settings = config(tmp_path / "c", text, tokenizer=str(tmp_path / "m.model"),
                       validation_percent=30.0)  # fmt: skip
     account = Manifest.load(prepare(settings) / MANIFEST_FILE).account
     assert ("drops or replaces" in account.summary()) == normalises
+    # two blanks, and the three line breaks between two texts
+    found = re.search(r"drops or replaces (\d+\.\d)% of the characters, mostly line breaks: ",
+                      "".join(account.warnings))  # fmt: skip
+    assert (found is not None) == normalises
+    note = open_all(settings, [prepare(settings)]).bits_note
+    if found is not None:
+        share = account.text.changed / account.text.characters
+        assert float(found[1]) == pytest.approx(100 * share, abs=0.05)
+        assert f"(too low: the tokenizer drops or replaces {found[1]}% of the characters)" in note
+    else:
+        assert note == ""

@@ -129,9 +129,7 @@ def test_a_split_by_few_long_documents_is_warned_of(tmp_path: Path, words: int, 
     (corpus,) = corpora.corpora
     train, validation = corpus.manifest.train.tokens, corpus.manifest.validation.tokens
     share = f"{validation / (train + validation):.0%} of the tokens are for validation"
-    assert [text.partition(", at data.")[0] for text in corpora.warnings.values()] == [
-        share
-    ] * warns
+    assert [text.partition(", at data.")[0] for _, text in corpora.warnings] == [share] * warns
 
 
 @pytest.mark.parametrize("locks", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from frontier_llm.config import decode
-from frontier_llm.config.data import DataConfig
+from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
@@ -200,6 +200,12 @@ def test_the_corpora_of_a_blend_share_a_given_tokenizer(tmp_path: Path, gpt2: Pa
     settings: DataConfig = config(
         tmp_path / "c", None, kind="blend", corpora=blend, tokenizer=str(gpt2)
     )
+    (tmp_path / "z.txt").write_text("plain words")
+    third = CorpusConfig(name="z", path=str(tmp_path / "z.txt"), text_key="absent")
+    added = (*settings.corpora, third)
+    with pytest.raises(ConfigError, match=r"text_key(.|\n)*plain text"):
+        open_data(settings.model_copy(update={"corpora": added}))
+    assert not (tmp_path / "c").exists(), "refused before the first corpus is prepared"
     corpora = open_data(settings)
     assert corpora.tokenizer.eod == open_tokenizer(gpt2).eod
     assert {corpus.manifest.tokenizer_sha256 for corpus in corpora.corpora} == {

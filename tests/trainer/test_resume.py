@@ -2,10 +2,13 @@
 
 import fcntl
 import json
+import os
 import re
 import shutil
+import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from safetensors.torch import load_file
 from frontier_lab.commands.inspect_data import View
 from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.discovery import Checkpoint, find
+from frontier_llm.checkpoint.folders import committed
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
@@ -27,6 +31,7 @@ from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.saving import run_directory
 from frontier_llm.saving.ledger_file import LedgerFile, blend_of
 from frontier_llm.trainer.single_process_model import read_config
+from tests.conftest import mount
 from tests.covering import covering
 from tests.forked_train import TINY, Training, train
 from tests.texts import paragraphs, prose
@@ -82,6 +87,33 @@ def same_states(one: Path, other: Path) -> bool:
         for name in a.manifest.tensors
         for kind, state in read_tensor(a, name).items()
     )
+
+
+def test_a_lower_number_of_checkpoints_makes_room_for_the_next(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A disk with room for three of them; the newest is never deleted before it was loaded."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount(disk, "size=64m")
+    try:
+        words = (*tiny, f"run.dir={disk}/run", "checkpoint.every_steps=1", "checkpoint.keep=4")
+        assert train(*words, "trainer.steps=3").code == 0
+        with (disk / "other").open("wb") as other, suppress(OSError):
+            other.write(bytes(64 << 20))
+        ended = train(*tiny, f"run.dir={disk}/other_run", "trainer.steps=4")
+        assert "do:     choose another run.dir, or free space there" in ended.text
+        os.truncate(disk / "other", (disk / "other").stat().st_size - (64 << 10))
+        ended = train(*words, "trainer.steps=4")
+        assert "free, a checkpoint takes" in ended.text
+        assert "lower checkpoint.keep if older checkpoints take it" in ended.text
+        steps = [step for step, _ in committed(disk / "run" / "checkpoints")]
+        assert steps == [3, 2, 1], "a run that does not resume deletes nothing"
+        ended = train(*words, "trainer.steps=4", "checkpoint.keep=1")
+        assert ended.code == 0, ended.text
+        assert [step for step, _ in committed(disk / "run" / "checkpoints")] == [4]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_blend_gets_corpora_that_were_not_ready_at_the_start(tmp_path: Path) -> None:

@@ -258,6 +258,7 @@ class Announcements(Callback):
             before = "" if first is None else f"{first:.3f} -> "
             bits_per_byte = summary.validation_bits_per_byte
             bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
+            bits += self.context.data.corpus.bits_note if bits else ""
             _log_line(
                 "validation",
                 f"{before}{summary.validation_loss:.3f} nats per token{bits}; "
@@ -356,7 +357,7 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
             f"so that the learning rate reaches {highest:.3g}, not {rate:g}: set "
             f"optimizer.warmup_steps to at most {steps}"
         )
-    for name, warning in context.data.corpus.warnings.items():
+    for name, warning in context.data.corpus.warnings:
         yield f"corpus {name}: {warning}"
     tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
     if 2 * tokens < rows:

@@ -1,7 +1,6 @@
 """What a run says at its start: a few lines on the console, the others in run.log."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +47,9 @@ def test_the_console_has_the_main_lines_and_the_file_all(tmp_path: Path) -> None
     assert "(planned" not in plan[1], "the cluster file of this machine has estimates only"
 
 
-def _context(config: RunConfig, tokens: int, warnings: Mapping[str, str] | None = None) -> Any:
+def _context(config: RunConfig, tokens: int, *warnings: tuple[str, str]) -> Any:
     tokenizer = SimpleNamespace(vocabulary=tokens)
-    corpus = SimpleNamespace(tokenizer=tokenizer, warnings=warnings or {})
+    corpus = SimpleNamespace(tokenizer=tokenizer, warnings=warnings)
     hardware = SimpleNamespace(accelerator=Accelerator(torch.device("cpu"), "cpu", "cpu"))
     return SimpleNamespace(config=config, data=SimpleNamespace(corpus=corpus), hardware=hardware)
 
@@ -63,7 +62,7 @@ def test_slow_products_of_fp16_on_a_cpu_are_said() -> None:
 
 def test_a_text_in_single_bytes_is_said_with_its_corpus() -> None:
     config = decode(compose(["optimizer.warmup_steps=0"]))
-    context = _context(config, config.model.vocabulary, {"book": "98% of the text"})
+    context = _context(config, config.model.vocabulary, ("book", "98% of the text"))
     assert list(_warnings(context)) == ["corpus book: 98% of the text"]
 
 
