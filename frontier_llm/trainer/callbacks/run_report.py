@@ -365,7 +365,7 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
         reserved = config.data.sentinels + len(config.data.modes)
         smaller = f"model.vocabulary={tokens + reserved}"
         if config.data.known_tokenizer is not None:
-            todo = "use a tokenizer with more tokens"
+            todo = "use a tokenizer with more tokens (data.tokenizer)"
         elif tokens < asked:
             todo = f"the text yields no more of data.vocabulary={asked}, so add text"
             smaller += f" data.vocabulary={tokens}"

@@ -73,7 +73,7 @@ def test_a_text_in_single_bytes_is_said_with_its_corpus() -> None:
         (["data.vocabulary=637"], "data.vocabulary to more tokens, or set model.vocabulary=637"),
         (
             ["data.tokenizer=a.model"],
-            "data.tokenizer to one with more tokens, or set model.vocabulary=637",
+            "use a tokenizer with more tokens (data.tokenizer), or set model.vocabulary=637",
         ),
         (
             ["model=mt5_tiny", "data=text_spans", "data.path=a", "data.vocabulary=3000"],
