@@ -22,6 +22,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--folder", default="runs/own_loop")
     options = parser.parse_args()
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, as --help shows")
     dist.init_process_group("gloo")
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(1)  # all ranks draw the same weights
@@ -31,8 +33,9 @@ def main() -> None:
             num_attention_heads=4, num_key_value_heads=2,
         )
     ).train()  # fmt: skip
+    pair = 2 - size % 2  # parameters and gradients are sharded over pairs of ranks, if possible
     states = shard(
-        model, params=2, grads=2, optimizer=size, formats=Formats(grads="int8"),
+        model, params=pair, grads=pair, optimizer=size, formats=Formats(grads="int8"),
         ranks_per_node=int(os.environ["LOCAL_WORLD_SIZE"]),
     )  # fmt: skip
     checkpoints = Checkpoints(f"{options.folder}/checkpoints", states, every=10)

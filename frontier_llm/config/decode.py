@@ -131,6 +131,8 @@ def unknown_key(key: str, got: object) -> ConfigError:
     similar = nearest(key)
     has_section = any(known.startswith(f"{section}.") for known, _, _ in keys())
     listed = f"frontier-llm train --help {section}" if has_section else "that list"
+    if similar == "sharding" and str(got) in {*"0123"}:  # DeepSpeed's stage
+        similar += f"={'replicated' if str(got) == '0' else f'zero{got}'}"
     todo = f"did you mean {similar}?" if similar else f"choose a key of {listed}"
     if note := NOTES.get(name.replace("-", "_")):
         todo += f" ({note})"

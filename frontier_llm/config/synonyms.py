@@ -39,12 +39,12 @@ launch.nodes nnodes num_nodes
 optimizer.beta1 adam_beta1
 optimizer.beta2 adam_beta2
 optimizer.clip_norm clip_grad grad_clip max_grad_norm gradient_clipping max_norm
-optimizer.decay_steps lr_decay_iters lr_decay_steps
-optimizer.epsilon adam_eps adam_epsilon
+optimizer.decay_steps lr_decay_iters lr_decay_steps total_num_steps
+optimizer.epsilon adam_eps adam_epsilon eps
 optimizer.learning_rate lr
 optimizer.minimum_learning_rate min_lr
 optimizer.schedule lr_scheduler lr_schedule scheduler lr_decay_style lr_scheduler_type
-optimizer.warmup_steps lr_warmup_iters warmup_iters num_warmup_steps
+optimizer.warmup_steps lr_warmup_iters warmup_iters num_warmup_steps warmup_num_steps
 optimizer.weight_decay wd
 parallel.chunks num_layers_per_virtual_pipeline_stage
 parallel.context cp context_parallel_size context_parallel_degree
@@ -59,7 +59,7 @@ recompute gradient_checkpointing activation_checkpointing recompute_granularity 
     recompute_activations activation_checkpoint
 run.dir output_dir save_dir out_dir save load resume_from_checkpoint
 run.init_from model_name_or_path pretrained
-sharding zero_stage zero_optimization fsdp
+sharding zero_stage zero_optimization fsdp stage data_parallel_shard_degree
 sharding=zero1 use_distributed_optimizer
 telemetry.console_every_steps log_interval logging_steps steps_per_print log_freq
 telemetry.wandb report_to

@@ -322,8 +322,8 @@ class Csv(Undivided):
             return header.index(self.key)
         raise DataError(
             f"{self.path}: no column '{self.key}' in the header (separated by "
-            f"{self.delimiter!r} it has: {', '.join(header)[:200]})\n"
-            "  do: set data.text_key to the column that holds the text, or add a header"
+            f"{self.delimiter!r} it has: {', '.join(name[:40] for name in header)[:200]})\n"
+            "  do: set data.text_key to the column of the text, add a header, or write with commas"
         )
 
     def _lines(self, stream: io.BufferedReader) -> Iterator[str]:

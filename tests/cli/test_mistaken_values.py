@@ -120,6 +120,7 @@ WORDS = {
     "data.path=/tmp/text lr 1e-4": "write optimizer.learning_rate=VALUE",
     "lr=1e-4": "did you mean optimizer.learning_rate?",
     "train_micro_batch_size_per_gpu=4": "did you mean data.micro_batch?",
+    "zero_optimization.stage=3": "did you mean sharding=zero3?",
     "training.local_batch_size=4": "did you mean data.micro_batch?",
     "gradient_accumulation_steps=4": "did you mean data.global_batch? (samples per step: ",
     "model.tie_word_embeddings=true": "did you mean model.tied?",
