@@ -116,7 +116,7 @@ class Restorer:
             of_rank_0(self._check_new)
         return None
 
-    def load_initial_weights(self, path: Path, of_encoder: Path | None = None) -> None:
+    def load_initial_weights(self, path: str | Path, of_encoder: str | Path | None = None) -> None:
         """Load weights into a new run from another run's checkpoint or a converted model.
 
         Collective over all ranks. `path` is a checkpoint, or a folder that holds checkpoints. An
@@ -128,11 +128,13 @@ class Restorer:
         model, verify = self._config.model, self._config.checkpoint.verify
         shards = list(self._states.shards())
         encoder, decoder = copies(shards if model.kind == "t5" else (), model)
-        checkpoint, weights = self._open(lambda: find(path), tensor_names([*encoder, *decoder]))
+        checkpoint, weights = self._open(
+            lambda: find(Path(path)), tensor_names([*encoder, *decoder])
+        )
         if model.kind == "t5" and "encoder_norm.weight" not in weights:
             shards = [*encoder, *decoder]
             if of_encoder is not None:
-                own, _ = self._open(lambda: find(of_encoder), tensor_names(encoder))
+                own, _ = self._open(lambda: find(Path(of_encoder)), tensor_names(encoder))
                 load_masters(own, encoder, verify)
                 shards = decoder
         else:

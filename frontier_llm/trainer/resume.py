@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontier_llm.config.run import RunConfig
@@ -62,10 +61,7 @@ def start(context: "TrainerContext") -> Resumed | None:
         context.data.resume(resumed.meta, context.progress.next_sample)
         checkpoints.tiers.prune(resumed.step)
     elif run.init_from:
-        of_encoder = run.init_encoder_from
-        context.restorer.load_initial_weights(
-            Path(run.init_from), None if of_encoder is None else Path(of_encoder)
-        )
+        context.restorer.load_initial_weights(run.init_from, run.init_encoder_from)
     checkpoints.tiers.prepare()
     if resumed is not None and not resumed.is_rounded:
         if resumed.is_local:
