@@ -101,13 +101,14 @@ def measure_network(config: RunConfig, world: World, store: "Store") -> None:
 
 def examine(config: RunConfig, world: World, store: "Store", *, numerics: bool = False) -> None:
     """Describe the machine on rank 0, then test the connections. Collective over all ranks."""
+    from frontier_lab.commands.concurrent_groups import concurrent_use
     from frontier_lab.numerics.compare import compare_on_all_ranks
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.health.preflight import check_groups
     from frontier_llm.parallel.groups import destroy_groups
     from frontier_llm.telemetry.log import setup_logging
     from frontier_llm.trainer.assemble import prepare_device, resolve_precision
-    from frontier_llm.trainer.connect import concurrent_use, connect
+    from frontier_llm.trainer.connect import connect
 
     setup_logging(world.rank)
     accelerator = prepare_device(config, world)

@@ -257,7 +257,8 @@ class Parser(argparse.ArgumentParser):
 
 def tool_parser(doc: str | None) -> Parser:
     """Return a parser whose help begins with the docstring of a module."""
-    return Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    return Parser(description=doc, formatter_class=form, allow_abbrev=False)
 
 
 def refuse_search(command: str, arguments: Sequence[str]) -> None:

@@ -269,8 +269,10 @@ def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[st
 
 def _most_frequent(reasons: Mapping[str, int]) -> str:
     """Return the reason with the largest count, and whether there are others."""
-    most = max(reasons, key=reasons.__getitem__)
-    return f"{'mostly ' * (sum(reasons.values()) > reasons[most])}{most}"
+    most, total = max(reasons, key=reasons.__getitem__), sum(reasons.values())
+    if reasons[most] == total:
+        return most
+    return f"mostly {most}" if 2 * reasons[most] > total else f"{most} and others"
 
 
 def _row(count: int, noun: str, what: str) -> tuple[str, str]:

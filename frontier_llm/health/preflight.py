@@ -31,8 +31,6 @@ from frontier_llm.units import counted, format_seconds
 _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 """Interval at which a rank that waits checks that its connection to the store has not been cut."""
-CONCURRENT_ROUNDS, CONCURRENT_ELEMENTS = 20, 2**18
-"""Messages per group and connection that are under way at the same time, and their fp32 numbers."""
 
 
 def check_all_ranks(
@@ -142,39 +140,6 @@ def message_trial(name: str, ranks: tuple[int, int], group: dist.ProcessGroup) -
     return Trial(f"{MESSAGES}{name}", tuple(dist.get_process_group_ranks(group)), run, ranks)
 
 
-def concurrent_trial(
-    groups: Sequence[dist.ProcessGroup], partners: Sequence[int], pipeline: dist.ProcessGroup
-) -> Trial:
-    """Return a trial in which the groups and connections of a rank communicate at the same time.
-
-    A step does so. Communicators that work alone may hang together, for example on MI250X
-    (ROCm/rccl#2191). Groups and partners must be in one order of all ranks.
-    """
-
-    def run(device: torch.device) -> tuple[float, float]:
-        own = torch.full((CONCURRENT_ELEMENTS,), _number(dist.get_rank()), device=device)
-        works: list[dist.Work | None] = []
-        results, expected = [], 0.0
-        for _ in range(CONCURRENT_ROUNDS):
-            for group in groups:
-                results.append(own.clone())
-                expected += sum(map(_number, dist.get_process_group_ranks(group)))
-                works.append(dist.all_reduce(results[-1], group=group, async_op=True))
-            for partner in partners:
-                results.append(torch.empty_like(own))
-                expected += _number(partner)
-                send = dist.P2POp(dist.isend, own, partner, pipeline)
-                receive = dist.P2POp(dist.irecv, results[-1], partner, pipeline)
-                works += dist.batch_isend_irecv([send, receive])
-        for work in works:
-            if work is not None:
-                work.wait()
-        return sum(result.double().mean().item() for result in results), expected
-
-    everything = tuple(range(dist.get_world_size()))
-    return Trial("all groups at the same time", everything, run)
-
-
 def check_groups(
     trials: Iterable[Trial],
     world: World,
@@ -234,11 +199,6 @@ def _run_within(
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]
-
-
-def _number(rank: int) -> float:
-    """Return a number of a rank whose sums over all ranks are exact in fp32."""
-    return rank % 7 + 1.0
 
 
 def _explain_incomplete(trial: Trial, store: dist.Store, timeout: timedelta) -> str:

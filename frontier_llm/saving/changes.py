@@ -101,13 +101,15 @@ def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
     if len(refused) > SHOWN:
         others += f"; and {len(refused) - SHOWN} more"
     back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
+    back = back if others else "set it back"
+    back = back if wanted == _RESUMED else f"set {_settings(refused, found)}"
     # the text at another path may be the same; if it is not, it has to be allowed as well
     names = _allowing(config, *refused, *({"data.path"} & found.keys()))
     raise ConfigError(
         first,
         f"{after}{others}",
         f"{before}, {wanted}",
-        f"{back if others else 'set it back'}, or allow the change: {names}",
+        f"{back}, or allow the change: {names}",
     )
 
 
@@ -182,7 +184,9 @@ def _refuse_other_shapes(
     name = min(name for name in saved | current if saved.get(name) != current.get(name))
     shapes = [list(of[name]) if name in of else "absent" for of in (saved, current)]
     before, after = found[blamed[0]]
-    back = " ".join(f"{key}={'null' if old[key] is None else old[key]}" for key in blamed)
+    allowed = [_LENGTH, *_OF_TRAINING, *blamed, *now["run"]["allow_changes"]]
+    kept = [key for key in old if not _is_within(key, allowed)]
+    back = _settings([*blamed, *kept], found)
     has_table = blamed == [_LENGTH]
     rotary = " model.positions=rotary (such a run may change its length later)"
     raise ConfigError(
@@ -192,6 +196,11 @@ def _refuse_other_shapes(
         f"and would be {shapes[1]})",
         f"set {back}, or {otherwise}{rotary if has_table else ''}",
     )
+
+
+def _settings(keys: Sequence[str], found: Changes) -> str:
+    """Return the settings that give keys their saved values."""
+    return " ".join(f"{key}={'null' if found[key][0] is None else found[key][0]}" for key in keys)
 
 
 def _refuse_absent_states(found: Changes, now: Mapping[str, Any]) -> None:
@@ -310,9 +319,8 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
     if before:
         found, wanted = changes(before, now), f"as in the weights of {source}"
         _refuse_other_shapes(found, now, wanted, f"leave out {key}")
-        for key in sorted(found.keys() - _OF_TRAINING) if is_copied else ():
-            if _is_within(key, ("model",)):
-                refuse({key: found[key]}, config, wanted)
+        of_model = [key for key in found if _is_within(key, ("model",)) and key not in _OF_TRAINING]
+        refuse({key: found[key] for key in of_model}, config, wanted)
     shapes = model_shapes(model, config.data.sequence_length)
     for name in sorted(shapes | stored):
         if shapes.get(name) != stored.get(name):

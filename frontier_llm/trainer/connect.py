@@ -33,7 +33,6 @@ from frontier_llm.health.preflight import (
     check_all_ranks,
     check_groups,
     collective_trial,
-    concurrent_trial,
     message_trial,
 )
 from frontier_llm.launch.rendezvous import init_process_group
@@ -130,24 +129,11 @@ def first_uses(
         if group is not None and (reduces or exchanges):
             yield collective_trial(used.name, group, reduces=reduces, exchanges=exchanges)
     ranks = groups.grid.pipeline_group(groups.rank)
-    for low, high in _pairs(groups, layout):  # the connections of this stage with other ones
+    for low, high in message_pairs(groups, layout):  # the connections of this stage with other ones
         yield message_trial(f"{low} and {high}", (ranks[low], ranks[high]), groups.pipeline)
 
 
-def concurrent_use(groups: Groups, state_groups: StateGroups, layout: ResolvedLayout) -> Trial:
-    """Return a trial of all groups of this rank at the same time."""
-    tied = [group for group in state_groups.tied_groups.values() if group is not None]
-    context = [] if groups.context is None else [groups.context.group]
-    used = [dist.group.WORLD, groups.tensor, *context, *tied, *state_groups.groups.values()]
-    several = [group for group in used if group is not None and group.size() > 1]
-    ranks = groups.grid.pipeline_group(groups.rank)
-    partners = [
-        ranks[low + high - groups.coordinates.pipeline] for low, high in _pairs(groups, layout)
-    ]
-    return concurrent_trial(list(dict.fromkeys(several)), partners, groups.pipeline)
-
-
-def _pairs(groups: Groups, layout: ResolvedLayout) -> list[tuple[int, int]]:
+def message_pairs(groups: Groups, layout: ResolvedLayout) -> list[tuple[int, int]]:
     """Return the pairs of stages that exchange messages and of which this stage is one.
 
     Every second pair of neighbouring stages comes first, so that no pair waits for many others.

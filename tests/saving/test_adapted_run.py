@@ -91,8 +91,14 @@ REFUSED = {
     ("model.tied=false",): ("model.tied", r"set model\.tied=True"),
     ("model.scaled_embedding=false",): ("model.tied", r"model\.scaled_embedding=true"),
     ("model.window=32",): ("model.window", r"run\.allow_changes=\[model\.window\]"),
-    ("model.attention_softcap=null",): ("model.attention_softcap", "set it back, or allow"),
-    ("model.zero_centred_norms=false",): ("model.zero_centred_norms", "set it back, or allow"),
+    ("model.attention_softcap=null",): (
+        "model.attention_softcap",
+        r"set model\.attention_softcap=50",
+    ),
+    ("model.zero_centred_norms=false",): (
+        "model.zero_centred_norms",
+        r"set model\.zero_cen\w*=True",
+    ),
 }
 
 

@@ -24,6 +24,19 @@ OTHER_MODELS = [
     ((*T5, "model.layers=4"), "model.head_dim", "16, as in the weights", "set model.head_dim=16 "),
     (["model.hidden=64"], "model.hidden", "32, as in the weights of run.init_from", "set model.h"),
     (["model.layers=3"], "model.layers", "2, as in the weights", "set model.layers=2, or leave"),
+    # the same shapes, but other outputs
+    (
+        ["model.window=16"],
+        "model.window",
+        "null, as in the weights",
+        "set model.window=null, or al",
+    ),
+    (
+        ["model.layers=3", "model.norm_epsilon=1e-3"],
+        "model.layers",
+        "2, as in the weights",
+        "set model.layers=2 model.norm_epsilon=1e-05, or leave out",
+    ),
 ]
 """Overrides, the key that is named, what is wanted, and what to do."""
 
@@ -67,5 +80,8 @@ def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:
         assert f"configuration error at {key}\n" in ended.text
         assert "corpus  " not in ended.text, "nothing was prepared"
         assert re.search(rf"wants:  {wants}.*\n  do:     {todo}", ended.text), ended.text
-    ended = train(*same, f"run.init_from={tmp_path}/run-one", f"run.dir={tmp_path}/next")
-    assert ended.code == 0, ended.text
+    allowed = ("model.window=16", "run.allow_changes=[model.window]", "model.dropout=0.1")
+    for number, words in enumerate(((), allowed)):
+        next_run = (f"run.init_from={tmp_path}/run-one", f"run.dir={tmp_path}/{number}")
+        ended = train(*same, *next_run, *words)
+        assert ended.code == 0, ended.text
