@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,24 @@ def shared_basenames(*packages: Path) -> dict[str, list[str]]:
     }
 
 
+def module_imports(root: Path, packages: tuple[Path, ...]) -> dict[str, set[str]]:
+    """Return the modules of the packages that each module imports, also late or for types only."""
+    files = [path for package in packages for path in package.rglob("*.py")]
+    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
+    modules = {module.removesuffix(".__init__"): path for module, path in modules.items()}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= (parts & modules.keys()) or {node.module}
+            elif isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+        found[module] = named & modules.keys() - {module}
+    return found
+
+
 def test_the_files_are_found():
     names = set(map(name, sources()))
     assert {"train.py", "tests/test_house.py", "frontier_llm/cli/main.py"} <= names
@@ -130,6 +149,18 @@ def test_functions_are_short():
 def test_modules_are_found_without_changing_the_search_path():
     found = {name(path) for path in sources() if changes_sys_path(path)}
     assert found == set(SEARCH_PATH_FILES)
+
+
+def test_no_modules_import_each_other():
+    TopologicalSorter(module_imports(ROOT, PACKAGES)).prepare()
+
+
+def test_modules_that_import_each_other_are_found(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "a.py").write_text("from package import b")
+    (tmp_path / "package" / "b.py").write_text("def late():\n    import package.a")
+    with pytest.raises(CycleError):
+        TopologicalSorter(module_imports(tmp_path, (tmp_path / "package",))).prepare()
 
 
 def test_basenames_are_unique_or_have_a_reason():

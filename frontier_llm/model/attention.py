@@ -19,7 +19,7 @@ and g key/value heads of this tensor-parallel rank, where g divides h, head widt
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -32,31 +32,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK, QUERY_BLOCK
-from frontier_llm.model.reads import Reads
+from frontier_llm.model.reads import Reads, Scores
 from frontier_llm.model.relative import block_bias
 
 
 def query_block(device: torch.device) -> int:
     """Return the number of queries per block, if attention is computed in blocks."""
     return CPU_QUERY_BLOCK if device.type == "cpu" else QUERY_BLOCK
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How a layer computes its scores and weights."""
-
-    scale: float | None = None
-    """Factor of the scores; None = 1 / sqrt(d) for heads of width d."""
-    cap: float | None = None
-    """Bound c of the scores, which become c * tanh(score / c) (Gemma 2, arXiv:2408.00118, section
-    2); None = no bound."""
-    dropout: float = 0.0
-    """Probability with which a weight is dropped."""
-    bias: Tensor | None = None
-    """[2r + 1, h], the number that is added to a score for each distance (key position - query
-    position) from -r to r (see `RelativePositions`)."""
-    recompute: bool = False
-    """Whether whole scores are computed again in the backward pass, as blocks always are."""
 
 
 class SdpaAttention(nn.Module):

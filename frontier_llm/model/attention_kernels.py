@@ -14,9 +14,9 @@ from frontier_llm.config.model import ModelConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.flops import equal_layers
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import Scores, in_blocks, query_block, repeats_heads
+from frontier_llm.model.attention import in_blocks, query_block, repeats_heads
 from frontier_llm.model.flex import needs_flex, uses_flex
-from frontier_llm.model.reads import Reads
+from frontier_llm.model.reads import Reads, Scores
 from frontier_llm.model.transformer import DTYPES
 
 NAMES = {

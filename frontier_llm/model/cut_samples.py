@@ -26,8 +26,8 @@ from frontier_llm.geometry.context_cut import (
     pieces,
     read_by,
 )
-from frontier_llm.model.attention import Scores, attend, attend_document, recomputed
-from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.attention import attend, attend_document, recomputed
+from frontier_llm.model.reads import Documents, Reads, Scores
 from frontier_llm.parallel.context_ranks import ContextRanks, part_numbers, token_numbers
 
 

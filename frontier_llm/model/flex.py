@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from frontier_llm.model.attention import Scores, recomputed
-from frontier_llm.model.reads import Reads
+from frontier_llm.model.attention import recomputed
+from frontier_llm.model.reads import Reads, Scores
 from frontier_llm.model.relative import diagonal_bias
 
 COMPILER = "inductor"

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.device.kernels import Kernels
-from frontier_llm.model.attention import Scores, SdpaAttention
+from frontier_llm.model.attention import SdpaAttention
 from frontier_llm.model.linear import ColumnLinear, RowLinear
-from frontier_llm.model.reads import Reads
+from frontier_llm.model.reads import Reads, Scores
 from frontier_llm.model.rotary import (
     HeadNorms,
     WidthNorms,

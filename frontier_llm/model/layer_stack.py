@@ -15,11 +15,10 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from frontier_llm.device.kernels import Kernels
 from frontier_llm.geometry.model_chunks import Stack
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.attention import Scores
 from frontier_llm.model.cut_samples import ContextPart
 from frontier_llm.model.flex import FlexKernel, needs_flex, uses_flex
 from frontier_llm.model.layer import Layer, Norm
-from frontier_llm.model.reads import Reads
+from frontier_llm.model.reads import Reads, Scores
 from frontier_llm.model.relative import RelativePositions
 from frontier_llm.model.rotary import angles, frequencies
 from frontier_llm.model.transformer import side_config

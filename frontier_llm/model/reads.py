@@ -1,6 +1,6 @@
-"""Describe which keys the queries of an attention read.
+"""Describe an attention: which keys its queries read, and how it computes their scores.
 
-`Reads` is the one description. The kernels of attention.py, flex.py and cut_samples.py compute it.
+The kernels of attention.py, flex.py and cut_samples.py compute what `Reads` and `Scores` describe.
 
 - A layer of a decoder reads no key after a query, and with a window of w tokens only the query's
   own key and the w - 1 keys before it (Longformer, arXiv:2004.05150, section 3.1; Mistral 7B,
@@ -11,13 +11,10 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from frontier_llm.model.attention import Scores
 
 FAR = 1 << 30
 """More than any distance of two tokens."""
@@ -114,10 +111,28 @@ class Reads:
         return keys.is_first if self.queries is None and keys is not None else None
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How a layer computes its scores and weights."""
+
+    scale: float | None = None
+    """Factor of the scores; None = 1 / sqrt(d) for heads of width d."""
+    cap: float | None = None
+    """Bound c of the scores, which become c * tanh(score / c) (Gemma 2, arXiv:2408.00118, section
+    2); None = no bound."""
+    dropout: float = 0.0
+    """Probability with which a weight is dropped."""
+    bias: Tensor | None = None
+    """[2r + 1, h], the number that is added to a score for each distance (key position - query
+    position) from -r to r (see `RelativePositions`)."""
+    recompute: bool = False
+    """Whether whole scores are computed again in the backward pass, as blocks always are."""
+
+
 class Kernel(Protocol):
     """Computes an attention."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: "Scores"
+        self, query: Tensor, key: Tensor, value: Tensor, reads: Reads, scores: Scores
     ) -> Tensor:
         """Compute the output with the shapes of `attend` in attention.py."""

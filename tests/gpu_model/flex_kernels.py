@@ -40,8 +40,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from frontier_llm.model import flex
-from frontier_llm.model.attention import Scores
-from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.reads import Documents, Reads, Scores
 
 HEADS, REACH = 2, 20
 TOKENS = flex.BLOCK + 22

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK
 from frontier_llm.launch.world import World
-from frontier_llm.model.attention import Scores, SdpaAttention
-from frontier_llm.model.reads import Reads
+from frontier_llm.model.attention import SdpaAttention
+from frontier_llm.model.reads import Reads, Scores
 from frontier_llm.parallel.megatron_cpu import install
 from tests.ranks import run_ranks
 

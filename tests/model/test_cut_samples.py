@@ -9,10 +9,10 @@ import torch.distributed as dist
 from frontier_llm.geometry.context_cut import HeadExchange, most_rows, sent_tokens
 from frontier_llm.geometry.wire import ActivationTraffic
 from frontier_llm.model import attention
-from frontier_llm.model.attention import Scores, attend_document
 from frontier_llm.model.attention import attend as attend_whole
+from frontier_llm.model.attention import attend_document
 from frontier_llm.model.cut_samples import ContextPart
-from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.reads import Documents, Reads, Scores
 from frontier_llm.parallel.context_ranks import ContextRanks
 from tests.geometry.models import make_model
 from tests.model.context_traffic import context_bytes

@@ -17,10 +17,9 @@ from frontier_llm.config import RunConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
 from frontier_llm.model import build, flex
-from frontier_llm.model.attention import Scores
 from frontier_llm.model.attention_kernels import attention_kernels
 from frontier_llm.model.flex import FlexKernel
-from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.reads import Documents, Reads, Scores
 from tests.covering import covering
 from tests.model.test_attention import random_qkv
 from tests.model.test_relative import HEADS, REACH, dense, make_core

@@ -11,9 +11,9 @@ import torch.nn.attention.flex_attention as torch_flex
 
 from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK
 from frontier_llm.model import flex
-from frontier_llm.model.attention import Scores, SdpaAttention, attend
+from frontier_llm.model.attention import SdpaAttention, attend
 from frontier_llm.model.flex import FlexKernel
-from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.reads import Documents, Reads, Scores
 from tests.model.test_attention import LargestTensor, random_qkv
 
 TOKENS = 2 * CPU_QUERY_BLOCK + 9

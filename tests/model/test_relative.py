@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from frontier_llm.geometry.state_memory import CPU_QUERY_BLOCK, QUERY_BLOCK
-from frontier_llm.model.attention import Scores, SdpaAttention
-from frontier_llm.model.reads import Documents, Reads
+from frontier_llm.model.attention import SdpaAttention
+from frontier_llm.model.reads import Documents, Reads, Scores
 from frontier_llm.model.relative import RelativePositions, block_bias, bucket_of_distance
 from tests.model import plain_t5
 from tests.model.test_attention import LargestTensor, random_qkv
