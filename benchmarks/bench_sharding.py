@@ -27,8 +27,8 @@ The table has one row per contender:
     own MiB      peak resident memory minus the memory before the model was built (model, states,
                  buffers, activations), of the rank that uses most
     peak MiB     peak resident memory (ru_maxrss) with all libraries, whose memory the ranks share
-    sent MB      sent per rank and step between nodes, by the counters of the network interfaces;
-                 with packages also between packages
+    sent MB      sent per rank and step between nodes, by the counters of the network interfaces,
+                 without headers; with packages also between packages
     counted MB   the same as counted by frontier_llm (`sent_bytes` in metrics.jsonl)
 MB are millions of bytes. Other values that differ between ranks are means over ranks.
 """

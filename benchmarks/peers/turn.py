@@ -27,6 +27,8 @@ ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_
 CLIP_NORM = 1.0
 SEED = 1
 QUIET_SECONDS = 0.05
+HEADER_BYTES = 14 + 20 + 32
+"""Of a packet: those of Ethernet, IPv4 and TCP with a timestamp."""
 """If no byte is sent for this long, all messages are considered to have arrived."""
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss in bytes."""
@@ -121,8 +123,8 @@ class RankFigures:
     tcp_bytes: float | None
     """Bytes per timed step that this rank wrote to TCP sockets; None if they cannot be counted."""
     sent_bytes: float | None
-    """Bytes of one more step that the counter of the network interface shows, without those sent
-    again; None on loopback. With packages, an interface is that of a package."""
+    """Bytes of one more step that the counter of the network interface shows, without headers and
+    what was sent again; None on loopback. With packages, an interface is that of a package."""
     counted_bytes: float | None
     """Bytes per timed step as counted by frontier_llm; None for other libraries."""
     idle_share: float | None
@@ -168,7 +170,8 @@ def measure(rank: int, make: Callable[[Turn, int], Peer], turn: Turn) -> RankFig
 def _count_sent(peer: Peer, turn: Turn, batches: list[MicroBatch]) -> float:
     """Run one more step while nothing else is sent; return the bytes sent per rank of this node.
 
-    Without what the kernel sent again: that depends on the load of the machine.
+    Without headers and without what the kernel sent again. Both depend on the load of the machine:
+    a receiver acknowledges in more packets if it is woken up late.
     """
     dist.barrier()
     before, resent = _settled_sent_bytes(), _resent_bytes()
@@ -193,10 +196,11 @@ def _settled_sent_bytes() -> int:
 
 
 def _sent_bytes(interface: str) -> int:
-    """Return the bytes that all processes of this namespace have sent over an interface."""
+    """Return the bytes without headers that this namespace has sent over an interface."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     counters = {name.strip(): found for name, _, found in (line.partition(":") for line in lines)}
-    return int(counters[interface].split()[8])
+    sent, packets = counters[interface].split()[8:10]
+    return int(sent) - int(packets) * HEADER_BYTES
 
 
 def _peak_bytes() -> int:

@@ -75,7 +75,7 @@ def test_counted_bytes_equal_those_of_the_interfaces(tmp_path):
     assert done.code == 0, done.text
     fp32, bf16 = (table["ours-zero3"] for table in tables(file))
     for row in (fp32, bf16):
-        assert row["sent_bytes"] == [pytest.approx(row["counted_bytes"], rel=0.03)]
+        assert row["sent_bytes"] == [pytest.approx(row["counted_bytes"], abs=4_000)]  # of barriers
     assert bf16["counted_bytes"] < 0.6 * fp32["counted_bytes"]
 
 
