@@ -54,7 +54,7 @@ def started(command: str) -> tuple[Path, dict[str, list[str]]]:
     while len(words) > 1 and (words[0] in ("bash", "sh", "sbatch") or words[0].startswith("-")):
         words = words[1:]
     numbered = {str(index): [word] for index, word in enumerate(words)}
-    both = {"@": words[1:], "*": words[1:]}
+    both = {"@": words[1:], "*": words[1:], "#": [str(len(words[1:]))]}
     return Path(words[0] if words else command), {**variables, **numbered, **both}
 
 

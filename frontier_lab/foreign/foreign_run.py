@@ -67,7 +67,7 @@ class Reading:
         """Return a value; the default if the file has none, or names an unknown variable."""
         self._used.add(name)
         value = self.values.get(name)
-        return default if value in (None, "None", "") or self._is_open(value) else value
+        return default if value in (None, "None", "") or self.is_open(value) else value
 
     def integer(self, name: str, default: Any = None, key: str = "", least: int = 1) -> Any:
         """Return an integer; of a key of ours, the value on the command line has precedence."""
@@ -129,7 +129,7 @@ class Reading:
         """Note which keys of ours the values of some names mean; None = the value is missing."""
         found = []
         for key, value in (keys or {}).items():
-            opened = [name for name in names.split() if self._is_open(self.values.get(name))]
+            opened = [name for name in names.split() if self.is_open(self.values.get(name))]
             if value is None or opened:
                 if key not in self.given:
                     self.run.missing[key] = (
@@ -202,7 +202,7 @@ class Reading:
             raise ConfigError(f"{self._where}: number of ranks", ranks, wants, todo)
         return ranks // tensor // pipeline
 
-    def _is_open(self, value: Any) -> bool:
+    def is_open(self, value: Any) -> bool:
         """Return whether a value has a variable that its file does not set, or is `auto`."""
         is_auto = value == AUTO and self.run.program == "DeepSpeed"
         return isinstance(value, str) and ("$" in value or "`" in value or is_auto)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from frontier_lab.foreign.foreign_run import ForeignRun, Reading, written
-from frontier_lab.foreign.shell_words import read_script, split_words
+from frontier_lab.foreign.option_words import flags, sbatch, slurm, world_size
+from frontier_lab.foreign.shell_words import read_script
 from frontier_llm.errors import ConfigError
 
 MARKS = {"--num-layers", "--tensor-model-parallel-size", "--micro-batch-size", "--hidden-size"}
@@ -22,17 +23,17 @@ _DUMPED = re.compile(r"(?:^|[\s>:\]])\s*(\w+) (\.{2,}|) ?(.*)$")
 _PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d{1,12})\)")
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "LLama3Tokenizer": 128256}
 """Sizes of the vocabularies with which tokenizers are used most."""
-SWITCHES = set(
-    """
-    accumulate_allreduce_grads_in_fp32 add_qkv_bias bf16 checkpoint_activations deepspeed
-    deepspeed_activation_checkpointing disable_bias_linear fp16 fp8_param_gather
-    grad_reduce_in_bf16 group_query_attention overlap_grad_reduce overlap_param_gather
-    qk_layernorm recompute_activations sequence_parallel swiglu tp_comm_overlap
-    untie_embeddings_and_output_weights use_distributed_optimizer use_flash_attn use_flash_attn_v2
-    use_mcore_models use_megatron_fsdp use_rotary_position_embeddings use_torch_fsdp2
-    """.split()
-)
-"""Options without a value."""
+OLD = {
+    "model_parallel_size": "tensor_model_parallel_size",
+    "pipe_parallel_size": "pipeline_model_parallel_size",
+    "batch_size": "micro_batch_size",
+    "inner_hidden_size": "ffn_hidden_size",
+    "max_sequence_length": "seq_length",
+    "no_tie_embed_logits": "untie_embeddings_and_output_weights",
+}
+"""Names of the first versions and of other programs that grew out of Megatron-LM."""
+OPEN = "$"
+"""The name of the words that may hold other options."""
 _CORE = (
     "no published runs were compared with megatron_core: the error is that of its predecessor, "
     "megatron_2022"
@@ -40,7 +41,7 @@ _CORE = (
 DENSE = "the planner counts dense decoders only"
 _SMALL_STATES = (
     "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype "
-    "exp_avg_sq_dtype"
+    "exp_avg_sq_dtype grad_reduce_in_bf16"
 )
 _KERNELS = (
     "cross_entropy_loss_fusion cross_entropy_fusion_impl defer_embedding_wgrad_compute "
@@ -59,7 +60,7 @@ _VARIANTS = (
 IGNORED = """
     *_fusion abort_on* adam_* add_position_embedding adlr_* align_* app_tag* apply_layernorm_1p
     apply_query_key* apply_residual* async_save async_tensor* attention_sink_k auto_detect*
-    barrier_with* batch_p2p* bert_* biencoder* block_data* calculate_per* check_*
+    barrier_with* batch_p2p* bert_* biencoder* block_data* c calculate_per* check_*
     checkpoint_acti* ckpt_* classes_fraction clip_grad clone_scatter* config_logger* consumed_*
     cp_comm_type create_attention* cuda_graph_* data_* dataloader* decoupled* deepscale*
     deepspeed_config deepspeed_mpi deprecated* dino_* dist_ckpt* distributed_* embedding_init*
@@ -106,11 +107,12 @@ def read_commands(
     `variables` are those of the environment and, by number, the script's arguments; `folder` has
     the files that it sources.
     """
-    batch = _sbatch(text)
+    batch = sbatch(text)
     if keys := _YAML.findall(text):  # options as keys of YAML
         text = " ".join(f"{name} {value}" for name, value in keys)
-    script = read_script(text, {**_slurm(batch), **variables}, folder=folder)
+    script = read_script(text, {**slurm(batch), **variables}, folder=folder)
     found = [words for words in script.commands if _marks(words)]
+    found = found or [words for words in script.left_out if _marks(words)]
     found = [words for words in found if words[0] != "echo"] or found
     if not found:  # a file that only sets variables
         found = [[word for words in script.variables.values() for each in words
@@ -118,12 +120,13 @@ def read_commands(
     words = found[-1]
     ends = [index for index, word in enumerate(words) if word.endswith(".py")]
     after = ends[0] + 1 if ends else 0
-    launched = _flags(words[: after - 1] if after else words)[0]
+    launched = flags(words[: after - 1] if after else words)[0]
     launched |= {name: value for name, value in batch.items() if name not in launched}
-    values, unknown = _flags(words[after:])
+    values, unknown = flags(words[after:])
+    values |= {OPEN: unknown} if unknown else {}
     if ends and "bert" in words[ends[0]]:
         script.undecided.append(f"the mask of {words[ends[0]]} (planned as a causal decoder)")
-    if "world_size" not in values and (size := _world_size(launched)):
+    if "world_size" not in values and (size := world_size(launched)):
         values["world_size"] = size
     sources = [f"source {word}" for word in script.unread if not _ENVIRONMENT.search(word)]
     options = [f"options in {word}" for word in unknown]
@@ -132,84 +135,14 @@ def read_commands(
 
 def is_megatron(text: str, folder: Path | None = None) -> bool:
     """Return whether a script has arguments of Megatron-LM, or sources a file that has them."""
-    if any(mark in text for mark in MARKS):
+    if any(mark in text.replace("_", "-") for mark in MARKS):
         return True
-    sources = re.search(r"^[ \t]*(?:source|\.)[ \t]", text, re.MULTILINE)
-    return bool(sources) and any(map(_marks, read_script(text, folder=folder).commands))
+    starts = re.search(r"\b(?:source|bash|sh|sbatch)[ \t]|^[ \t]*\.[ \t]", text, re.MULTILINE)
+    return bool(starts) and any(map(_marks, read_script(text, folder=folder).commands))
 
 
 def _marks(words: Sequence[str]) -> bool:
     return any(word.partition("=")[0].replace("_", "-") in MARKS for word in words)
-
-
-def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of options, and variables of unknown value that may hold other options."""
-    values: dict[str, Any] = {}
-    unknown: list[str] = []
-    name = ""
-    for word in (
-        part for each in words for part in (split_words(each) if "--" in each else [each])
-    ):
-        if word.startswith("--") and len(word) > 2:
-            name, has_value, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            values[name] = value if has_value else True
-        elif re.fullmatch(r"[0-9]?(?:[|>&;]+|2>&1)[^\s|]*", word):
-            break  # of a command in a variable
-        elif re.fullmatch("-(?:[A-Za-z][0-9]*|np|npernode|ppn)", word):
-            name = word[1:] if word[1:3] in ("np", "pp") else word[1]
-            values[name] = word[2:] if word[2:].isdigit() else True
-        elif re.fullmatch(r"\$[\w@*{}\[\]]+", word) and (
-            not name or name in SWITCHES or values[name] is not True
-        ):
-            unknown += [word] if word not in unknown and "path" not in name else []
-        elif name:
-            values[name] = word if values[name] is True else f"{values[name]} {word}"
-    return values, unknown
-
-
-def _sbatch(text: str) -> dict[str, Any]:
-    """Return the options of the lines #SBATCH of a script."""
-    words = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]#.*)?$", text, re.MULTILINE)
-    return _flags(" ".join(words).split())[0]
-
-
-def _digits(launched: Mapping[str, Any], *names: str) -> int | None:
-    """Return the number at the end of the first of some options; None = there is none."""
-    texts = (str(launched.get(name, "")).strip("\"'\r") for name in names)
-    found = (re.fullmatch(r"(?:[^$`]*\D)?(\d{1,7})", text) for text in texts)
-    return next((int(digits[1]) for digits in found if digits), None)
-
-
-def _slurm(batch: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the variables that Slurm sets for a job with these options."""
-    nodes, gpus = _digits(batch, "nodes", "N"), _digits(batch, "gpus_per_node", "gres")
-    each = _digits(batch, "ntasks_per_node")
-    tasks = _digits(batch, "ntasks", "n") or (nodes * each if nodes and each else None)
-    sizes = {
-        "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NTASKS": tasks,
-        "SLURM_NPROCS": tasks,
-        "SLURM_NTASKS_PER_NODE": each,
-        "SLURM_GPUS_PER_NODE": gpus,
-        "SLURM_GPUS_ON_NODE": gpus,
-        "SLURM_CPUS_PER_TASK": _digits(batch, "cpus_per_task", "c"),
-    }
-    return {name: [str(size)] for name, size in sizes.items() if size}
-
-
-def _world_size(launched: Mapping[str, Any]) -> int | None:
-    """Return the number of processes that torchrun, deepspeed or srun start, if it is known."""
-    nodes = _digits(launched, "nnodes", "num_nodes", "nodes", "N")
-    tasks, gpus = _digits(launched, "ntasks_per_node"), _digits(launched, "gpus_per_node", "gres")
-    each = _digits(launched, "nproc_per_node", "num_gpus", "npernode", "ppn")
-    if each is None:  # one task of a node may start a process for each GPU
-        each = gpus if gpus and tasks in (None, 1) else tasks
-    elif "nproc_per_node" in launched and nodes is None and "nnodes" not in launched:
-        nodes = 1  # the default of torchrun
-    total = _digits(launched, "np", "ntasks", "n", "gpus", "G")
-    return nodes * each if nodes and each else total
 
 
 def read_arguments(
@@ -217,7 +150,15 @@ def read_arguments(
 ) -> ForeignRun:
     """Translate arguments to a run; `ranks` of the command line replace those of the file."""
     run = ForeignRun("Megatron-LM", "megatron_core", _CORE)
-    reading = Reading(run, where, values, given, str if dumped else _as_flag)
+    old = {new: name for name, new in OLD.items() if name in values and new not in values}
+    values = {**values, **{new: values[name] for new, name in old.items()}}
+    values = {name: value for name, value in values.items() if name not in old.values()}
+
+    def spell(name: str) -> str:
+        name = old.get(name, name)
+        return name if dumped else f"--{name.replace('_', '-')}"
+
+    reading = Reading(run, where, values, given, spell)
     if "model" not in given:
         reading.refuse_if("num_experts expert_model_parallel_size", DENSE, "[1]", "1", "0", 1)
         reading.refuse_if(_VARIANTS, DENSE, "0", "0.0")
@@ -239,8 +180,11 @@ def read_arguments(
     kernels = "planned with the kernels and the order of the engine"
     reading.nearly(_KERNELS, kernels, "native", "0", "vanilla")
     reading.nearly("outer_dp_sharding_strategy", "planned with one copy of the states", "no_shard")
-    reading.nearly("fp8 fp8_format fp8_param_gather", "planned in 16 bits, so it may be faster")
+    fp8 = "fp8 fp8_format fp8_hybrid fp8_e4m3 fp8_param_gather"
+    reading.nearly(fp8, "planned in 16 bits, so it may be faster")
     reading.nearly("tp_comm_overlap", "the plan overlaps no messages between tensor ranks")
+    zero_bubble = "enable_zero_bubble zero_bubble_v_schedule"
+    reading.nearly(zero_bubble, "planned as 1f1b, which waits for longer")
     reading.nearly("rampup_batch_size", "the plan is for the final batch")
     reading.nearly("cpu_offloading", "the plan keeps activations on the device")
     if {"model.hidden", "model.heads"} & run.missing.keys():  # these follow from them
@@ -248,10 +192,6 @@ def read_arguments(
             if run.missing.get(key, "").startswith("no "):
                 del run.missing[key]
     return reading.finish(IGNORED)
-
-
-def _as_flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _layout(reading: Reading) -> int:
@@ -277,7 +217,8 @@ def _layout(reading: Reading) -> int:
     _uneven(reading, layers, stages, chunks)
     reading.whole("seq_length", "data.sequence_length")
     micro = reading.whole("micro_batch_size", "data.micro_batch")
-    default = micro * data // context if micro and data else None
+    steps = reading.integer("gas", 1)
+    default = micro * data // context * steps if micro and data else None
     reading.whole("global_batch_size", "data.global_batch", default)
     reading.get("data_parallel_size")
     return tensor
@@ -309,8 +250,8 @@ def _model(reading: Reading, tensor: int) -> None:
     reading.run.keys |= {"model": "gpt", "model.name": "megatron"}
     hidden = reading.whole("hidden_size", "model.hidden")
     heads = reading.whole("num_attention_heads", "model.heads")
-    gated = reading.flag("swiglu")
-    reading.means("swiglu", {"model.activation": "swiglu" if gated else "gelu"})
+    gated = reading.flag("swiglu") or reading.get("glu_activation") is not None
+    reading.means("swiglu glu_activation", {"model.activation": "swiglu" if gated else "gelu"})
     reading.nearly("squared_relu openai_gelu xielu", "planned as gelu")
     width = hidden and (int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden)
     reading.whole("ffn_hidden_size", "model.ffn", width)
@@ -321,17 +262,23 @@ def _model(reading: Reading, tensor: int) -> None:
     reading.means(names, {"model.kv_heads": kv_heads})
     reading.whole("kv_channels", "model.head_dim", hidden and heads and max(1, hidden // heads))
     _vocabulary(reading, tensor)
-    rotary = dict.fromkeys(("rope", "mrope", "yarn", "alibi", "none", "relative"), "rotary")
+    rotary = dict.fromkeys(
+        ("rope", "rotary", "mrope", "yarn", "alibi", "none", "relative"), "rotary"
+    )
     old = "rope" if reading.flag("use_rotary_position_embeddings") else "learned_absolute"
     reading.choose("position_embedding_type", "model.positions",
                    {"learned_absolute": "learned", **rotary}, old)  # fmt: skip
-    reading.nearly("position_embedding_type", "planned as rotary", "rope", "learned_absolute")
+    reading.nearly("position_embedding_type", "planned as rotary", "rope", "rotary",
+                   "learned_absolute")  # fmt: skip
     reading.run.keys["model.rotary_fraction"] = written(reading.number("rotary_percent", 1.0))
     norms = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
     norms |= {name.lower(): ours for name, ours in norms.items()}  # of Megatron-DeepSpeed
-    reading.choose("normalization", "model.norm", norms, "LayerNorm")
+    default = "RMSNorm" if reading.flag("use_rms_norm") else "LayerNorm"
+    reading.choose("normalization", "model.norm", norms, default)
     bias = reading.values.get("add_bias_linear") is not False
     bias = not reading.flag("disable_bias_linear") and bias
+    if "glu_activation" in reading.values:  # Megatron-LLM has biases on request
+        bias = reading.flag("use_bias")
     reading.means("disable_bias_linear add_bias_linear", {"model.bias": bias})
     reading.means("add_qkv_bias", {"model.qkv_bias": reading.flag("add_qkv_bias") or bias})
     name = "untie_embeddings_and_output_weights"
@@ -371,7 +318,12 @@ def _known_vocabulary(reading: Reading, tokenizer: str) -> int | None:
     if not tokenizer and not patch and ("gpt2" in file or "$" in file):
         tokenizer = "GPT2BPETokenizer"  # the default of pretrain_gpt.py
     size = TOKENIZERS.get(patch) or TOKENIZERS.get(tokenizer)
-    if tokenizer == "GPT2BPETokenizer" and file and "gpt2" not in file and "$" not in file:
+    model = str(reading.values.get("tokenizer_model") or "").lower()
+    others = {
+        "GPT2BPETokenizer": file and "gpt2" not in file and "$" not in file,
+        "Llama2Tokenizer": model and not re.search(r"llama|tokenizer\.model$|\$", model),
+    }
+    if others.get(tokenizer):
         return None  # the vocabulary of another tokenizer of this kind
     if size:
         size += reading.integer("extra_vocab_size", 0, least=0) if patch else 0
@@ -385,13 +337,15 @@ def _states(reading: Reading) -> None:
     bf16, fp16 = reading.flag("bf16"), reading.flag("fp16")
     if bf16 and fp16:
         raise reading.refused("fp16", "one of bf16 and fp16", "leave out the other")
-    if not (bf16 or fp16):
-        reading.run.notes.append("neither bf16 nor fp16 is set: planned in fp32")
-    reading.means("bf16 fp16", {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"})
+    kind = None if reading.get(OPEN) else "fp32"
+    reading.means("bf16 fp16", {"precision": "bf16" if bf16 else "fp16" if fp16 else kind})
     names = "accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16"
     in_fp32 = reading.flag(names.split()[0]) or bf16 or not fp16
     wire = "fp32" if in_fp32 and not reading.flag("grad_reduce_in_bf16") else "bf16"
-    reading.means(names, {"collectives.grads_format": wire})
+    keys = {"collectives.grads_format": wire}
+    if reading.flag("grad_reduce_in_bf16"):
+        keys["planner.engine.sums_bytes"] = "2"
+    reading.means(names, keys)
     reading.optimizer("optimizer", "adam")
     names, stage = "use_distributed_optimizer", int(reading.flag("use_distributed_optimizer"))
     if reading.flag("deepspeed"):
@@ -426,10 +380,14 @@ def zero_factors(stage: int, program: str, names: str) -> dict[str, Any]:
 def _recompute(reading: Reading) -> None:
     switches = "checkpoint_activations deepspeed_activation_checkpointing recompute_activations"
     old, deepspeed, selective = map(reading.flag, switches.split())
-    default = "full" if old or deepspeed else "selective" if selective else "none"
+    default = "full" if old else "selective" if selective else "none"
+    if deepspeed and not old:
+        note = "configures recomputation, which --checkpoint-activations switches on"
+        reading.nearly("deepspeed_activation_checkpointing", note)
     kinds = {kind: kind for kind in ("full", "selective", "none")}
     kind = reading.word("recompute_granularity", kinds, default)
-    names = f"recompute_granularity recompute_method recompute_num_layers {switches}"
+    names = f"recompute_granularity recompute_method recompute_num_layers {switches} "
+    names += "checkpoint_num_layers"
     reading.means(names, {"recompute": kind})
     if kind == "full" and reading.get("recompute_num_layers", "1") not in ("1", 1):
         reading.nearly(

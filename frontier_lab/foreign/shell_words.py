@@ -1,66 +1,44 @@
 """Read the words of the commands of a bash script, without running it.
 
 Variables, arrays, `+=`, line continuations, integer arithmetic and default values (`${X:-1}`) are
-followed, and so are `if` and `case` on known values, functions and sourced files. A variable that
-nothing sets counts as empty where a script asks for it (`[ -z "$X" ]`). Else what only the shell
-that runs the script knows, such as `$1` or `$(hostname)`, stays in a word as it is written. A loop
-is read once, with its last value.
+followed, and so are `if`, `case`, `while`, `&&` and `||` on known values, loops over known values,
+functions, and scripts that are sourced or started. A variable that nothing sets counts as empty
+where a script asks for it (`[ -z "$X" ]`). Else what only the shell that runs the script knows,
+such as `$1` or `$(hostname)`, stays in a word as it is written. A variable that is set by a command
+which may not run is not known from there on, unless the command only adds options to it.
 """
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
-# lengths are bounded, so that no text takes quadratic time
-_INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
-_BRACES = r"\$\{(?:[^{}\n]|\$\{[^{}\n]{0,200}\}){0,200}\}"
-_QUOTES = rf"(?:\\.|\$\({_INNER}\)|[^\"\\$]|\$(?!\())*"
-"""What double quotes may contain, with quotes within `$(...)`."""
-_TOKEN = re.compile(
-    rf"""(?P<space>(?:[ \t\r]|\\\r?\n)+)
-    |(?P<comment>(?<![^\s;&|()])\#[^\n]*)
-    |(?P<heredoc><<-?[ \t]*(?P<quote>['"]?)(?P<end>\w+)(?P=quote))
-    |(?P<operator>\n|;;|;|&&|\|\||\||&|\(|\)|[0-9]?[<>]+&?)
-    |(?P<word>(?:\\.|'[^']*'|"{_QUOTES}"|"(?:\\.|[^"\\])*"|\$\({_INNER}\)|{_BRACES}|`[^`\n]*`
-      |[^\s;&|()<>'"\\`])+)
-    |(?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
-)
+from frontier_lab.foreign.shell_syntax import BRACES, INNER, QUOTES, Command, parse
+from frontier_lab.foreign.shell_tests import UNKNOWN, calculated, is_open, tested
+
 _PIECE = re.compile(
-    rf"""'(?P<literal>[^']*)'|"(?P<quoted>{_QUOTES}|(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
-    |(?P<variable>\$\(\({_INNER}\)\)|\$\({_INNER}\)|{_BRACES}|\$(?:\w+|[@*])|`[^`\n]*`)
+    rf"""'(?P<literal>[^']*)'|"(?P<quoted>{QUOTES}|(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)
+    |(?P<variable>\$\(\({INNER}\)\)|\$\({INNER}\)|{BRACES}|\$(?:\w+|[@*\#])|`[^`\n]*`)
     |(?P<plain>[^'"\\$`]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
-_WORDS = re.compile(rf"(?:\$\({_INNER}\)|\S)+")
+_WORDS = re.compile(rf"(?:\$\({INNER}\)|\S)+")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
-_ARITHMETIC_TEST = re.compile(r"\b((?:el)?if)[ \t]*\(\(([^()\n]{1,200})\)\)")
-_SEPARATORS = {"\n", ";", "&&", "||", "|", "&", ";;", "(", ")"}
+_PARAMETER = re.compile(
+    r"\$\{?(\#?)(\w+|[@*\#])(?:\[([@*]|\d{1,6})\])?(?:@Q|(:?[-=?+])(.*))?\}?", re.DOTALL
+)
+_EVERY = re.compile(r"\$\{\w+\[@\]\}|\$@|\$\{@\}")
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
 _SKIPPED = {"then", "do", "else", "fi", "esac", "done", "{", "}", "!", "time", "exec", "eval"}
-MOST_WORDS, LONGEST, DEEPEST, MOST_CALLS = 50_000, 1_000_000, 20, 500
+_TESTS = {"[", "[[", "test"}
+_STARTS = {"source", ".", "bash", "sh", "sbatch"}
+_SUCCEEDS = _STARTS | set(" : cd echo mkdir module printf set shift true ulimit unset".split(" "))
+"""Commands that are taken to succeed."""
+MOST_WORDS, LONGEST, DEEPEST, MOST_CALLS, MOST_ROUNDS = 50_000, 1_000_000, 20, 500, 100
 """Limits of the words of a variable, of its characters, of variables and calls within each other,
-and of all calls."""
-_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
-_COMPARED: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge,
-    "-lt": operator.lt, "-le": operator.le,
-}  # fmt: skip
-
-
-Command = tuple[str, list[str]]
-"""The operator before a command, and its raw words."""
+of all calls, and of the rounds of a loop."""
 
 
 @dataclass
@@ -78,20 +56,10 @@ class Script:
     functions: dict[str, list[Command]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     """Functions and files in the order in which they were read."""
-
-
-@dataclass
-class _Branch:
-    """An open `if` or `case`."""
-
-    taken: bool | None = False
-    """Whether its commands are read; None: those of all further branches are left out."""
-    unknown: str = ""
-    """The condition, if it is not known."""
-    value: str | None = None
-    """Of a `case`."""
-    patterns: list[str] | None = None
-    """Those of the next branch of a `case`, while they are read."""
+    left_out: list[list[str]] = field(default_factory=list)
+    """Commands with options that may not be run."""
+    returned: bool = False
+    """Whether the function that is read has come to its `return`."""
 
 
 def read_script(
@@ -102,90 +70,222 @@ def read_script(
 ) -> Script:
     """Read a script; `variables` are known from outside, sourced files are in `folder`."""
     script = Script(variables=variables or {}, folder=folder)
-    _read(text, script, depth)
+    _run(parse(text), script, depth)
     if not any(word.startswith("--") for words in script.commands for word in words):
         for name in [name for name in script.functions if name not in script.calls]:
-            _read_commands(script.functions[name], script, depth)  # a file of functions
+            _run(script.functions[name], script, depth)  # a file of functions
     return script
 
 
-def _read(text: str, script: Script, depth: int) -> None:
-    text = _ARITHMETIC_TEST.sub(r"\1 [ $((\2)) -ne 0 ]", text)
-    _read_commands(list(_simple_commands(text)), script, depth)
-
-
-def _read_commands(commands: Sequence[Command], script: Script, depth: int) -> None:
-    branches: list[_Branch] = []
-    condition: list[Command] | None = None
-    place = 0
-    while place < len(commands):
-        joiner, words = commands[place]
-        after = _defined(commands, place, script)
-        place = after or place + 1
-        if after or _reads_case(joiner, words, branches, script):
+def _run(commands: Sequence[Command], script: Script, depth: int) -> bool | None:
+    """Read commands; return whether the last one succeeds, None if that is not known."""
+    result: bool | None = True
+    before = ""
+    for command in commands:
+        if script.returned:
+            break
+        decides = {"&&": False, "||": True}.get(command.joiner)
+        if decides is None and command.joiner != ")":
+            before = ""
+        if decides is not None and result is decides:
             continue
-        first = words[0] if words else ""
-        if first in ("if", "elif"):
-            branches += [_Branch()] if first == "if" else []
-            if branches and branches[-1].taken:
-                branches[-1].taken = None
-            condition = [(joiner, words[1:])]
-        elif condition is not None and first != "then":
-            condition.append((joiner, words))
-        elif first in ("then", "else") and branches:
-            _enter(branches, condition if first == "then" else None, script)
-            condition = None
-        if first in ("fi", "esac"):
-            branches = branches[:-1]
-        if condition is None:
-            _run_if_taken(words, branches, script, depth)
+        if decides is not None and result is None and not _starts(command, before):
+            _leave_out([command], f"{before} {command.joiner}", script, depth)
+        elif command.words or command.kind:
+            result = _run_one(command, script, depth)
+        before = f"{before} {command.text()}".strip()
+    return result
 
 
-def _run_if_taken(
-    words: Sequence[str], branches: Sequence[_Branch], script: Script, depth: int
-) -> None:
-    """Run a command; or note an unknown condition above it, if it sets or gives something."""
-    if all(branch.taken for branch in branches):
-        _run(list(dropwhile(_SKIPPED.__contains__, words)), script, depth)
+def _starts(command: Command, before: str) -> bool:
+    """Return whether a command is taken to run after another one of unknown success."""
+    sets = command.kind or any(map(_ASSIGNMENT.fullmatch, command.words))
+    asks = sets or before.startswith(("[", "((", "test ", "!"))
+    return command.joiner == "&&" and not (asks and not _ASSIGNMENT.match(before))
+
+
+def _run_one(command: Command, script: Script, depth: int) -> bool | None:
+    kind, words = command.kind, command.words
+    if kind == "function":
+        script.functions[words[0]] = command.branches[0][1]
+        return True
+    if kind == "{":
+        return _run(command.branches[0][1], script, depth)
+    if kind:
+        ways = {"if": _choose, "case": _choose_case, "for": _repeat_for}
+        return ways.get(kind, _repeat_while)(command, script, depth)
+    if words[0] == "!":
+        other = _run_one(replace(command, words=words[1:] or ["true"]), script, depth)
+        return None if other is None else not other
+    if words[0].startswith("(("):
+        number = _calculated(words[0][2:-2], script, depth)
+        return None if number is None else number != 0
+    if words[0] in _TESTS:
+        return tested([_joined(word, script) for word in words])
+    return _run_simple(list(dropwhile(_SKIPPED.__contains__, words)), script, depth)
+
+
+def _choose(command: Command, script: Script, depth: int) -> bool | None:
+    """Read the branch of an `if` that holds; leave out all that may hold."""
+    for at, (condition, body) in enumerate(command.branches):
+        holds = condition is None or _run(condition, script, depth)
+        if holds:
+            return _run(body, script, depth)
+        if holds is None:
+            text = " ".join(each.text() for each in condition or ())
+            rest = [each for _, commands in command.branches[at:] for each in commands]
+            _leave_out(rest, f"if {text}", script, depth)
+            return None
+    return True
+
+
+def _choose_case(command: Command, script: Script, depth: int) -> bool | None:
+    """Read the branch of a `case` whose pattern matches."""
+    value = _joined(command.words[1], script)
+    if is_open(value):
+        rest = [each for _, commands in command.branches for each in commands]
+        _leave_out(rest, f"case {command.words[1]}", script, depth)
+        return None
+    for patterns, (_, body) in zip(command.patterns, command.branches, strict=True):
+        if any(fnmatchcase(value, _joined(pattern, script)) for pattern in patterns):
+            return _run(body, script, depth)
+    return True
+
+
+def _repeat_for(command: Command, script: Script, depth: int) -> None:
+    """Read the body of `for X in ...` for each value."""
+    name, *rest = command.words or [""]
+    body, text = command.branches[0][1], f"for {' '.join(command.words)[:60]}"
+    if rest[:1] != ["in"]:  # an arithmetic loop
+        _leave_out(body, text, script, depth)
         return
-    unknown = next((each.unknown for each in branches if each.unknown), "")
-    matters = any(_ASSIGNMENT.fullmatch(word) or word.startswith("--") for word in words)
-    if unknown and matters and unknown not in script.undecided:
-        script.undecided.append(unknown)
+    values = [part for word in rest[1:] for part in _expanded(word, script)]
+    if values == ["$@"]:
+        script.undecided.append(f"{text} (planned without arguments)")
+        return
+    if len(values) > 1 and rest[1] not in ('"$@"', "$@"):
+        script.undecided.append(f"{text} (planned with its last value)")
+    for value in values[-MOST_ROUNDS:]:
+        script.variables[name] = [value]
+        _run_round(body, script, depth)
+    if any(is_open(value) or "{" in value for value in values):  # it has any number of rounds
+        _leave_out(body, text, script, depth)
 
 
-def _defined(commands: Sequence[Command], place: int, script: Script) -> int:
-    """Keep the function that is defined at a place; return the place after it, or 0."""
-    words = commands[place][1]
-    named = len(words) > 1 and words[0] == "function"
-    operators = [joiner for joiner, _ in commands[place + 1 : place + 3]]
-    if not named and (len(words) != 1 or operators != ["(", ")"]):
-        return 0
-    name, rest, at = words[named], words[2:], place + 1
-    while at < len(commands) and not rest:  # to the opening brace
-        rest, at = commands[at][1], at + 1
-    if rest[:1] != ["{"]:
-        return 0
-    body, depth = [("\n", rest[1:])], 1
-    while at < len(commands) and depth:
-        first = (commands[at][1] or [""])[0]
-        depth += (first == "{") - (first == "}")
-        body.append(commands[at])
-        at += 1
-    script.functions[name] = body
-    return at
+def _repeat_while(command: Command, script: Script, depth: int) -> None:
+    """Read the body of a `while` or `until` as often as its condition holds."""
+    (condition, body), text = command.branches[0], command.text()
+    if "$#" in text and "#" not in script.variables:
+        script.undecided.append(f"{text} (planned without arguments)")
+        return
+    for _ in range(1 if {"true", ":"} & set(text.split()) else MOST_ROUNDS):
+        holds = _run(condition or [], script, depth)
+        if holds is None:
+            _leave_out(body, text, script, depth)
+        if holds is None or holds == (command.kind == "until"):
+            return
+        _run_round(body, script, depth)
 
 
-def _call(words: Sequence[str], script: Script, depth: int) -> None:
+def _run_round(body: Sequence[Command], script: Script, depth: int) -> None:
+    """Read the body of a loop once; it counts as a call."""
+    script.calls.append("")
+    if len(script.calls) < MOST_CALLS:
+        _run(body, script, depth)
+
+
+def _leave_out(commands: Sequence[Command], why: str, script: Script, depth: int) -> None:
+    """Note what may not be run, if it sets or gives something; what it sets is not known then."""
+    why = why[:88].strip()
+    for words in list(_inside(commands, script, set())):
+        rest = list(dropwhile(lambda word: word in _DECLARES or word[:1] == "-", words))
+        sets = list(takewhile(_ASSIGNMENT.fullmatch, rest))
+        has_options = any("--" in word for word in words) and words[0] not in _TESTS
+        if (sets or has_options) and words[0] != "echo" and why not in script.undecided:
+            script.undecided.append(why)
+        for name, adds, value in (_ASSIGNMENT.findall(word)[0] for word in sets):
+            adds = adds or re.search(rf"\$\{{?{name}\b", " ".join(words))
+            if not (adds and has_options) and script.variables.get(name) != [
+                _joined(value, script)
+            ]:
+                script.variables[name] = [f"${{{name}{UNKNOWN}"]
+        if words[0] in ("source", "."):
+            script.unread.append(" ".join(words[1:2]))
+        elif has_options and not sets and depth < DEEPEST:
+            inner = replace(script, commands=[], variables=dict(script.variables))
+            _run_simple(words, inner, depth + 1)
+            script.left_out += inner.commands
+
+
+def _inside(commands: Sequence[Command], script: Script, called: set[str]) -> Iterator[list[str]]:
+    """Yield the words of all simple commands within commands, and in the functions they call."""
+    for command in commands:
+        for condition, body in command.branches:
+            yield from _inside([*(condition or ()), *body], script, called)
+        words = list(dropwhile(_SKIPPED.__contains__, command.words))
+        if command.kind or not words:
+            continue
+        yield words
+        if words[0] in script.functions and words[0] not in called:
+            called.add(words[0])
+            yield from _inside(script.functions[words[0]], script, called)
+
+
+def _run_simple(words: Sequence[str], script: Script, depth: int) -> bool | None:
+    """Assign variables, or append a command with expanded words; return whether it succeeds."""
+    rest = list(words)
+    if rest[:2] == ["declare", "-p"]:
+        return rest[-1] in script.variables
+    if rest and rest[0] in _DECLARES:
+        rest = _assign(dropwhile(lambda word: word.startswith("-"), rest[1:]), script)
+        _declare(rest, script)
+        return True
+    rest = _assign(rest, script)
+    if not rest:
+        return None if any(is_open(word) and "(" in word for word in words) else True
+    command: list[str] = []
+    for part in (part for word in rest for part in _expanded(word, script)):
+        inner = re.search(r"\s--\w", part) and depth < DEEPEST
+        nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
+        command += [each for words in nested.commands for each in words] or [part]
+    first, others = (command[0], command[1:]) if command else ("", [])
+    if first == "shift" and "@" in script.variables:
+        count = int(others[0][:3]) if others[:1] and others[0].isdecimal() else 1
+        _set_arguments(script.variables["@"][count:], script)
+    elif first == "return":
+        script.returned = depth > 0
+    elif first in script.functions and depth < DEEPEST:
+        return _call(command, script, depth)
+    elif first and not (first in _STARTS and _start(first, others, script, depth)):
+        script.commands.append(command[:MOST_WORDS])
+    return True if first in _SUCCEEDS else False if first == "false" else None
+
+
+def _declare(words: Sequence[str], script: Script) -> None:
+    """Follow `export "$K"="$V"`, by which scripts set what their arguments `K=V` name."""
+    for word in words:
+        found = [_joined(word, script)] if "=" in word else []
+        if found and not _ASSIGNMENT.fullmatch(found[0]):
+            why = f"export {word} (set to the arguments NAME=VALUE)"
+            script.undecided += [] if why in script.undecided else [why]
+            found = script.variables.get("@", [])
+        for each in filter(None, map(_ASSIGNMENT.fullmatch, found)):
+            script.variables[each[1]] = [each[3]]
+
+
+def _call(words: Sequence[str], script: Script, depth: int) -> bool | None:
     """Read the body of a function with its arguments."""
     script.calls.append(words[0])
     if len(script.calls) > MOST_CALLS:
-        return
-    outer = {name: value for name, value in script.variables.items() if not name.isidentifier()}
-    _set_arguments(words[1:], script)
-    _read_commands(script.functions[words[0]], script, depth + 1)
+        return None
+    outer = _set_arguments(words[1:], script)
+    result = _run(script.functions[words[0]], script, depth + 1)
+    script.returned = False
     _set_arguments([], script)
+    for name in ("@", "*", "#"):
+        del script.variables[name]
     script.variables |= outer
+    return result
 
 
 def _printed(words: Sequence[str], script: Script, depth: int) -> list[str]:
@@ -196,138 +296,42 @@ def _printed(words: Sequence[str], script: Script, depth: int) -> list[str]:
     return [" ".join(printed[-1])] if printed else []
 
 
-def _set_arguments(words: Sequence[str], script: Script) -> None:
-    for name in [name for name in script.variables if not name.isidentifier()]:
-        del script.variables[name]
+def _set_arguments(words: Sequence[str], script: Script) -> dict[str, list[str]]:
+    """Set the arguments of a script or function; return those it had."""
+    names = [name for name in script.variables if not name.isidentifier()]
+    old = {name: script.variables.pop(name) for name in names}
     script.variables |= {str(index): [word] for index, word in enumerate(words, 1)}
     script.variables |= {"@": list(words), "*": list(words), "#": [str(len(words))]}
+    return old
 
 
-def _source(word: str, script: Script, depth: int) -> None:
-    """Read a file that is sourced, if it lies below the folder of the script."""
-    file = (script.folder or Path()) / re.sub(r"^.{0,200}[)}`]/|^\$\w+/", "", word[:500])
-    script.calls.append(word)
-    reads = script.folder and depth < DEEPEST and len(script.calls) < MOST_CALLS
-    try:
-        text = file.read_text() if reads and file.stat().st_size < LONGEST else ""
-    except (OSError, ValueError):
-        text = ""
-    if text:
-        _read(text, script, depth + 1)
-    else:
-        script.unread.append(word)
+def _start(how: str, words: Sequence[str], script: Script, depth: int) -> bool:
+    """Read a script that is sourced or started, if it lies below the folder of this one."""
+    words = list(dropwhile(lambda word: word.startswith("-"), words))
+    is_sourced = how in ("source", ".")
+    parts = words[0].split("/") if words and "-c" not in words else []
+    script.calls += words[:1]
+    if script.folder and depth < DEEPEST and len(script.calls) < MOST_CALLS:
+        for at in range(len(parts)):
+            file = script.folder.joinpath(*filter(None, parts[at:]))
+            try:
+                inside = file.is_file() and ".." not in parts[at:]
+                text = file.read_text() if inside and file.stat().st_size < LONGEST else ""
+            except (OSError, ValueError):
+                text = ""
+            if text and is_sourced:
+                _run(parse(text), script, depth + 1)
+            elif text:
+                inner = replace(script, variables=dict(script.variables))
+                _set_arguments(words[1:], inner)
+                _run(parse(text), inner, depth + 1)
+            if text:
+                return True
+    script.unread += words[:1] if is_sourced else []
+    return is_sourced
 
 
-def _enter(
-    branches: Sequence[_Branch], condition: Sequence[tuple[str, list[str]]] | None, script: Script
-) -> None:
-    """Decide whether the commands after `then` or `else` are read."""
-    last = branches[-1]
-    if last.taken is not False:
-        last.taken = None
-    elif all(branch.taken for branch in branches[:-1]):
-        last.taken = True if condition is None else _holds(condition, script)
-        if last.taken is None:
-            text = " ".join(" ".join(words) for _, words in condition or ())
-            last.unknown = f"if {text[:80]}"
-
-
-def _reads_case(joiner: str, words: Sequence[str], branches: list[_Branch], script: Script) -> bool:
-    """Read `case X in`, or patterns of its branches; return whether the words are read."""
-    last = branches[-1] if branches else None
-    if words[:1] == ["case"] and len(words) > 2 and words[2] == "in":
-        value = " ".join(_expanded(words[1], script, splits=False))
-        is_known = "$" not in value and "`" not in value
-        branches.append(_Branch(False if is_known else None, "", value, list(words[3:])))
-        if not is_known:
-            branches[-1].unknown = f"case {words[1]}"
-        return True
-    if last is None or last.value is None:
-        return False
-    if joiner == ";;" and last.patterns is None:
-        last.taken, last.patterns = None if last.taken else last.taken, []
-    if last.patterns is None or words[:1] == ["esac"]:
-        return False
-    if joiner != ")":
-        last.patterns += words
-        return True
-    if last.taken is False:
-        texts = [" ".join(_expanded(each, script, splits=False)) for each in last.patterns]
-        last.taken = any(fnmatchcase(last.value, text) for text in texts)
-    last.patterns = None
-    return False
-
-
-def _simple_commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the raw words of each command, and the operator before it; arrays are one word."""
-    joiner, words, place = "\n", list[str](), 0
-    array = redirects = False
-    endless: set[str] = set()
-    while found := _TOKEN.match(text, place):
-        place = found.end()
-        kind, token = found.lastgroup, found.group()
-        if found["heredoc"]:
-            end = f"\n{found['end']}\n"
-            after = -1 if end in endless else f"{text}\n".find(end, place)
-            place = min(len(text), after + len(end) - 1) if after >= 0 else place
-            endless |= {end} if after < 0 else set()
-            continue
-        if found["operator"] is None:
-            if kind in ("word", "other") and not redirects:
-                words.append(token)
-            redirects = redirects and kind == "space"
-        elif token == "(" and words and words[-1].endswith("=") and text[found.start() - 1] == "=":
-            array = True
-            words.append(token)
-        elif array:
-            array = token != ")"
-            words += [token] if token == ")" else []
-        elif token in _SEPARATORS:
-            yield joiner, words
-            joiner, words = token, []
-        else:
-            redirects = True  # the next word is a file
-    yield joiner, words
-
-
-def _run(words: Sequence[str], script: Script, depth: int) -> None:
-    """Assign variables, or append a command with expanded words."""
-    rest = list(words)
-    if rest[:1] == ["for"] and rest[2:3] == ["in"]:
-        _loop(rest, script)
-        return
-    if rest and rest[0] in _DECLARES:
-        rest = list(dropwhile(lambda word: word.startswith("-"), rest[1:]))
-    rest = _assign(rest, script)
-    if words and words[0] in _DECLARES:
-        return
-    if rest[:1] in (["source"], ["."]) and len(rest) > 1:
-        _source(" ".join(_expanded(rest[1], script, splits=False)), script, depth)
-        return
-    command: list[str] = []
-    for part in (part for word in rest for part in _expanded(word, script)):
-        inner = re.search(r"\s--\w", part) and depth < 3
-        nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
-        command += [each for words in nested.commands for each in words] or [part]
-    if command[:1] == ["shift"] and "@" in script.variables:
-        count = int(command[1][:3]) if command[1:2] and command[1].isdecimal() else 1
-        _set_arguments(script.variables["@"][count:], script)
-    elif command and command[0] in script.functions and depth < DEEPEST:
-        _call(command, script, depth)
-    elif command:
-        script.commands.append(command[:MOST_WORDS])
-
-
-def _loop(words: Sequence[str], script: Script) -> None:
-    """Set the variable of `for X in ...` to its last value."""
-    values = [part for word in words[3:] for part in _expanded(word, script)]
-    script.variables[words[1]] = values[-1:] or [""]
-    if len(values) > 1:
-        text = f"for {words[1]} in {' '.join(values)[:60]}"
-        script.undecided.append(f"{text} (planned with its last value)")
-
-
-def _assign(words: Sequence[str], script: Script) -> list[str]:
+def _assign(words: Iterable[str], script: Script) -> list[str]:
     """Assign the variables at the beginning of a command; return its other words."""
     rest = list(words)
     while rest and (found := _ASSIGNMENT.fullmatch(rest[0])):
@@ -339,12 +343,17 @@ def _assign(words: Sequence[str], script: Script) -> list[str]:
             script.variables[name] = [*old, *values][:MOST_WORDS]
             rest = rest[end + 1 :]
             continue
-        text = " ".join(_expanded(value, script, splits=False))
+        text = _joined(value, script)
         if adds:
             text = " ".join(script.variables.get(name, [])) + text
         script.variables[name] = [text[:LONGEST]]
         rest = rest[1:]
     return rest
+
+
+def _joined(word: str, script: Script) -> str:
+    """Return what a raw word stands for, as one word."""
+    return " ".join(_expanded(word, script, splits=False))
 
 
 def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0) -> list[str]:
@@ -358,7 +367,7 @@ def _expanded(word: str, script: Script, *, splits: bool = True, depth: int = 0)
             splits_value = split_words if splits_it else lambda value: [value]
             parts = [part for value in values for part in splits_value(value)]
         elif piece["quoted"] is not None:
-            if re.fullmatch(r"\$\{\w+\[@\]\}|\$@|\$\{@\}", piece["quoted"]):
+            if _EVERY.fullmatch(piece["quoted"]):
                 parts = _values(piece["quoted"], script, depth)
             else:
                 parts = [" ".join(_expanded_quotes(piece["quoted"], script, depth))]
@@ -396,98 +405,45 @@ def _values(reference: str, script: Script, depth: int) -> list[str]:
     if re.match(r"`\s*#", reference):  # a comment within a command
         return []
     if reference.startswith("$(("):
-        number = _calculated(reference[3:-2], script)
+        number = _calculated(reference[3:-2], script, depth + 1)
         return [reference if number is None else str(number)]
-    called = re.fullmatch(r"\$\(\s*(\w+)([^()|;]*)\)", reference, re.DOTALL)
-    if called and called[1] in script.functions:
-        return _printed([called[1], *_expanded(called[2], script, depth=depth + 1)], script, depth)
+    inside = parse(reference[2:-1]) if script.functions and reference.startswith("$(") else []
+    if len(inside) == 1 and inside[0].words and inside[0].words[0] in script.functions:
+        words = [_expanded(word, script, depth=depth + 1) for word in inside[0].words]
+        return _printed([part for parts in words for part in parts], script, depth)
     found = _PARAMETER.fullmatch(reference)
-    if found is None:
-        return [reference]
-    name, has_default, default = found.groups()
+    values = None if found is None else _parameter(found, script, depth)
+    return [reference] if values is None else values
+
+
+def _parameter(found: re.Match[str], script: Script, depth: int) -> list[str] | None:
+    """Return the values of a parameter; None = they are not known."""
+    count, name, index, how, other = found.groups()
     known = script.variables.get(name)
-    if known is not None and (any(known) or has_default in (None, "-", "=")):
+    is_whole = not count and (index is None or index in "@*")
+    if known is not None and any(value.endswith(UNKNOWN) for value in known):
+        return known if is_whole else None
+    if not is_whole:
+        return None if known is None else _part(known, count, index)
+    is_set = known is not None and (any(known) or ":" not in (how or ""))
+    if known is not None and "+" not in (how or "") and (is_set or how is None):
         return known
-    if has_default:
-        values = _expanded((default or "").removesuffix("}"), script, depth=depth + 1)
-        if "=" in has_default:
-            script.variables[name] = values
-        return values
-    return [reference]
+    if how is None or "?" in how or ("+" in how and not is_set):
+        return [] if "+" in (how or "") else None
+    values = _expanded((other or "").removesuffix("}"), script, depth=depth + 1)
+    if "=" in how:
+        script.variables[name] = values
+    return values
 
 
-def _calculated(text: str, script: Script) -> int | None:
+def _part(known: list[str], count: str, index: str | None) -> list[str]:
+    """Return a length, or one value of an array."""
+    if count:
+        return [str(len(known if index in ("@", "*") else " ".join(known)))]
+    return known[int(index or 0) : int(index or 0) + 1]
+
+
+def _calculated(text: str, script: Script, depth: int) -> int | None:
     """Calculate an expression of integers and variables; None = it is not known."""
-    names = re.sub(r"\$\{(\w+)\}|\$(\w+)", r"\1\2", text).strip()
-    if choice := re.fullmatch(r"([^?]+)\?([^?:]+):([^?:]+)", names):
-        names = "({1}) if ({0}) else ({2})".format(*map(str.strip, choice.groups()))
-
-    def value(node: ast.AST) -> int:
-        if isinstance(node, ast.Name):
-            return int(" ".join(script.variables.get(node.id, [])))
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            result = _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
-            if abs(result) < 10**18:
-                return result
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in _ARITHMETIC:
-            left, right = value(node.left), value(node.comparators[0])
-            return int(_ARITHMETIC[type(node.ops[0])](left, right))
-        if isinstance(node, ast.IfExp):
-            return value(node.body if value(node.test) else node.orelse)
-        raise ValueError(text)
-
-    try:
-        return value(ast.parse(names[:1000], mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-def _holds(condition: Sequence[tuple[str, list[str]]], script: Script) -> bool | None:
-    """Evaluate `[ a = b ] || [ ... ]`; None = it is not known."""
-    result: bool | None = None
-    for index, (joiner, words) in enumerate(condition):
-        if not words:
-            continue
-        texts = [" ".join(_expanded(word, script, splits=False)) for word in words]
-        one = _test(texts)
-        if index == 0 or result is None:
-            result = one if index == 0 or joiner == "\n" else _joined(result, one, joiner)
-        else:
-            result = _joined(result, one, joiner)
-    return result
-
-
-def _joined(left: bool | None, right: bool | None, joiner: str) -> bool | None:
-    decides = joiner == "||"  # True decides an "or", False an "and"
-    if decides in (left, right):
-        return decides
-    return None if None in (left, right) else right
-
-
-def _test(words: Sequence[str]) -> bool | None:
-    """Evaluate the words of `[ ... ]`; None = it is not known."""
-    if words[:1] == ["!"]:
-        other = _test(words[1:])
-        return None if other is None else not other
-    if len(words) < 3 or words[0] not in ("[", "[["):
-        return None
-    inner = list(words[1:-1])
-    negated = inner[:1] == ["!"]
-    inner = inner[negated:]
-    result: bool | None = None
-    if len(inner) == 2 and inner[0] in ("-z", "-n") and _PARAMETER.fullmatch(inner[1]):
-        inner[1] = ""  # nothing sets it
-    if any("$" in word or "`" in word for word in inner):
-        return None
-    if len(inner) <= 2 and inner[:1] in (["-z"], ["-n"]):
-        result = (len(inner) < 2 or not inner[1]) == (inner[0] == "-z")
-    elif len(inner) == 3:
-        left, how, right = inner
-        if how in ("=", "==", "!="):
-            result = (left == right) == (how != "!=")
-        elif how in _COMPARED and re.fullmatch("-?[0-9]{1,18}", left + "0"):
-            number = re.fullmatch("-?[0-9]{1,18}", right)
-            result = _COMPARED[how](int(left or 0), int(right)) if number else None
-    return None if result is None else result != negated
+    text = _expanded_quotes(text, script, depth)[0]
+    return calculated(text, lambda name: " ".join(script.variables.get(name, [])))
