@@ -414,7 +414,12 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
         for name in names:
             rest = [word for name_of, word in given.items() if name_of != name]
             if differs(rest, key, values):
-                todo = f"add {need.setting}, or leave {key} out"
+                words = need.setting.split()
+                others = [
+                    w for k in map(key_of, words) if (w := given.get(k, words[0])) not in words
+                ]
+                todo = f"leave {key} out, or write {need.setting}"
+                todo += f" instead of {' '.join(others)}" if others else ""
                 raise _without_effect(key, _value(values, key), need, todo)
     if experiment := given.get("experiment", "").partition("=")[2]:
         _check_idle_keys(experiment, idle)
