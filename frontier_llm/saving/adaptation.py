@@ -58,11 +58,7 @@ def alone(model: ModelConfig, side: str) -> ModelConfig:
 
 
 def check_copies(model: ModelConfig, stored: Collection[str], source: str, side: str) -> None:
-    """Refuse sides of an encoder-decoder that cannot be copies of a decoder.
-
-    `stored` are the names of the decoder's parameters, and `source` the setting that names it.
-    `side` is "encoder", "decoder" or "both". Raises a ConfigError.
-    """
+    """Refuse sides that cannot be copies of the decoder of a setting, whose names are `stored`."""
     for size in SIZES if side == "both" else ():
         if (own := getattr(model.encoder, size)) != getattr(model, size):
             raise ConfigError(

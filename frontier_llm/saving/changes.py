@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -446,8 +447,11 @@ def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:
 
 def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:
     """Return where the tokenizer of a checkpoint is; None if it is not found."""
-    places = _possible_places(checkpoint, meta, directory)
-    return next((path for path in places if _digest(path) == meta["tokenizer"]), None)
+    for path in _possible_places(checkpoint, meta, directory):
+        with suppress(ConfigError):
+            if digest_tokenizer(path) == meta["tokenizer"]:
+                return path
+    return None
 
 
 def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Iterator[Path]:
@@ -458,10 +462,3 @@ def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) 
         yield Path(data["tokenizer"])
     for folder in dict.fromkeys((data.get("directory", directory), directory)):
         yield from sorted(Path(folder).glob("[!.]*-*"))
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return digest_tokenizer(path)
-    except ConfigError:
-        return None

@@ -83,8 +83,8 @@ def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need, tmp_pa
     assert caught.value.key == key
     keys = [word.partition("=")[0] for word in need.setting.split()]
     others = [word for word in base if word.partition("=")[0] in keys]
-    todo = f"instead of {' '.join(others)}" if others else f"write {need.setting}"
-    assert caught.value.todo.endswith(todo), "what the command line says already is named"
+    assert caught.value.todo.startswith(f"leave {key} out, or write ")
+    assert caught.value.todo.partition(" instead of ")[2] == " ".join(others)
     advised = need.setting
     for word, value in WORDS.items():
         advised = advised.replace(word, value)

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from frontier_lab.commands import evaluate
-from frontier_llm.cli import generate
+from frontier_lab.commands import evaluate, generate
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.decode import defaults
