@@ -194,9 +194,9 @@ def evaluate(
         with pipeline.evaluating():
             for batch in tracked(by_batch, "evaluate", name):
                 read = make_batch([windows[index] for index in batch], batch)
-                found = pipeline.sums([read.to(pipeline.device)], end)[0]
-                sums[0] += found.sum(0)
-                sums[1] += found[: sum(index < first for index in batch)].sum(0)
+                of_samples = pipeline.sums([read.to(pipeline.device)], end)[0]
+                sums[0] += of_samples.sum(0)
+                sums[1] += of_samples[: sum(index < first for index in batch)].sum(0)
         all_sums, first_sums = sums.tolist()
         by_corpus.append(LossSums(*all_sums))
         by_corpus_in_training.append(LossSums(*first_sums))
@@ -207,9 +207,9 @@ def evaluate(
     ]
     note = f"a validation during training reads {trained}, in the precision of the run"
     if samples is None and len(trained) < mean.samples:
-        found, _ = summarize(config, corpora, by_corpus_in_training)
-        bits = "" if found.bits_per_byte is None else f" = {found.bits_per_byte:.4f} bits per byte"
-        note += f"; on these samples the loss is {found.loss:.4f} nats per token{bits}"
+        part, _ = summarize(config, corpora, by_corpus_in_training)
+        bits = "" if part.bits_per_byte is None else f" = {part.bits_per_byte:.4f} bits per byte"
+        note += f"; on these samples the loss is {part.loss:.4f} nats per token{bits}"
     return mean, scores, note
 
 

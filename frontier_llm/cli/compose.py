@@ -422,8 +422,8 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
         for name in names:
             rest = [word for name_of, word in given.items() if name_of != name]
             if differs(rest, key, values):
-                words = {key_of(word): word for word in need.setting.split()}
-                others = [given[k] for k in words if given.get(k, words[k]) != words[k]]
+                needed = {key_of(word): word for word in need.setting.split()}
+                others = [given[k] for k in needed if given.get(k, needed[k]) != needed[k]]
                 todo = f"leave {key} out, or write {need.setting}"
                 todo += f" instead of {' '.join(others)}" if others else ""
                 raise _without_effect(key, _value(values, key), need, todo)
