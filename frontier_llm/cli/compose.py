@@ -336,16 +336,15 @@ def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
     chosen = choices.get(group, "")
     files = [file for file in groups().get(group, ()) if chosen in bases(group, file)]
     complete = [file for file in files if file_values(group, file).get(name, "???") != "???"]
+    complete.sort(key=lambda file: not file.startswith(chosen))
     if not complete:
         path = conf_file(group, chosen)
         got = f"nothing: {path} does not set it" if path.exists() else "nothing"
         return ConfigError(key, got, wanted, f"set {key}=VALUE")
-    return ConfigError(
-        group,
-        f"{chosen}, a base file: it holds what other files share, and leaves {key} open",
-        f"a complete file that builds on it: {', '.join(complete)}",
-        f"choose one, such as {group}={complete[0]}, or set {key}=VALUE and what else is open",
-    )
+    got = f"{chosen}, a base file: it holds what other files share, and leaves {key} open"
+    wanted = f"a complete file that builds on it: {', '.join(complete)}"
+    todo = f"choose one, such as {group}={complete[0]}, or set {key}=VALUE and what else is open"
+    return ConfigError(group, got, wanted, todo)
 
 
 def _unresolved(overrides: Sequence[Override], error: OmegaConfBaseException) -> ConfigError:

@@ -105,10 +105,8 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
     their values, and says how to undo them and how to allow those that a run can make.
     """
     now, name = config.model_dump(mode="json"), initial.name if initial else str
-    entries = [_other_shapes(found, now)]
-    if initial is None:
-        entries += [_absent_states(found, now), _other_lengths(found, config)]
-    impossible = [entry for entry in entries if entry is not None]
+    resumed = [_absent_states(found, now), _other_lengths(found, config)] if not initial else []
+    impossible = [entry for entry in (_other_shapes(found, now), *resumed) if entry is not None]
     fixed = list(dict.fromkeys(key for entry in impossible for key in entry.keys))
     guarded = [
         key
