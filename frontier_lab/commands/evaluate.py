@@ -47,7 +47,7 @@ from frontier_llm.cli.options import (
 )  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
-from frontier_llm.data.corpora import Corpora, open_all, prepare_all
+from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all, prepare_all
 from frontier_llm.data.run_loader import make_batch_maker, make_windows, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
@@ -124,11 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             evaluate_text.show(texts)
             rows = [evaluate_text.to_dict(text) for text in texts]
         else:
-            mean, scores = evaluate(config, corpora, *built, options.samples)
+            mean, scores, in_training = evaluate(config, corpora, *built, options.samples)
             _check_losses(weights, {score.corpus: score.loss for score in scores})
             show(mean, scores, corpora.bits_note)
-            trained = make_windows(config, corpora, train=False)
-            print(f"The figures of the training are those of {trained}.", file=sys.stderr)
+            print(in_training, file=sys.stderr)
             rows = [asdict(score) for score in scores]
     if options.json:
         write_json(options.json, rows, "--json")
@@ -172,31 +171,46 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
 
 def evaluate(
     config: RunConfig, corpora: Corpora, model: Model, groups: Groups, samples: int | None
-) -> tuple[Validation, list[Score]]:
+) -> tuple[Validation, list[Score], str]:
     """Evaluate `samples` (None: all) of every corpus; return the result on all, and on each.
+
+    The text says which samples a validation of the training reads, and the result on them.
 
     Raises:
         DataError: a validation split is shorter than one sample.
     """
     pipeline = Pipeline(model, groups)
     make_batch, end = make_batch_maker(config, corpora), corpora.tokenizer.eod
-    by_corpus = []
-    for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
+    trained = make_windows(config, corpora, train=False)
+    assert isinstance(trained, ValidationWindows)
+    by_corpus, by_corpus_in_training = [], []
+    for number, (name, corpus) in enumerate(zip(corpora.names, corpora.corpora, strict=True)):
         windows = window_corpus(config, corpus, train=False)
         indices = spread(len(windows), samples or len(windows))
         size = config.data.micro_batch
         by_batch = [indices[first : first + size] for first in range(0, len(indices), size)]
-        sums = torch.zeros(len(LossSums._fields), dtype=torch.float64, device=pipeline.device)
+        first = sum(trained.corpus(place) == number for place in range(len(trained)))
+        sums = torch.zeros(2, len(LossSums._fields), dtype=torch.float64, device=pipeline.device)
         with pipeline.evaluating():
             for batch in tracked(by_batch, "evaluate", name):
                 read = make_batch([windows[index] for index in batch], batch)
-                sums += pipeline.sums([read.to(pipeline.device)], end)[0].sum(0)
-        by_corpus.append(LossSums(*sums.tolist()))
+                of_samples = pipeline.sums([read.to(pipeline.device)], end)[0]
+                sums[0] += of_samples.sum(0)
+                sums[1] += of_samples[: sum(index < first for index in batch)].sum(0)
+        all_sums, first_sums = sums.tolist()
+        by_corpus.append(LossSums(*all_sums))
+        by_corpus_in_training.append(LossSums(*first_sums))
     mean, each = summarize(config, corpora, by_corpus)
-    return mean, [
+    scores = [
         Score(name, corpora.weights[name], found.samples, found.loss, found.bits_per_byte)
         for name, found in zip(corpora.names, each, strict=True)
     ]
+    note = f"a validation during training reads {trained}, in the precision of the run"
+    if samples is None and len(trained) < mean.samples:
+        part, _ = summarize(config, corpora, by_corpus_in_training)
+        bits = "" if part.bits_per_byte is None else f" = {part.bits_per_byte:.4f} bits per byte"
+        note += f"; on these samples the loss is {part.loss:.4f} nats per token{bits}"
+    return mean, scores, note
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -17,6 +17,7 @@ import torch
 from frontier_llm.cli.console import table_of_numbers, tracked, wide_console
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
+from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.data.file_formats import detect, reader_of
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import tokens_before_text
@@ -48,6 +49,8 @@ class TextScore:
     """Sum of the negative logarithms of the probabilities of all predicted tokens."""
     bits_per_byte: float | None
     """See `bits_per_byte` in trainer/evaluate.py; it does not depend on the tokenizer."""
+    bits_note: str = ""
+    """See `TextCounts.bits_note`."""
 
     @property
     def nats_per_token(self) -> float:
@@ -129,7 +132,8 @@ def show(scores: Sequence[TextScore]) -> None:
         "perplexity per word", "bits per byte",
     )  # fmt: skip
     table = table_of_numbers("file", columns)
-    table.caption = BITS_PER_BYTE
+    notes = ((f"; {score.file}" * (len(scores) > 1), score.bits_note) for score in scores)
+    table.caption = BITS_PER_BYTE + "".join(file + note for file, note in notes if note)
     for score in scores:
         table.add_row(
             score.file, f"{score.documents:,}", f"{score.tokens:,}", f"{score.bytes:,}",
@@ -158,7 +162,11 @@ def _score(
 ) -> TextScore:
     texts = [text for text in _documents(file, key) if text]
     start = tokens_before_text(config.data, tokenizer)
-    encoded = [tokenizer.encode(text) for text in texts]
+    encoded, counts = list[list[int]](), TextCounts(characters=sum(map(len, texts)))
+    for text in texts:
+        tokens, of_text = tokenizer.count(text)
+        encoded.append(tokens)
+        counts.add(of_text)
     documents = [[*start, *tokens] for tokens in encoded]
     windows = [
         window
@@ -178,6 +186,7 @@ def _score(
         words=sum(len(re.split(r"\s+", text)) for text in texts),
         nats=sums.nats,
         bits_per_byte=bits_per_byte([TextLoss(sums, size / sum(map(len, encoded)))]),
+        bits_note=counts.bits_note,
     )
 
 

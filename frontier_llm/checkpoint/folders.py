@@ -6,6 +6,7 @@ This module imports no torch: the launcher uses it before torch is loaded.
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 FOLDER = "checkpoints"
@@ -72,10 +73,24 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
     return [(step, path) for step, suffix, path in step_folders(folder) if suffix in COMMITTED]
 
 
-def superseded(folder: Path, keep: int, keep_every_steps: int | None) -> list[Path]:
-    """Return the checkpoints that retention.py deletes from a folder if none of them is damaged."""
-    older, every = committed(folder)[keep:], keep_every_steps
-    return [path for step, path in older if every is None or step % every]
+def superseded(
+    folder: Path,
+    keep: int,
+    keep_every_steps: int | None,
+    counts: Callable[[int, Path], bool] = lambda step, path: True,
+) -> Iterator[tuple[int, Path]]:
+    """Yield (step, path) of committed checkpoints that need not be kept, the newest first.
+
+    The newest `keep` of those that count stay, as do those of every `keep_every_steps` steps, of
+    which a long run has so many that it is not asked whether they count.
+    """
+    newer = 0
+    for step, path in committed(folder):
+        is_kept = keep_every_steps is not None and step % keep_every_steps == 0
+        if not (newer >= keep and is_kept) and counts(step, path):
+            newer += 1
+            if newer > keep:
+                yield step, path
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,10 +9,17 @@ import logging
 import shutil
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.folders import committed, remove_folder, step_folders, sync_folder
+from frontier_llm.checkpoint.folders import (
+    committed,
+    remove_folder,
+    step_folders,
+    superseded,
+    sync_folder,
+)
 from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.errors import CheckpointError, file_failure
 
@@ -35,18 +42,17 @@ def prune(
     neither counted nor deleted, so that they can be inspected. Unfinished folders of this and
     earlier steps, which a crash has left, are deleted too. A failure to delete is only logged.
     """
-    undamaged = 0
+
+    def counts(step: int, path: Path) -> bool:
+        with suppress(CheckpointError):
+            return step == committed_step or Checkpoint.open(path) is not None
+        return False
+
     try:
         with _pruning:
             _remove_leftovers(folder, committed_step, spared)
-            for step, path in committed(folder):
-                is_full = undamaged >= keep
-                if is_full and keep_every_steps is not None and step % keep_every_steps == 0:
-                    continue  # kept without a check: a long run has many of them
-                if step != committed_step and not _is_undamaged(path):
-                    continue
-                undamaged += 1
-                if undamaged > keep and step != committed_step and step not in spared:
+            for step, path in superseded(folder, keep, keep_every_steps, counts):
+                if step != committed_step and step not in spared:
                     _delete(path)
     except OSError as error:
         _log.warning("an old checkpoint cannot be deleted: %s", error)
@@ -96,14 +102,6 @@ def delete_later(folder: Path, step: int) -> None:
             raise CheckpointError(file_failure(path, "deleted", error)) from None
         shutil.rmtree(doomed, ignore_errors=True)
         _log.info("the run resumes from step %d: %s is deleted", step, path)
-
-
-def _is_undamaged(path: Path) -> bool:
-    try:
-        Checkpoint.open(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _remove_leftovers(folder: Path, committed_step: int, spared: Collection[int]) -> None:

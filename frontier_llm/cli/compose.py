@@ -32,6 +32,7 @@ from yaml import YAMLError
 from frontier_llm.cli import machine_defaults  # also registers its resolvers
 from frontier_llm.cli.file_mistakes import check_choices, refused_default, unreadable
 from frontier_llm.cli.group_files import (
+    bases,
     file_choices,
     file_values,
     in_quotes,
@@ -326,18 +327,24 @@ def _check_allowed(sections: Mapping[str, Any]) -> None:
 
 
 def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
-    """Build the error for a key without a value, which other files may complete."""
+    """Build the error for a key without a value: a base file, or a file that lacks the key."""
     wanted = next((kind for name, kind, _ in keys() if name == key), "a value")
     group, _, name = key.partition(".")
-    todo, got = f"set {key}=VALUE", "nothing"
-    for chosen in (override.value() for override in overrides if override.key_or_group == group):
-        files = [file for file in groups().get(group, ()) if file.startswith(f"{chosen}_")]
-        paths = (folder / group / f"{chosen}.yaml" for folder in conf_folders())
-        got = next((f"nothing: {path} does not set it" for path in paths if path.exists()), got)
-        complete = [file for file in files if file_values(group, file).get(name) != "???"]
-        if complete:
-            todo = f"choose {group}=" + " or ".join(complete) + f", or {todo}"
-    return ConfigError(key, got, wanted, todo)
+    choices = {override.key_or_group: str(override.value()) for override in overrides}
+    if experiment := choices.get("experiment"):
+        choices = file_choices("experiment", experiment) | choices
+    chosen = choices.get(group, "")
+    files = [file for file in groups().get(group, ()) if chosen in bases(group, file)]
+    complete = [file for file in files if file_values(group, file).get(name, "???") != "???"]
+    complete.sort(key=lambda file: not file.startswith(chosen))
+    if not complete:
+        path = conf_file(group, chosen)
+        got = f"nothing: {path} does not set it" if path.exists() else "nothing"
+        return ConfigError(key, got, wanted, f"set {key}=VALUE")
+    got = f"{chosen}, a base file: it holds what other files share, and leaves {key} open"
+    wanted = f"a complete file that builds on it: {', '.join(complete)}"
+    todo = f"choose one, such as {group}={complete[0]}, or set {key}=VALUE and what else is open"
+    return ConfigError(group, got, wanted, todo)
 
 
 def _unresolved(overrides: Sequence[Override], error: OmegaConfBaseException) -> ConfigError:
@@ -414,7 +421,10 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
         for name in names:
             rest = [word for name_of, word in given.items() if name_of != name]
             if differs(rest, key, values):
-                todo = f"add {need.setting}, or leave {key} out"
+                needed = {key_of(word): word for word in need.setting.split()}
+                others = [given[k] for k in needed if given.get(k, needed[k]) != needed[k]]
+                todo = f"leave {key} out, or write {need.setting}"
+                todo += f" instead of {' '.join(others)}" if others else ""
                 raise _without_effect(key, _value(values, key), need, todo)
     if experiment := given.get("experiment", "").partition("=")[2]:
         _check_idle_keys(experiment, idle)

@@ -6,7 +6,7 @@ find contradictions between an experiment and other choices.
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -79,11 +79,22 @@ def file_values(group: str, name: str) -> dict[str, Any]:
     groups, which an experiment chooses, are not read.
     """
     own, values = load_file(group, name), dict[str, Any]()
-    for base in own.pop("defaults", []):
+    for base in _extended(own.pop("defaults", [])):
+        values = overlaid(values, file_values(group, base))
+    return overlaid(values, own)
+
+
+def bases(group: str, name: str) -> set[str]:
+    """Return the names of the files that a file extends, and those that these extend."""
+    own = set(_extended(load_file(group, name).get("defaults", [])))
+    return own.union(*(bases(group, base) for base in own))
+
+
+def _extended(defaults: Sequence[object]) -> Iterator[str]:
+    for base in defaults:
         if isinstance(base, str) and base != "_self_":
             path, _, _ = str(OmegaConf.create([base])[0]).partition("@")
-            values = overlaid(values, file_values(group, path.rpartition("/")[2]))
-    return overlaid(values, own)
+            yield path.rpartition("/")[2]
 
 
 def file_choices(group: str, name: str) -> dict[str, str]:

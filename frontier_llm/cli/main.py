@@ -39,7 +39,7 @@ COMMANDS = {
     "sweep-report": Command(SWEEPS, "sweep_report", "compare the trials of a sweep"),
     "funnel": Command(SWEEPS, "funnel", "choose hyper-parameters on small models for large ones"),
     "report": Command(CLI, "report", "write a run's report.html again"),
-    "generate": Command(CLI, "generate", "sample text from a run"),
+    "generate": Command(STUDIES, "generate", "sample text from a run"),
     "evaluate": Command(STUDIES, "evaluate", "compute the validation loss of a checkpoint"),
     "convert": Command(STUDIES, "convert", "convert weights to and from Hugging Face"),
     "inspect": Command(CLI, "inspect_checkpoint", "list, verify, compare or export a checkpoint"),

@@ -170,21 +170,26 @@ def run_folder(text: str) -> Path:
     """Parse the value of an option: a run directory."""
     found = folder_of_one(text)
     if not (found / RUN_CONFIG).is_file():
-        raise ConfigError(
-            THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", "name the run.dir of a run"
-        )
+        runs = (folder for folder in found.absolute().parents if (folder / RUN_CONFIG).is_file())
+        todo, run = "name the run.dir of a run", next(runs, None)
+        if run is not None:
+            todo = f"name {os.path.relpath(run)}"
+            todo += f"; to choose weights, add --checkpoint {text}" if _is_saved(found) else ""
+        raise ConfigError(THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", todo)
     return found
 
 
 def saved(text: str) -> Path:
     """Parse the value of an option: a checkpoint, a folder of checkpoints, or a run directory."""
     found = folder_of_one(text)
-    if (found / MANIFEST).exists() or any(map(parse_folder, _names(found))):
-        return found
-    if not any(map(parse_folder, _names(found / FOLDER))):
+    if not _is_saved(found) and not any(map(parse_folder, _names(found / FOLDER))):
         wants = "a checkpoint, a folder of checkpoints, or a run directory with checkpoints"
         raise ConfigError(THE_LINE, text, wants, "name a folder such as RUN_DIR/checkpoints/STEP")
     return found
+
+
+def _is_saved(folder: Path) -> bool:
+    return (folder / MANIFEST).exists() or any(map(parse_folder, _names(folder)))
 
 
 def folder_of_one(text: str) -> Path:

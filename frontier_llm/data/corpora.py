@@ -90,12 +90,11 @@ class Corpora:
 
     @property
     def bits_note(self) -> str:
-        """Why bits per byte are too low: bytes count whose characters have no token. Or empty."""
+        """See `TextCounts.bits_note`."""
         text = TextCounts()
         for corpus in self.corpora:
             text.add(corpus.manifest.account.text if corpus.manifest.account else TextCounts())
-        changed = text.changed_share
-        return f" (too low: the tokenizer drops or replaces {changed})" if changed else ""
+        return text.bits_note
 
     @property
     def warnings(self) -> list[tuple[str, str]]:

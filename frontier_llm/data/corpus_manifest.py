@@ -138,6 +138,12 @@ class TextCounts(BaseModel):
         share = self.changed / max(1, self.characters)
         return f"{share:.1%} of the characters" if share > CHANGED_SHARE else None
 
+    @property
+    def bits_note(self) -> str:
+        """Why bits per byte are too low: bytes count whose characters have no token. Or empty."""
+        changed = self.changed_share
+        return f" (too low: the tokenizer drops or replaces {changed})" if changed else ""
+
     def add(self, other: "TextCounts") -> None:
         """Add the counts of other documents."""
         for name in type(self).model_fields:

@@ -4,8 +4,10 @@ A file whose name and content disagree has a problem, which says both. `data.for
 name and the content.
 """
 
+import io
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from frontier_llm.data.file_readers import (
     Parquet,
     Tsv,
     WholeText,
+    elements,
+    keys_in,
 )
 from frontier_llm.data.source_format import (
     BOM,
@@ -231,8 +235,13 @@ def _sniff_records(head: bytes, text_key: str) -> Content | None:
     if 2 * objects >= max(len(parsed), 1) or (len(lines) == 1 and start and not start[1]):
         return Content("jsonl", FORMATS["jsonl"].title, objects > 1 or has_key)
     if start or (parsed and isinstance(parsed[0], list)):
-        title = FORMATS["json"].title if has_key else f"JSON without the key '{text_key}'"
-        return Content("json", title, has_key)
+        if has_key:
+            return Content("json", FORMATS["json"].title, has_key)
+        has = ""
+        with suppress(ValueError, RecursionError, StopIteration):  # it may be longer than the head
+            first = next(elements(io.TextIOWrapper(io.BytesIO(head), "utf-8", "replace")))
+            has = f" (its first element {keys_in(first)})"
+        return Content("json", f"JSON without the key '{text_key}'{has}")
     if head.lstrip()[:1] in (b"[", b"{"):
         return Content("text", _NO_JSON)
     first = lines[0].decode(errors="replace")

@@ -232,7 +232,7 @@ class JsonValues(Undivided):
         place = cut.number
         with open_plain(self.path, self.compression) as stream:
             try:
-                for record in _elements(io.TextIOWrapper(stream, "utf-8-sig")):
+                for record in elements(io.TextIOWrapper(stream, "utf-8-sig")):
                     yield _record_entry(place, record, self.key, "element")
                     place += 1
             except (ValueError, RecursionError) as error:
@@ -242,7 +242,7 @@ class JsonValues(Undivided):
                 ) from error
 
 
-def _elements(stream: io.TextIOWrapper) -> Iterator[object]:
+def elements(stream: io.TextIOWrapper) -> Iterator[object]:
     """Yield the elements of an array, or the objects of a file without one."""
     decode, text = json.JSONDecoder().raw_decode, stream.read(READ_BYTES).lstrip()
     start = is_array = int(text.startswith("["))
@@ -276,10 +276,17 @@ def _record_entry(place: int, record: object, key: str, unit: str) -> Entry:
     if isinstance(record, dict) and key in record:
         problem = f"the key '{key}' holds {kind_of(record[key])}, no text"
         return text_entry(place, record[key], problem)
-    has = f"is {kind_of(record)}"
-    if isinstance(record, dict):
-        has = "has: " + ", ".join(map(str, record))[:_SHOWN_CHARACTERS]
-    return text_entry(place, None, f"no text under the key '{key}' (this {unit} {has})")
+    return text_entry(place, None, f"no text under the key '{key}' (this {unit} {keys_in(record)})")
+
+
+def keys_in(record: object) -> str:
+    """Say which keys a JSON value has, also one level below."""
+    if not isinstance(record, dict):
+        return f"is {kind_of(record)}"
+    below = {name: value for name, value in record.items() if isinstance(value, dict)}
+    names = (f"{k}: {{{', '.join(below[k])}}}" if k in below else k for k in record)
+    advice = "; a text in braces is not read: copy it to a key outside" if below else ""
+    return "has: " + ", ".join(names)[:_SHOWN_CHARACTERS] + advice
 
 
 class Csv(Undivided):
@@ -288,7 +295,7 @@ class Csv(Undivided):
     The file has a single cut, because a quoted field may contain line breaks.
     """
 
-    delimiter = ","
+    delimiter, separators = ",", "commas"
 
     def entries(self, cut: Cut) -> Iterator[Entry]:
         """Yield an entry per row that is not blank."""
@@ -323,7 +330,8 @@ class Csv(Undivided):
         raise DataError(
             f"{self.path}: no column '{self.key}' in the header (separated by "
             f"{self.delimiter!r} it has: {', '.join(name[:40] for name in header)[:200]})\n"
-            "  do: set data.text_key to the column of the text, add a header, or write with commas"
+            "  do: set data.text_key to the column of the text, add a header, or write with "
+            f"{self.separators}"
         )
 
     def _lines(self, stream: io.BufferedReader) -> Iterator[str]:
@@ -338,7 +346,7 @@ class Csv(Undivided):
 class Tsv(Csv):
     """A TSV file, read as a CSV file with tabs."""
 
-    delimiter = "\t"
+    delimiter, separators = "\t", "tabs"
 
 
 class Parquet(Format):

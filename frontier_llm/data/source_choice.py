@@ -208,8 +208,8 @@ class _Chooser:
             self._keep([f for f in self.files if not f.detected.has_no_text], OTHER_FORMAT)
         else:
             raise DataError(
-                f"{self._source.root} has JSON without the key '{self._source.text_key}': "
-                f"{_describe(without)}\n  do: {_OTHER_KEY}, or data.broken=skip to leave it out"
+                f"{self._source.root} has {without[0].detected.title}: {_describe(without)}\n"
+                f"  do: {_OTHER_KEY}, or data.broken=skip to leave it out"
             )
 
 

@@ -115,7 +115,7 @@ def _is_writable(folder: Path) -> bool:
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     # virtual file systems such as /proc permit root to write, but have no space
-    return os.access(existing, os.W_OK) and os.statvfs(existing).f_bavail > 0
+    return existing.is_dir() and os.access(existing, os.W_OK) and os.statvfs(existing).f_bavail > 0
 
 
 def _make(folder: Path) -> bool:

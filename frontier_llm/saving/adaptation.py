@@ -6,11 +6,12 @@ T5Gemma (arXiv:2504.06225).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from frontier_llm.config.model import ModelConfig
+from frontier_llm.config.model import SIZES, ModelConfig
+from frontier_llm.errors import ConfigError
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
 from frontier_llm.sharding.sharded_states import ShardedStates
 
@@ -44,6 +45,48 @@ def copies(shards: Iterable[StateShard], model: ModelConfig) -> tuple[list[State
         side = of_encoder if is_below or name.startswith("encoder_") else of_decoder
         side.append(copy)
     return of_encoder, of_decoder
+
+
+def alone(model: ModelConfig, side: str) -> ModelConfig:
+    """Return a decoder with the layers of a side; `both` sides have as many."""
+    of_decoder = model.layers - model.encoder_layers
+    changed: dict[str, Any] = {"kind": "gpt", "encoder_layers": 0, "encoder_window": None}
+    changed |= {"layers": of_decoder if side == "decoder" else model.encoder_layers}
+    changed |= {"encoder_embedding": False, "encoder_window_after": None, "start_token": 0}
+    changed |= {"cross_attention": "separate"} | {f"encoder_{size}": None for size in SIZES}
+    return model.model_copy(update=changed)
+
+
+def check_copies(model: ModelConfig, stored: Collection[str], source: str, side: str) -> None:
+    """Refuse sides that cannot be copies of the decoder of a setting, whose names are `stored`."""
+    for size in SIZES if side == "both" else ():
+        if (own := getattr(model.encoder, size)) != getattr(model, size):
+            raise ConfigError(
+                f"model.encoder_{size}",
+                own,
+                f"{getattr(model, size)} or null: both sides copy the layers of {source}",
+                f"set model.encoder_{size}=null, or run.init_encoder_from to another decoder",
+            )
+    layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
+    own = model.encoder_layers, model.layers - model.encoder_layers
+    wanted = {"both": (layers, layers), "encoder": (layers, own[1]), "decoder": (own[0], layers)}
+    if own != wanted[side]:
+        encoder, decoder = wanted[side]
+        copied = "both sides copy" if side == "both" else f"the {side} copies"
+        raise ConfigError(
+            "model.layers",
+            f"{model.layers}, of which {own[0]} are the encoder's",
+            f"{encoder + decoder}, of which {encoder} are the encoder's: {copied} the {layers} "
+            f"layers of {source}",
+            f"set model.layers={encoder + decoder} model.encoder_layers={encoder}",
+        )
+    if model.head_factor != 1 and side != "encoder":
+        raise ConfigError(
+            "model.tied",
+            "true, with model.scaled_embedding=false",
+            f"false: a tied encoder-decoder scales its logits, unlike the decoder of {source}",
+            "choose a decoder with model.tied=false or model.scaled_embedding=true",
+        )
 
 
 def _copied_name(name: str, model: ModelConfig) -> str:

@@ -5,10 +5,14 @@ Some keys determine the model, the data or the update rule. A resumed run may ch
 hardware and the precision, because checkpoints do not depend on them.
 """
 
+import functools
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -46,7 +50,7 @@ _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attentio
 """Keys that do not change what a trained model computes."""
 _LENGTH = "data.sequence_length"
 _PAIR_LENGTHS = "data.decoder_length", "data.denoisers"
-_RESUMED = "as in the checkpoint that the run resumes from"
+_NEW_RUN = "start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN"
 
 SHOWN = 10
 """Number of changes that an error names."""
@@ -61,56 +65,98 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     A key that is absent, because an older version has saved the configuration, has its default.
     """
     old, new = (defaults() | dict(leaves(values)) for values in (before, now))
-    keys = [key for key in {**old, **new} if not _is_within(key, _IRRELEVANT)]
+    ordered = {**dict(leaves(now)), **old, **new}
+    keys = [key for key in ordered if not _is_within(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
-def refuse(found: Changes, config: RunConfig, wanted: str = _RESUMED) -> None:
+class Initial(NamedTuple):
+    """Weights that a new run begins with."""
+
+    source: str
+    """The setting that names them, such as run.init_from=PATH."""
+    is_encoder: bool = False
+    """Whether they are for the encoder of an encoder-decoder only, whose sizes have own keys."""
+
+    def name(self, key: str) -> str:
+        """Return the key of the run that a key of these weights stands for."""
+        of_encoder = self.is_encoder and key.removeprefix("model.") in SIZES
+        return key.replace("model.", "model.encoder_") if of_encoder else key
+
+
+class _Impossible(NamedTuple):
+    """Changes that no run can make."""
+
+    keys: Sequence[str]
+    detail: str
+    """What the error adds to the value of the first key."""
+    reason: str
+    otherwise: str
+    """What a run that resumes can do instead of undoing them."""
+
+
+def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) -> None:
     """Refuse changes to the data, the model or the update rule, unless they are allowed by name.
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, and another length of packed samples. The ConfigError names the first SHOWN refused
-    changes, and says how to allow all of them.
+    hold, and another length of packed samples. For `initial` weights only keys count that change
+    what a trained model computes. One ConfigError names all refused changes, the first SHOWN with
+    their values, and says how to undo them and how to allow those that a run can make.
     """
-    now, allowed = config.model_dump(mode="json"), config.run.allow_changes
-    _refuse_other_shapes(found, now)
-    _refuse_absent_states(found, now)
-    lengths = [_LENGTH, *_PAIR_LENGTHS] if config.data.objective == "spans" else [_LENGTH]
-    changed = [key for key in lengths if key in found]
-    if changed and config.data.packing == "best_fit":
-        before, after = found[changed[0]]
-        raise ConfigError(
-            changed[0],
-            f"{after} with data.packing=best_fit",
-            f"{before}, as in the checkpoint: best_fit packs all documents anew for each length, "
-            "so the run would read again what it has read",
-            "set it back, or start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN",
-        )
-    idle = {key for key, _ in unused(config)}
-    refused = [
+    now, name = config.model_dump(mode="json"), initial.name if initial else str
+    resumed = [_absent_states(found, now), _other_lengths(found, config)] if not initial else []
+    impossible = [entry for entry in (_other_shapes(found, now), *resumed) if entry is not None]
+    fixed = list(dict.fromkeys(key for entry in impossible for key in entry.keys))
+    guarded = [
         key
         for key in found
-        if key not in idle and _is_guarded(key, now) and not _is_within(key, allowed)
+        if key not in fixed and not _is_within(name(key), config.run.allow_changes)
+        if (_changes_outputs(key) if initial else _is_guarded(key, now))
     ]
-    if not refused:
+    idle = {key for key, _ in unused(config)}
+    refused = [key for key in guarded if key not in idle]
+    if not fixed and not refused:
         return
-    shown = {key: ["null" if v is None else v for v in found[key]] for key in refused[:SHOWN]}
-    (first, (before, after)), *more = shown.items()
-    others = "".join(f"; {key}={new}, not {old}" for key, (old, new) in more)
-    if len(refused) > SHOWN:
-        others += f"; and {len(refused) - SHOWN} more"
-    back = f"repeat the command of the run (its settings are in {config.run.dir}/config.yaml)"
-    back = back if others else "set it back"
-    back = back if wanted == _RESUMED else f"set {_settings(refused, found)}"
+    (first, (before, after)), *more = [(key, found[key]) for key in (*fixed, *refused)]
+    others = [f"; {name(key)}={_text(new)}, not {_text(old)}" for key, (old, new) in more]
+    if len(others) >= SHOWN:
+        others[SHOWN - 1 :] = [f"; and {len(others) - SHOWN + 1} more"]
+    # a key without effect now may have one again when the others are set back
+    idle = {key for key, _ in unused(_undone(config, {k: found[k] for k in (*fixed, *guarded)}))}
+
+    def settings(keys: Iterable[str]) -> str:
+        kept = (key for key in keys if key not in idle)
+        return " ".join(shlex.quote(f"{name(key)}={_text(found[key][0])}") for key in kept)
+
     # the text at another path may be the same; if it is not, it has to be allowed as well
-    names = _allowing(config, *refused, *({"data.path"} & found.keys()))
+    path = {"data.path"} & found.keys() if initial is None else ()
+    allowing = _allowing(config, *map(name, refused), *path)
+    todo = f"set {settings(guarded)}, or allow the change: {allowing}"
+    if impossible:
+        otherwise = f"leave out {initial.source.partition('=')[0]}" if initial else None
+        todo = f"set {settings(fixed if refused else [*fixed, *guarded])}"
+        todo += f", and either {settings(guarded)} or {allowing};" if refused else ","
+        todo += f" or {otherwise or impossible[0].otherwise}"
+    weights = f"weights of {initial.source}" if initial else "checkpoint that the run resumes from"
     raise ConfigError(
-        first,
-        f"{after}{others}",
-        f"{before}, {wanted}",
-        f"{back}, or allow the change: {names}",
+        name(first),
+        f"{_text(after)}{impossible[0].detail if impossible else ''}{''.join(others)}",
+        f"{_text(before)}, as in the {weights}{impossible[0].reason if impossible else ''}",
+        todo,
     )
+
+
+def _undone(config: RunConfig, found: Changes) -> RunConfig:
+    """Return the configuration without some changes, or with them if it would be illegal."""
+    values = config.model_dump(mode="json")
+    for key in found.keys() & dict(leaves(values)):
+        *sections, last = key.split(".")
+        functools.reduce(dict.__getitem__, sections, values)[last] = found[key][0]
+    try:
+        return RunConfig.model_validate(values)
+    except (ValidationError, ConfigError):  # of another version, or of one side of a model
+        return config
 
 
 def check_corpus(
@@ -165,16 +211,11 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
     )
 
 
-def _refuse_other_shapes(
-    found: Changes,
-    now: Mapping[str, Any],
-    wanted: str = _RESUMED,
-    otherwise: str = "start a new run without these weights: run.dir=NEW_RUN",
-) -> None:
+def _other_shapes(found: Changes, now: Mapping[str, Any]) -> _Impossible | None:
     old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
     saved, current = _shapes(now, old), _shapes(now, {})
     if saved is None or current is None or saved == current:
-        return
+        return None
     # each of these keys changes the shapes if it alone is changed
     blamed = [
         key
@@ -183,41 +224,45 @@ def _refuse_other_shapes(
     ] or list(old)
     name = min(name for name in saved | current if saved.get(name) != current.get(name))
     shapes = [list(of[name]) if name in of else "absent" for of in (saved, current)]
-    before, after = found[blamed[0]]
-    allowed = [_LENGTH, *_OF_TRAINING, *blamed, *now["run"]["allow_changes"]]
-    kept = [key for key in old if not _is_within(key, allowed)]
-    back = _settings([*blamed, *kept], found)
     has_table = blamed == [_LENGTH]
     rotary = " model.positions=rotary (such a run may change its length later)"
-    raise ConfigError(
-        blamed[0],
-        f"{after}{' with model.positions=learned' if has_table else ''}",
-        f"{before}, {wanted}, because shapes of parameters depend on it ({name} is {shapes[0]}, "
-        f"and would be {shapes[1]})",
-        f"set {back}, or {otherwise}{rotary if has_table else ''}",
+    return _Impossible(
+        blamed,
+        " with model.positions=learned" if has_table else "",
+        f", because shapes of parameters depend on it ({name} is {shapes[0]}, and would be "
+        f"{shapes[1]})",
+        f"start a new run without these weights: run.dir=NEW_RUN{rotary if has_table else ''}",
     )
 
 
-def _settings(keys: Sequence[str], found: Changes) -> str:
-    """Return the settings that give keys their saved values."""
-    return " ".join(f"{key}={'null' if found[key][0] is None else found[key][0]}" for key in keys)
-
-
-def _refuse_absent_states(found: Changes, now: Mapping[str, Any]) -> None:
-    """Refuse an optimizer that needs states which the optimizer of the checkpoint does not have."""
+def _absent_states(found: Changes, now: Mapping[str, Any]) -> _Impossible | None:
+    """Return changes to an optimizer that needs states which that of the checkpoint has not."""
     keys = [key for key in ("optimizer.name", "optimizer.beta1") if key in found]
     saved, current = {**now["optimizer"]}, now["optimizer"]
     saved.update({key.removeprefix("optimizer."): found[key][0] for key in keys})
-    absent = _states(current) - _states(saved)
-    if absent:
-        before, after = found[keys[0]]
-        raise ConfigError(
-            keys[0],
-            after,
-            f"{before}, as in the checkpoint that the run resumes from, which does not hold "
-            + " and ".join(sorted(absent)),
-            "set it back, or start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN",
-        )
+    absent = " and ".join(sorted(_states(current) - _states(saved)))
+    return _Impossible(keys, "", f", which does not hold {absent}", _NEW_RUN) if absent else None
+
+
+def _other_lengths(found: Changes, config: RunConfig) -> _Impossible | None:
+    lengths = [_LENGTH, *_PAIR_LENGTHS] if config.data.objective == "spans" else [_LENGTH]
+    changed = [key for key in lengths if key in found]
+    if not changed or config.data.packing != "best_fit":
+        return None
+    return _Impossible(
+        changed,
+        " with data.packing=best_fit",
+        ": best_fit packs all documents anew for each length, so the run would read again what it "
+        "has read",
+        _NEW_RUN,
+    )
+
+
+def _text(value: Any) -> str:
+    """Return a value as the command line reads it, for example null for None."""
+    if isinstance(value, str):
+        return value
+    return re.sub(r'"(\w+)":', r"\1:", json.dumps(value))  # hydra reads no keys in quotes
 
 
 def _states(optimizer: Mapping[str, Any]) -> set[str]:
@@ -251,6 +296,10 @@ def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
     return _is_within(key, _GUARDED) and not _is_within(key, _FREE)
 
 
+def _changes_outputs(key: str) -> bool:
+    return _is_within(key, ("model",)) and key not in _OF_TRAINING
+
+
 def _is_within(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
@@ -279,16 +328,7 @@ def check_initial_model(config: RunConfig) -> None:
     each side. Raises a ConfigError, or a CheckpointError if there is no checkpoint.
     """
     for key, checkpoint in _initial_weights(config):
-        try:
-            _check_weights(config, key, checkpoint)
-        except ConfigError as error:
-            if key != "run.init_encoder_from":
-                raise
-            parts = error.key, str(error.got), error.wants, error.todo
-            sizes = rf"model\.({'|'.join(SIZES)})\b"
-            raise ConfigError(
-                *(re.sub(sizes, r"model.encoder_\1", part) for part in parts)
-            ) from None
+        _check_weights(config, key, checkpoint)
 
 
 def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> None:
@@ -297,11 +337,12 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
     stored = {name: tensor.shape for name, tensor in checkpoint.manifest.weights.items()}
     kind = "t5" if "encoder_norm.weight" in stored else "gpt"
     before = checkpoint.manifest.meta.get("config")
-    is_copied = (model.kind, kind) == ("t5", "gpt")
-    if is_copied:
-        side = ("encoder" if key == "run.init_encoder_from" else "decoder") if has_two else "both"
-        _check_copies(model, stored, source, side)
-        model = _alone(model.encoder if side == "encoder" else model, side)
+    side = "encoder" if key == "run.init_encoder_from" else "decoder" if has_two else "both"
+    if (model.kind, kind) == ("t5", "gpt"):
+        from frontier_llm.saving.adaptation import alone, check_copies  # imports torch
+
+        check_copies(model, stored, source, side)
+        model = alone(model.encoder if side == "encoder" else model, side)
         config = config.model_copy(update={"model": model})
     elif has_two:
         wanted = "a decoder: the encoder begins with one, and the decoder with another"
@@ -315,12 +356,9 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
             f"{kind}, the kind of the weights of {source}",
             f"choose a model of this kind{named}, or leave out run.init_from",
         )
-    now = config.model_dump(mode="json")
     if before:
-        found, wanted = changes(before, now), f"as in the weights of {source}"
-        _refuse_other_shapes(found, now, wanted, f"leave out {key}")
-        of_model = [key for key in found if _is_within(key, ("model",)) and key not in _OF_TRAINING]
-        refuse({key: found[key] for key in of_model}, config, wanted)
+        found = changes(before, config.model_dump(mode="json"))
+        refuse(found, config, Initial(source, is_encoder=side == "encoder"))
     shapes = model_shapes(model, config.data.sequence_length)
     for name in sorted(shapes | stored):
         if shapes.get(name) != stored.get(name):
@@ -331,47 +369,6 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
                 f"the model of the weights of {source}, in which {name} is {theirs}",
                 f"set the keys that frontier-llm convert has printed, or leave out {key}",
             )
-
-
-def _alone(model: ModelConfig, side: str) -> ModelConfig:
-    """Return a decoder with the layers of a side; `both` sides have as many."""
-    of_decoder = model.layers - model.encoder_layers
-    changed: dict[str, Any] = {"kind": "gpt", "encoder_layers": 0, "encoder_window": None}
-    changed |= {"layers": of_decoder if side == "decoder" else model.encoder_layers}
-    changed |= {"encoder_embedding": False, "encoder_window_after": None, "start_token": 0}
-    changed |= {"cross_attention": "separate"} | {f"encoder_{size}": None for size in SIZES}
-    return model.model_copy(update=changed)
-
-
-def _check_copies(model: ModelConfig, stored: Collection[str], source: str, side: str) -> None:
-    for size in SIZES if side == "both" else ():
-        if (own := getattr(model.encoder, size)) != getattr(model, size):
-            raise ConfigError(
-                f"model.encoder_{size}",
-                own,
-                f"{getattr(model, size)} or null: both sides copy the layers of {source}",
-                f"set model.encoder_{size}=null, or run.init_encoder_from to another decoder",
-            )
-    layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
-    own = model.encoder_layers, model.layers - model.encoder_layers
-    wanted = {"both": (layers, layers), "encoder": (layers, own[1]), "decoder": (own[0], layers)}
-    if own != wanted[side]:
-        encoder, decoder = wanted[side]
-        copied = "both sides copy" if side == "both" else f"the {side} copies"
-        raise ConfigError(
-            "model.layers",
-            f"{model.layers}, of which {own[0]} are the encoder's",
-            f"{encoder + decoder}, of which {encoder} are the encoder's: {copied} the {layers} "
-            f"layers of {source}",
-            f"set model.layers={encoder + decoder} model.encoder_layers={encoder}",
-        )
-    if model.head_factor != 1 and side != "encoder":
-        raise ConfigError(
-            "model.tied",
-            "true, with model.scaled_embedding=false",
-            f"false: a tied encoder-decoder scales its logits, unlike the decoder of {source}",
-            "choose a decoder with model.tied=false or model.scaled_embedding=true",
-        )
 
 
 def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
@@ -448,8 +445,11 @@ def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:
 
 def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Path | None:
     """Return where the tokenizer of a checkpoint is; None if it is not found."""
-    places = _possible_places(checkpoint, meta, directory)
-    return next((path for path in places if _digest(path) == meta["tokenizer"]), None)
+    for path in _possible_places(checkpoint, meta, directory):
+        with suppress(ConfigError):
+            if digest_tokenizer(path) == meta["tokenizer"]:
+                return path
+    return None
 
 
 def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Iterator[Path]:
@@ -460,10 +460,3 @@ def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) 
         yield Path(data["tokenizer"])
     for folder in dict.fromkeys((data.get("directory", directory), directory)):
         yield from sorted(Path(folder).glob("[!.]*-*"))
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return digest_tokenizer(path)
-    except ConfigError:
-        return None

@@ -66,7 +66,10 @@ def deleted_at_resume(config: RunConfig, node: int) -> dict[str, list[Path]]:
     if config.run.resume == "never":
         return {}
     tiers = zip(("shared", "local"), tiers_of(config, node), strict=False)
-    return {name: superseded(t.folder, t.keep, t.keep_every_steps) for name, t in tiers}
+    return {
+        name: [path for _, path in superseded(tier.folder, tier.keep, tier.keep_every_steps)]
+        for name, tier in tiers
+    }
 
 
 def shared_folder(config: RunConfig) -> Path:

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from frontier_llm.checkpoint.commit_barrier import Ranks
-from frontier_llm.checkpoint.folders import MANIFEST
+from frontier_llm.checkpoint.folders import MANIFEST, superseded
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.writer import Options
 from tests.checkpoint.crew import PATIENCE
@@ -35,7 +35,11 @@ def save(folder: Path, steps: list[int], keep: int, every: int | None = None) ->
 def test_the_newest_checkpoints_are_kept(
     keep: int, every: int | None, left: list[int], tmp_path: Path
 ) -> None:
-    assert save(tmp_path, [10, 20, 30, 40, 50], keep, every) == left
+    steps = [10, 20, 30, 40, 50]
+    assert save(tmp_path, steps, keep=9) == steps
+    announced = {step for step, _ in superseded(tmp_path, keep, every)}
+    assert sorted({*steps} - announced) == left
+    assert save(tmp_path, steps[-1:], keep, every) == left
 
 
 def test_damaged_checkpoints_are_kept_and_not_counted(tmp_path: Path) -> None:

@@ -76,8 +76,15 @@ def test_later_overrides_win_and_groups_keep_single_keys():
         ("run.dir=a=b", "run.dir", "a=b", "can be read", "quote the value"),
         ("model=gpt_22b,gpt_1t", "model", "gpt_22b,gpt_1t", "one configuration", "two runs"),
         ("model.layers=1,2", "model.layers", "1,2", "one configuration", "two runs"),
-        ("model=gpt", "model.layers", "nothing", "int", "set model.layers="),
-        ("model=llama", "model.layers", "nothing", "int", "model=llama_13b or llama_30b or"),
+        ("model=gpt", "model", "gpt, a base file", "gpt_22b, ", "set model.layers="),
+        (
+            "model=llama",
+            "model",
+            "leaves model.layers open",
+            "builds on it: llama3_405b, llama3_70b",
+            "choose one, such as model=llama3_405b",
+        ),
+        ("checkpoint=base", "checkpoint", "base, a base file", "blocking, lazy, off", "set checkp"),
         (
             "run.allow_changes=[trainr.steps]",
             "run.allow_changes",

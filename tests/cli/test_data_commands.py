@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 from frontier_lab.commands import convert as convert_checkpoint
-from frontier_lab.commands import evaluate, inspect_data
+from frontier_lab.commands import evaluate, generate, inspect_data
 from frontier_lab.convert.ours import write_weights
-from frontier_llm.cli import generate, preprocess
+from frontier_llm.cli import preprocess
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
@@ -144,7 +144,7 @@ def test_evaluation_of_a_model_that_knows_nothing(run: Path, capsys):
     assert evaluate.main([str(run), "--json", str(run / "scores.json")]) == 0
     (score,) = json.loads((run / "scores.json").read_text())
     read = make_windows(read_config(run), open_data(read_config(run).data), train=False)
-    assert f"The figures of the training are those of {read}." in capsys.readouterr().err
+    assert f"a validation during training reads {read}, " in capsys.readouterr().err
     corpora = open_data(read_config(run).data)
     split = corpora.manifest.validation
     assert score["loss"] == pytest.approx(math.log(300), rel=1e-5)

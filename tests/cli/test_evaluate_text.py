@@ -2,17 +2,19 @@
 
 import json
 import math
+import os
 import re
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import yaml
 
-from frontier_lab.commands import evaluate
+from frontier_lab.commands import evaluate, evaluate_text, generate, inspect_data
 from frontier_lab.commands.evaluate_text import evaluate_texts, windows_of
 from frontier_llm.cli import console
 from frontier_llm.cli.options import run_command
@@ -20,6 +22,7 @@ from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer import Tokenizer
+from frontier_llm.data.tokenizer_source import open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.trainer.pipeline import Pipeline
 from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
@@ -112,6 +115,63 @@ def test_the_command_prints_and_writes_the_scores(
     assert table.split().count("perplexity") == 2
     folded = "".join(line.partition(" ")[2].split(" ")[0] for line in table.splitlines())
     assert all(file in folded for file in files), "names are whole"
+
+
+def test_the_training_and_the_command_give_one_figure_for_the_same_samples(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The training has read only the first samples; the command reads all, and names both."""
+    assert evaluate.main([str(run), "--json", str(run / "all.json")]) == 0
+    note = capsys.readouterr().err
+    (read,) = re.findall(r"validation during training reads (\d+) of \d+ samples", note)
+    ((loss, bits),) = re.findall(r"loss is ([\d.]+) nats per token = ([\d.]+) bits per byte", note)
+    *_, last = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert float(loss) == pytest.approx(last["validation_loss"], abs=2e-4)
+    assert float(bits) == pytest.approx(last["validation_bits_per_byte"], abs=2e-4)
+    (score,) = json.loads((run / "all.json").read_text())
+    assert score["samples"] > int(read) > 0
+    assert abs(score["loss"] - float(loss)) > 1e-3, "the other samples have another loss"
+
+
+def test_bits_per_byte_are_marked_where_the_tokenizer_drops_characters(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["abc def abc"] * 90), model_prefix=str(tmp_path / "m"),
+        vocab_size=290, minloglevel=2, hard_vocab_limit=False, byte_fallback=True,
+    )  # fmt: skip
+    files = [tmp_path / "lines.txt", tmp_path / "line.txt"]
+    for file, text in zip(files, ("abc\n\ndef\n" * 20, "abc def " * 20), strict=True):
+        file.write_text(text)
+    config, tokenizer = single_process_config(run), open_tokenizer(tmp_path / "m.model")
+    with single_process_model(config, run, torch.device("cpu")) as built:
+        scores = evaluate_texts(config, tokenizer, *built, files)
+    assert [bool(score.bits_note) for score in scores] == [True, False]
+    evaluate_text.show(scores[:1])
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"over all tokens \(too low: the tokenizer drops or replaces 33\.3% ", said)
+    evaluate_text.show(scores)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{files[0].name} (too low" in said
+    assert f"{files[1].name} (too low" not in said
+    evaluate_text.show(scores[1:])
+    assert "too low" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [evaluate, generate, inspect_data])
+def test_a_checkpoint_in_the_place_of_a_run_is_told_apart(
+    command: ModuleType, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = run / "checkpoints" / "step_00000003"
+    with pytest.raises(SystemExit, match="2"):
+        command.main([str(checkpoint)])
+    run_name, named = os.path.relpath(run), f"add --checkpoint {checkpoint}"
+    assert f"do:     name {run_name}; to choose weights, {named}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        command.main([str(run / "failures")])
+    said = capsys.readouterr().err
+    assert "--checkpoint" not in said
 
 
 def test_mistakes_are_refused_with_a_reason(

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontier_lab.commands import convert, evaluate, inspect_data
-from frontier_llm.cli import generate
+from frontier_lab.commands import convert, evaluate, generate, inspect_data
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode

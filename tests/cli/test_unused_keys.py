@@ -81,7 +81,10 @@ def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need, tmp_pa
     with pytest.raises(ConfigError) as caught:
         configured([*base, override])
     assert caught.value.key == key
-    assert caught.value.todo.startswith("add ")
+    keys = [word.partition("=")[0] for word in need.setting.split()]
+    others = [word for word in base if word.partition("=")[0] in keys]
+    assert caught.value.todo.startswith(f"leave {key} out, or write ")
+    assert caught.value.todo.partition(" instead of ")[2] == " ".join(others)
     advised = need.setting
     for word, value in WORDS.items():
         advised = advised.replace(word, value)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from frontier_lab.convert.t5gemma import T5Gemma
+from frontier_lab.convert.t5gemma2 import T5Gemma2
 from frontier_llm.config.model import SIZES as MODEL_SIZES
 from frontier_llm.errors import DataError
 from frontier_llm.trainer.single_process_model import read_config, single_process_model
-from tests.convert.test_gemma import SIZES, configs_of_round_trip, convert
+from tests.convert.test_gemma import LAYERS, SIZES, THEIRS, configs_of_round_trip, convert
 
 # transformers loads weights in threads that it keeps
 pytestmark = [pytest.mark.forked, pytest.mark.slow]
@@ -22,6 +23,7 @@ SIDES = {
     "decoder": {**SIDE, "bos_token_id": 7},
 }
 """The encoder has an odd number of layers: the pattern of windows starts again in the decoder."""
+WHOLE = {**SIDES, "vocab_size": 151, "dropout_rate": 0.0}
 UNEQUAL = {
     **SIDES,
     "encoder": {
@@ -29,6 +31,19 @@ UNEQUAL = {
         "head_dim": 8, "intermediate_size": 80,
     },
 }  # fmt: skip
+
+SIDE2: dict[str, Any] = {
+    **THEIRS["gemma3_text"][1], "num_key_value_heads": 1, "sliding_window": 6, "bos_token_id": 7,
+    "final_logit_softcapping": 3.0,
+}  # fmt: skip
+DECODER2 = {**SIDE2, "num_hidden_layers": 3, "layer_types": LAYERS[:3]}
+IMAGES = {"image_token_index": 148, "boi_token_index": 149, "eoi_token_index": 150}
+VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+ENCODER2 = {"text_config": SIDE2, "vision_config": VISION, "mm_tokens_per_image": 4, **IMAGES}
+WHOLE2 = {"encoder": ENCODER2, "decoder": DECODER2, "image_token_index": 148}
 
 
 @cache
@@ -110,22 +125,43 @@ def test_theirs_comes_back_bit_by_bit(dtype: str, equal: bool, tmp_path: Path):
     assert (new["vocab_size"], new["tie_word_embeddings"]) == (151, True)
 
 
+FAMILIES = {"t5gemma": (T5Gemma, WHOLE, "encoder_window", 6),
+            "t5gemma2": (T5Gemma2, WHOLE2, "encoder_window_after", 4)}  # fmt: skip
+"""By name: the family, a configuration that is accepted, and a value that is read from it."""
+
+
 @pytest.mark.parametrize(
-    ("change", "names"),
+    ("name", "change", "names"),
     [
-        ({"encoder": {**SIDE, "query_pre_attn_scalar": 48}}, "score_width is 48 in the encoder"),
-        ({"decoder": {**SIDE, "sliding_window": 6}}, "window is 5 in the encoder and 6 in the"),
-        ({"decoder": {**SIDE, "hidden_activation": "silu"}}, "hidden_activation='silu'"),
-        ({"encoder": {**SIDE, "experts": 4}}, "experts=4"),
-        ({"experts": 4}, "experts=4"),
-        ({"encoder": {**SIDE, "layer_types": ["full_attention", "sliding_attention"] * 2}},
+        ("t5gemma", {"encoder": {**SIDE, "query_pre_attn_scalar": 48}},
+         "score_width is 48 in the encoder"),
+        ("t5gemma", {"decoder": {**SIDE, "sliding_window": 6}},
+         "window is 5 in the encoder and 6 in the"),
+        ("t5gemma", {"decoder": {**SIDE, "hidden_activation": "silu"}}, "hidden_activation='silu'"),
+        ("t5gemma", {"encoder": {**SIDE, "experts": 4}}, "experts=4"),
+        ("t5gemma", {"experts": 4}, "experts=4"),
+        ("t5gemma",
+         {"encoder": {**SIDE, "layer_types": ["full_attention", "sliding_attention"] * 2}},
          "layer_types"),
+        ("t5gemma2",
+         {"encoder": {**ENCODER2, "text_config": {**SIDE2, "query_pre_attn_scalar": 48}}},
+         "score_width is 48 in the encoder"),
+        ("t5gemma2", {"decoder": {**DECODER2, "hidden_activation": "silu"}},
+         "hidden_activation='silu'"),
+        ("t5gemma2", {"decoder": {**DECODER2, "attn_logit_softcapping": 5.0}},
+         "attn_logit_softcapping=5.0"),
+        ("t5gemma2", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ("t5gemma2", {"encoder": {**ENCODER2, "experts": 4}}, "experts=4"),
+        ("t5gemma2", {"encoder": {**ENCODER2, "text_config": {**SIDE2, "experts": 4}}},
+         "experts=4"),
+        ("t5gemma2", {"experts": 4}, "experts=4"),
     ],
 )  # fmt: skip
-def test_what_ours_does_not_compute_is_refused(change: dict[str, Any], names: str):
-    family, theirs = T5Gemma(), {**SIDES, "vocab_size": 151, "dropout_rate": 0.0}
+def test_what_ours_does_not_compute_is_refused(name: str, change: dict[str, Any], names: str):
+    kind, theirs, key, value = FAMILIES[name]
+    family = kind()
     family.refuse_variants(theirs)
-    assert family.to_ours(theirs)["encoder_window"] == 6
+    assert family.to_ours(theirs)[key] == value
 
     def read() -> None:
         family.refuse_variants(theirs | change)

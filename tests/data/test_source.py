@@ -50,6 +50,10 @@ def test_jsonl_has_one_document_per_line(tmp_path: Path):
         (b'{"text": 3}', r"text\.jsonl:2: the key 'text' holds a number, no text"),
         (b'{"text": null}', r"text\.jsonl:2: the key 'text' holds null, no text"),
         (b'{"text": ["a"]}', r"text\.jsonl:2: the key 'text' holds a list, no text"),
+        (
+            b'{"a": {"b": "x"}, "c": 2}',
+            r"line has: a: \{b\}, c; a text in braces is not read: copy",
+        ),
         (b'["text"]', r"text\.jsonl:2: no text under the key 'text' \(this line is a list\)"),
         (b'{"text": "a', r"text\.jsonl:2: this line is not JSON"),
         (b'{"text": "\xff"}', r"text\.jsonl:2: this line is not UTF-8"),
@@ -61,6 +65,20 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str):
     with pytest.raises(DataError, match=message) as caught:
         documents(path)
     assert "do:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "wanted"), [("a.csv", ";", "commas"), ("a.csv", "\t", "commas"),
+                                      ("a.tsv", ",", "tabs")]
+)  # fmt: skip
+def test_columns_with_another_separator_are_named(
+    name: str, separator: str, wanted: str, tmp_path: Path
+):
+    rows = [separator.join(row) for row in (("id", "text"), ("1", "one"), ("2", "two"))]
+    (tmp_path / name).write_text("\n".join(rows))
+    with pytest.raises(DataError, match=f"add a header, or write with {wanted}$") as caught:
+        documents(tmp_path / name)
+    assert f"it has: {rows[0]})" in str(caught.value)
 
 
 @pytest.mark.parametrize(

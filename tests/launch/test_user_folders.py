@@ -63,7 +63,11 @@ def test_a_home_that_can_be_written_is_used(monkeypatch, tmp_path):
     assert not (tmp_path / ".config").exists()
 
 
-def test_libraries_are_redirected_unless_their_variable_or_their_base_is_usable(tmp_path):
+@pytest.mark.parametrize("home", ["/proc/nohome", "/dev/null", "/dev/null/home"])
+def test_libraries_are_redirected_unless_their_variable_or_their_base_is_usable(
+    home, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", home)
     environ = {"WANDB_CACHE_DIR": "/mine", "XDG_CONFIG_HOME": str(tmp_path)}
     redirect_libraries(environ)
     redirected = LIBRARIES - {"WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "MPLCONFIGDIR"}

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from frontier_lab.commands import evaluate
-from frontier_llm.cli import generate
+from frontier_lab.commands import evaluate, generate
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.decode import defaults
@@ -57,7 +57,7 @@ def test_the_first_ten_changes_are_named_and_the_others_counted() -> None:
     error = refusal({**values, "optimizer": {**values["optimizer"], **many}})
     assert error is not None
     assert str(error.got).count(", not ") == SHOWN - 1
-    more = error.todo.count(",") - SHOWN
+    more = error.todo.split("[")[1].count(",") + 1 - SHOWN
     assert str(error.got).endswith(f"; and {more} more")
 
 
@@ -77,6 +77,7 @@ def test_a_key_is_offered_only_if_the_checkpoint_can_be_loaded(name: str) -> Non
     assert (refusal(now, "model") is None) == fits
     if not fits:
         old = decode(values).model_dump(mode="json")["model"][name]
+        old = old if isinstance(old, str) else json.dumps(old)
         assert f"set model.{name}={old}" in first.todo
 
 
@@ -102,11 +103,39 @@ def test_the_length_of_learned_positions_is_never_offered() -> None:
     for allowed in ([], [LENGTH], ["data", "optimizer"]):
         error = refusal(longer, *allowed)
         assert error is not None
-        assert (error.key, error.got) == (LENGTH, "64 with model.positions=learned")
+        rate = "" if "optimizer" in allowed else "; optimizer.learning_rate=0.0001, not 0.003"
+        assert (error.key, error.got) == (LENGTH, f"64 with model.positions=learned{rate}")
         assert "embedding.positions.weight" in error.wants
-        assert f"set {LENGTH}={before}, or" in error.todo
+        assert f"set {LENGTH}={before}, " in error.todo
         assert "run.dir=NEW_RUN model.positions=rotary" in error.todo
-        assert "allow_changes" not in error.todo
+        assert ("allow_changes" in error.todo) == bool(rate)
+        if not allowed:
+            assert "run.allow_changes=[optimizer.learning_rate]" in error.todo
+
+
+def test_one_refusal_names_all_that_one_command_has_to_undo() -> None:
+    """Also a key without effect now that has one again when the others are set back."""
+    before = tiny_values("data.vocabulary=300")
+    now = tiny_values("data.tokenizer=/x", "model.layers=6", "data.unique=true", "optimizer=muon")
+    saved, config = (decode(values).model_dump(mode="json") for values in (before, now))
+    with pytest.raises(ConfigError) as caught:
+        refuse(changes(saved, config), decode(now))
+    error, layers = caught.value, before["model"]["layers"]
+    assert (error.key, error.wants.split(",")[0]) == ("model.layers", str(layers))
+    fixed, rest = error.todo.split(", and either ")
+    assert fixed == f"set model.layers={layers}"
+    settings, rest = rest.split(" or 'run.allow_changes=[")
+    allowed, otherwise = rest.split("]'; or ")
+    assert otherwise.endswith("run.dir=NEW_RUN")
+    undone = [*shlex.split(settings), f"model.layers={layers}"]
+    assert {"data.tokenizer=null", "data.vocabulary=300", "data.unique=false"} <= {*undone}
+    assert "data.vocabulary" not in allowed, "it has no effect if the tokenizer is allowed"
+    again = decode(tiny_values("data.tokenizer=/x", "data.unique=true", "optimizer=muon", *undone))
+    refuse(changes(saved, again.model_dump(mode="json")), again)
+    keys = ("model.layers", *allowed.split(","))
+    kept = [f"run.allow_changes=[{','.join(keys[1:])}]", f"model.layers={layers}"]
+    again = decode(tiny_values("data.tokenizer=/x", "data.unique=true", "optimizer=muon", *kept))
+    refuse(changes(saved, again.model_dump(mode="json")), again)
 
 
 def test_all_keys_that_change_shapes_are_named_and_no_other() -> None:
