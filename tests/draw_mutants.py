@@ -3,28 +3,52 @@
     python -m tests.draw_mutants --count 60 --seed 1 --rooms sharding collectives
 
 Each mutant changes one place of one file: a comparison, an operator, a number, a condition, or a
-statement that is left out. The tests of the file's room run in a copy of the repository until one
-fails. The table says which mutants survived; the last line says how many were killed.
+statement that is left out. A copy of the repository has all of them, of which one is active in each
+run of tests (tests/mutant_runner.py). The table says which test killed a mutant and which mutants
+survived the tests of the file's room. "endless" are those with which tests ran for five times as
+long as without: look at them yourself.
 """
 
 import argparse
 import ast
+import json
+import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+MODULE = """import os
+
+_known = set()
+
+def is_active(mutant):
+    if "MUTANT" in os.environ:
+        return os.environ["MUTANT"] == str(mutant)
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+    if (mutant, test) not in _known:
+        _known.add((mutant, test))
+        file = os.open("FOLDER/reached", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, f"{mutant}\\t{test}\\n".encode())
+        os.close(file)
+    return False
+"""
+"""Tells whether a mutant is active; if none is, notes in a file which test reaches a mutant."""
 ROOT = Path(__file__).parents[1]
 TESTS = {
     "sharding": "tests/engine tests/streams tests/trainer/test_sharding_cases.py "
-    "tests/trainer/test_deferred_weights.py tests/trainer/test_update_choice.py",
-    "collectives": "tests/collectives tests/engine tests/trainer/test_traffic.py",
-    "checkpoint": "tests/checkpoint tests/saving",
+    "tests/trainer/test_deferred_weights.py tests/trainer/test_update_choice.py "
+    "tests/trainer/test_adafactor.py tests/trainer/test_muon.py "
+    "tests/trainer/test_update_groups.py",
+    "collectives": "tests/collectives tests/engine tests/trainer/test_traffic.py "
+    "tests/trainer/test_block_codes.py",
+    "checkpoint": "tests/checkpoint tests/saving tests/streams/test_snapshot.py "
+    "tests/cli/test_inspect_checkpoint.py tests/recovery/test_partner_copies.py",
     "saving": "tests/saving tests/checkpoint tests/trainer/test_resume.py",
     "launch": "tests/launch tests/membership tests/cli/test_train_command.py",
     "membership": "tests/membership tests/launch tests/recovery",
@@ -34,11 +58,12 @@ TESTS = {
 }
 """Folders and files of tests by the room of the package that they test."""
 COMPARED = {
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
-    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 CALCULATED = {
-    ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "//",
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
 
 
@@ -47,11 +72,13 @@ class Mutant:
     """A changed place of a file."""
 
     file: Path
-    line: int
+    part: ast.expr | ast.stmt
     before: str
     after: str
-    text: str
-    """Of the whole file."""
+
+    def __str__(self) -> str:
+        place = f"{self.file.relative_to(ROOT / 'frontier_llm')}:{self.part.lineno}"
+        return f"{place:40}  {self.before!r} -> {self.after!r}"[:160]
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
@@ -67,20 +94,20 @@ def mutants(file: Path) -> Iterator[Mutant]:
                 ast.parse(changed)
             except SyntaxError:
                 continue
-            yield Mutant(file, part.lineno, before, after, changed)  # type: ignore[attr-defined]
+            yield Mutant(file, part, before, after)
 
 
 def changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     """Yield the parts of a node that may be replaced, and by what."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        operator = COMPARED[type(node.ops[0])]
-        yield node, f"{ast.unparse(node.left)} {operator} {ast.unparse(node.comparators[0])}"
+        operator = COMPARED[type(node.ops[0])]()
+        yield node, ast.unparse(ast.Compare(node.left, [operator], node.comparators))
     elif isinstance(node, ast.BinOp) and type(node.op) in CALCULATED and not is_text(node):
-        operator = CALCULATED[type(node.op)]
-        yield node, f"({ast.unparse(node.left)} {operator} {ast.unparse(node.right)})"
+        calculated = ast.BinOp(node.left, CALCULATED[type(node.op)](), node.right)
+        yield node, f"({ast.unparse(calculated)})"
     elif isinstance(node, ast.BoolOp):
-        operator = " or " if isinstance(node.op, ast.And) else " and "
-        yield node, f"({operator.join(map(ast.unparse, node.values))})"
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield node, f"({ast.unparse(ast.BoolOp(other, node.values))})"
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield node, ast.unparse(node.operand)
     elif isinstance(node, ast.If | ast.While):
@@ -95,10 +122,11 @@ def changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 
 
 def is_text(node: ast.BinOp) -> bool:
-    """Return whether an operation may join or format text."""
+    """Return whether an operation may join or format text, or repeat a list."""
     sides = node.left, node.right
     return any(
-        isinstance(s, ast.JoinedStr) or isinstance(getattr(s, "value", 0), str) for s in sides
+        isinstance(s, ast.JoinedStr | ast.List) or isinstance(getattr(s, "value", 0), str)
+        for s in sides
     )
 
 
@@ -112,33 +140,66 @@ def replaced(text: str, part: ast.expr | ast.stmt, after: str) -> str:
     return "".join([*lines[: part.lineno - 1], middle.decode(), *lines[part.end_lineno :]])
 
 
-def is_killed(mutant: Mutant, copy: Path, room: str, processes: int) -> str:
-    """Return the test that noticed a mutant; empty if none did."""
-    target = copy / mutant.file.relative_to(ROOT)
-    original = target.read_text()
-    target.write_text(mutant.text)
+class Inserter(ast.NodeTransformer):
+    """Inserts mutants, by their index: each is used if it is active, else what was there before."""
+
+    def __init__(self, places: dict[int, Mutant]) -> None:
+        self._places = places
+
+    def visit(self, node: ast.AST) -> Any:
+        """Insert the mutants of a node and of what is in it."""
+        position, mutated = _position(node), self.generic_visit(node)
+        for index, mutant in self._places.items():
+            if _position(mutant.part) == position:
+                active = ast.parse(f"_is_active({index})", mode="eval").body
+                other: Any = ast.parse(mutant.after).body[0]
+                if isinstance(node, ast.stmt):
+                    mutated = ast.If(active, [other], [mutated])  # type: ignore[list-item]
+                else:
+                    mutated = ast.IfExp(active, other.value, mutated)  # type: ignore[arg-type]
+        return mutated
+
+
+def _position(node: ast.AST) -> tuple[Any, ...]:
+    names = "lineno", "col_offset", "end_lineno", "end_col_offset"
+    return type(node), *(getattr(node, name, None) for name in names)
+
+
+def insert(file: Path, places: dict[int, Mutant]) -> str:
+    """Return the text of a file with mutants."""
+    tree = ast.fix_missing_locations(Inserter(places).visit(ast.parse(file.read_text())))
+    after = 1 + ("__future__" in ast.unparse(tree.body[1]))
+    tree.body[after:after] = ast.parse(
+        "from frontier_llm.mutants import is_active as _is_active"
+    ).body
+    return ast.unparse(tree)
+
+
+def run_tests(copy: Path, rooms: list[str], drawn: dict[int, tuple[str, Mutant]]) -> int:
+    """Insert mutants in a copy of the repository, and run the tests of their rooms with each."""
+    for file in {mutant.file for _, mutant in drawn.values()}:
+        places = {i: mutant for i, (_, mutant) in drawn.items() if mutant.file == file}
+        (copy / file.relative_to(ROOT)).write_text(insert(file, places))
+    (copy / "frontier_llm/mutants.py").write_text(MODULE.replace("FOLDER", str(copy.parent)))
+    tasks = [
+        {
+            "tests": TESTS[room].split(),
+            "mutants": {i: str(m) for i, (other, m) in drawn.items() if other == room},
+            "stems": [m.file.stem for other, m in drawn.values() if other == room],
+        }
+        for room in rooms
+    ]
+    (copy.parent / "rooms").write_text(json.dumps(tasks))
+    tests = sorted({name for room in rooms for name in TESTS[room].split()})
     command = [
-        sys.executable, "-m", "pytest", "-x", "-n", str(processes), "-W", "ignore", "--tb=no",
-        *TESTS[room].split(),
+        sys.executable, "-m", "pytest", "-s", "-n", "0", "-W", "ignore", "--tb=no",
+        "-p", "tests.mutant_runner", *tests,
     ]  # fmt: skip
-    try:
-        ended = subprocess.run(
-            command, cwd=copy, env={"PYTHONPATH": str(copy), "PATH": "/usr/bin:/bin"},
-            capture_output=True, text=True, timeout=1200,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "time-out"
-    finally:
-        target.write_text(original)
-    if ended.returncode > 1:  # pytest itself failed
-        raise SystemExit(ended.stdout + ended.stderr)
-    failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0][:90] if failed else ""
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    environ = {
+        "PYTHONPATH": str(copy), "MUTANTS_FOLDER": str(copy.parent), "TMPDIR": str(copy.parent),
+        "PATH": os.environ["PATH"], "HOME": os.environ["HOME"],
+    }  # fmt: skip
+    return subprocess.run(command, cwd=copy, env=environ, check=False).returncode
 
 
 def main() -> int:
@@ -149,30 +210,21 @@ def main() -> int:
     parser.add_argument("--rooms", nargs="+", default=list(TESTS), choices=TESTS)
     parser.add_argument("--count", type=int, default=60, help="number of mutants")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=2, help="processes of each run of tests")
+    parser.add_argument("--numbers", nargs="+", type=int, help="of the drawn mutants, only these")
     options = parser.parse_args()
     chosen = random.Random(options.seed)
     found = {
         room: [m for f in sorted((ROOT / "frontier_llm" / room).rglob("*.py")) for m in mutants(f)]
         for room in options.rooms
     }
-    killed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        shutil.copytree(
-            ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "wheels")
-        )
-        for number in range(options.count):
-            room = options.rooms[number % len(options.rooms)]
-            mutant, began = chosen.choice(found[room]), time.monotonic()
-            by = is_killed(mutant, copy, room, options.processes)
-            killed += bool(by)
-            place = f"{mutant.file.relative_to(ROOT / 'frontier_llm')}:{mutant.line}"
-            change = f"{mutant.before!r} -> {mutant.after!r}"
-            result = f"{number + 1:3}  {'killed' if by else 'SURVIVED':8}"
-            _say(f"{result}  {time.monotonic() - began:4.0f} s  {place:40}  {change[:120]}  {by}")
-    _say(f"{killed} of {options.count} killed")
-    return 0
+    rooms = [options.rooms[number % len(options.rooms)] for number in range(options.count)]
+    drawn = {i: (room, chosen.choice(found[room])) for i, room in enumerate(rooms)}
+    if options.numbers:
+        drawn = {number - 1: drawn[number - 1] for number in options.numbers}
+    left_out = shutil.ignore_patterns(".git", ".venv*", "runs", "wheels", ".hypothesis")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        shutil.copytree(ROOT, Path(folder) / "copy", ignore=left_out)
+        return run_tests(Path(folder) / "copy", options.rooms, drawn)
 
 
 if __name__ == "__main__":

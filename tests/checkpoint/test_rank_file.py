@@ -1,5 +1,7 @@
 """A file whose writing was interrupted goes on: only the chunks that it lacks are written."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 
 from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.rank_file import RankFile
+from frontier_llm.errors import CheckpointError
 
 CHUNK = 4096
 LAST = 1000
@@ -83,3 +86,30 @@ def test_parts_of_a_shared_file_go_on_alone(tmp_path: Path, written: list[int]) 
     assert write(path, second, offset=2 * CHUNK, total=len(content)) == CHUNK
     assert written == [CHUNK]
     assert path.read_bytes() == content
+
+
+def test_a_finished_file_is_closed(tmp_path: Path) -> None:
+    write(tmp_path / "file", os.urandom(LAST))
+    opened = [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
+    assert tmp_path / "file" not in opened
+
+
+@pytest.mark.parametrize(("code", "is_written"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_where_direct_writes_are_rejected_others_are_used(
+    code: int, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, content, pwrite = tmp_path / "file", os.urandom(CHUNK + LAST), os.pwrite
+
+    def rejected(descriptor: int, data: Any, offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(code, os.strerror(code))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", rejected)
+    if is_written:
+        write(path, content)
+        assert path.read_bytes() == content
+    else:
+        with pytest.raises(CheckpointError, match="cannot be written: Input/output error"):
+            write(path, content)
+        assert not path.exists()

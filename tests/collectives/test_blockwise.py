@@ -266,6 +266,14 @@ def test_fast_kernels_are_used_if_they_work_and_the_reason_is_given(monkeypatch,
     assert "no C compiler" in refused.reason
 
 
+@needs_compiler
+def test_native_kernels_are_compiled_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native_blockwise.load()
+    monkeypatch.setattr(native_blockwise, "COMPILERS", ())
+    native_blockwise.load()
+
+
 def test_kernels_with_a_wrong_bit_are_rejected(monkeypatch):
     class Wrong(TorchKernels):
         def dequantise(self, slots, parts, *, add=False):

@@ -185,6 +185,30 @@ def test_processes_do_not_wait_long_for_a_name_server():
     assert done.stdout.split() == ["1", "1"]
 
 
+UNREACHABLE = """
+import datetime, socket
+import torch.distributed as dist
+with socket.socket() as deaf:
+    deaf.bind(("127.0.0.1", 0))
+    limit = datetime.timedelta(seconds=0.2)
+    try:
+        dist.TCPStore("127.0.0.1", deaf.getsockname()[1], 1, False, timeout=limit)
+    except dist.DistNetworkError:
+        pass
+"""
+
+
+def test_warnings_of_torch_do_not_hide_its_errors():
+    environ = dict(os.environ)
+    environ.pop("TORCH_CPP_LOG_LEVEL", None)
+    prepare_environment(1, environ)
+    command = [sys.executable, "-c", UNREACHABLE]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    starts = {line[:2] for line in done.stderr.splitlines()}
+    assert "[E" in starts
+    assert "[W" not in starts
+
+
 def test_values_that_the_user_set_stay():
     given = {QUEUES: "8", WORKSPACE: ":16:8", "RES_OPTIONS": "timeout:3"}
     environ = dict(given)

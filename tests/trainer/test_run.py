@@ -296,7 +296,8 @@ def test_a_run_goes_on_without_room_for_its_records(folder: Path, corpus: list[s
     )
     assert ended.code == 0, ended.text
     for text in ("metrics.jsonl cannot be written: No space left", "metrics.jsonl lacks its last 3",
-                 "ledger.jsonl cannot be written", "report.html cannot be written"):  # fmt: skip
+                 "ledger.jsonl cannot be written", "ledger.jsonl lacks its last 4",
+                 "report.html cannot be written"):  # fmt: skip
         assert text in ended.text
     assert "Traceback" not in ended.text
 
