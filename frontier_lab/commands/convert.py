@@ -159,7 +159,9 @@ def from_theirs(folder: Path, out: Path, home: Path) -> Converted:
             yield row.ours, _to_ours(row, weights, shapes[row.ours])
 
     file_plan = plan_shards([4 * prod(shapes[row.ours]) for row in rows], SHARD_BYTES)
-    meta = {"converted_from": str(folder), "family": family.name}
+    model = config.model_dump(mode="json", include={"model"})
+    told = {**model, "data": {"sequence_length": config.data.sequence_length}}
+    meta = {"converted_from": str(folder), "family": family.name, "config": told}
     if tokenizer is not None:
         meta["tokenizer"] = digest_tokenizer(out)
     write_weights(out, (list(converted_rows(numbers)) for numbers in file_plan), meta)

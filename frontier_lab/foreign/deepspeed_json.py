@@ -111,6 +111,8 @@ def _batches(reading: Reading) -> None:
     micro = reading.integer("train_micro_batch_size_per_gpu", None, "data.micro_batch")
     batch = reading.integer("train_batch_size", None, "data.global_batch")
     steps = reading.integer("gradient_accumulation_steps")
+    both = "train_batch_size gradient_accumulation_steps"  # one decides if the other is `auto`
+    decides = "train_batch_size" if batch else "gradient_accumulation_steps" if steps else both
     if run.ranks is None and micro and batch and steps and batch % (micro * steps) == 0:
         run.ranks = batch // micro // steps * sizes[0] * sizes[1] * sizes[2]
         run.notes.append(f"the batch sizes are those of {run.ranks} GPUs")
@@ -126,7 +128,7 @@ def _batches(reading: Reading) -> None:
             todo = "correct one of them, or give the ranks, such as launch.ranks=64"
             raise reading.refused("train_batch_size", wants, todo)
     reading.means("train_micro_batch_size_per_gpu", {"data.micro_batch": micro})
-    reading.means("train_batch_size gradient_accumulation_steps", {"data.global_batch": batch})
+    reading.means(decides, {"data.global_batch": batch})
 
 
 def _zero(reading: Reading) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from frontier_llm.config.launch import TrialValue
 from frontier_llm.errors import DataError
+from frontier_llm.files import replace_text
 from frontier_llm.units import format_count
 
 TRIAL_FILE = "trial.json"
@@ -119,9 +120,7 @@ class Trial:
 
     def write(self, folder: Path) -> None:
         """Write the trial's file atomically into a folder."""
-        partial = folder / f"{TRIAL_FILE}.partial"
-        partial.write_text(json.dumps(asdict(self), indent=1))
-        partial.replace(folder / TRIAL_FILE)
+        replace_text(folder / TRIAL_FILE, json.dumps(asdict(self), indent=1))
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -58,6 +58,14 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
         lock=lock,
     )
     saved = tiers.saved_meta(newest) if resumes and newest else None
+    if saved is not None and "converted_from" in saved:
+        path = config.run.dir
+        raise ConfigError(
+            "run.dir",
+            f"{path}, a converted model",
+            "a new folder, or one in which a run has begun",
+            f"set run.init_from={path} and another run.dir",
+        )
     if saved is not None:
         changes.refuse(changes.changes(saved["config"], config.model_dump(mode="json")), config)
 

@@ -154,7 +154,7 @@ def _check_objective(config: RunConfig) -> None:
     objective = "spans" if is_t5 else "causal"
     if config.data.objective != objective:
         architecture = "an encoder-decoder" if is_t5 else "a decoder without an encoder"
-        examples = "data=stdlib_spans or data=text_spans" if is_t5 else "data=stdlib"
+        examples = "data=stdlib_spans or data=text_spans" if is_t5 else "data=stdlib or data=text"
         raise ConfigError(
             "data.objective",
             config.data.objective,

@@ -38,8 +38,8 @@ class RunSection(Section):
     a run has used is refused."""
     init_from: PathName | None
     """Initial weights of a new run: a checkpoint, or a directory with checkpoints (a run.dir, or
-    the output of frontier-llm convert); null = random weights. Keys of the model have the values
-    of that run, unless `run.allow_changes` names them. The weights belong to a tokenizer, which
+    the output of frontier-llm convert); null = random weights. Keys of the model must have the
+    values of that run, unless `run.allow_changes` names them. The weights belong to a tokenizer, which
     `data.tokenizer` sets; `run.allow_changes=[data.tokenizer]` allows a new one, for which the run
     has to learn new embeddings."""
     init_encoder_from: PathName | None = None

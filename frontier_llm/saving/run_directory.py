@@ -14,6 +14,7 @@ import yaml
 
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, advise_to_write, print_error
+from frontier_llm.files import replace_text
 from frontier_llm.saving.tiers import newest_folder
 from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 
@@ -139,9 +140,7 @@ def write_config(path: Path, text: str) -> None:
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
         for name, content in ((CONFIG, text), (f"{CONFIG}.sha256", f"{digest}  {CONFIG}\n")):
-            partial = path / f"{name}.partial"
-            partial.write_text(content)
-            partial.replace(path / name)
+            replace_text(path / name, content)
     except OSError as error:
         raise _not_writable(path, error) from None
 
@@ -158,7 +157,8 @@ def kept_layers(config: RunConfig) -> RunConfig:
     try:
         before = from_yaml((Path(config.run.dir) / CONFIG).read_text())
         layers = before["parallel"]["layers_per_stage"]
-        if any(before[section][key] != now[section][key] for section, key in _SPLIT):
+        is_other = any(before[section][key] != now[section][key] for section, key in _SPLIT)
+        if is_other or isinstance(layers, str):  # a folder of a converted model has `auto`
             return config
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # a new run
         return config

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from frontier_llm.errors import TrainingError, file_failure
+from frontier_llm.files import replace_text
 from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History
@@ -38,7 +39,7 @@ def write_report(run_dir: Path) -> Path:
     """
     path = run_dir / REPORT_FILE
     try:
-        path.write_text(make_report(run_dir), encoding="utf-8")
+        replace_text(path, make_report(run_dir))
     except OSError as error:
         raise TrainingError(file_failure(path, "written", error)) from error
     return path

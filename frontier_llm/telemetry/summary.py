@@ -5,7 +5,6 @@ are in metrics.jsonl.
 """
 
 import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from typing_extensions import Self
 
 from frontier_llm.errors import TrainingError, file_failure
+from frontier_llm.files import replace_text
 from frontier_llm.telemetry.jsonl import LARGEST
 
 SUMMARY_FILE = "summary.json"
@@ -46,13 +46,9 @@ class RunFile(Part):
             TrainingError: it cannot be written.
         """
         path = run_dir / self.file_name
-        partial = path.with_suffix(".json.partial")
         try:
-            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)  # atomic: a reader sees the old file or the new one
+            replace_text(path, self.model_dump_json(indent=1) + "\n")
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise TrainingError(file_failure(path, "written", error)) from error
         return path
 

@@ -23,6 +23,7 @@ from frontier_lab.convert.table import TRANSPOSED
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.options import run_command
+from frontier_llm.cli.train import configure
 from frontier_llm.config import decode
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, DataError, FrontierError
@@ -400,16 +401,27 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     assert printed.model == config.model  # the command makes the same model
     check_initial_tokenizer(printed, Path(str(printed.data.tokenizer)))
     check_initial_model(printed)
-    model = printed.model.model_copy(update={"layers": printed.model.layers + 1})
-    with pytest.raises(ConfigError, match=rf"layers\.{model.layers - 1}\..* absent") as caught:
-        check_initial_model(printed.model_copy(update={"model": model}))
-    assert "convert has printed" in caught.value.todo
+    for changed in ("model.layers=9", "model.norm_epsilon=0.1", "model.window=8"):
+        other = configured([*words, f"run.dir={tmp_path}/run", changed]).config
+        with pytest.raises(ConfigError, match=f"of run.init_from={imported}") as caught:
+            check_initial_model(other)
+        assert caught.value.key == changed.partition("=")[0]
+    check_initial_model(configured([*words, "run.allow_changes=[model.window]", changed]).config)
     train_tokenizer(["the old man and the sea, " * 20], 300, tmp_path / "other.model")
     with pytest.raises(ConfigError, match=f"set data.tokenizer={imported} "):
         check_initial_tokenizer(printed, tmp_path / "other.model")
     assert main(["--to", "hf", str(imported), str(back), "--no-check"]) == 0
     written = [folder / "tokenizer.model" for folder in (theirs, imported, back)]
     assert len({file.read_bytes() for file in written}) == 1
+
+
+def test_a_folder_of_converted_weights_is_no_run(tmp_path: Path, capsys):
+    imported = tmp_path / "imported"
+    assert main(["--from", "hf", str(their_gpt2(tmp_path)), str(imported), "--no-check"]) == 0
+    words = shlex.split(capsys.readouterr().out.partition("frontier-llm train ")[2])
+    with pytest.raises(ConfigError, match="a converted model") as caught:
+        configure([*words[1:], f"run.dir={imported}"])
+    assert f"run.init_from={imported}" in caught.value.todo
 
 
 @pytest.mark.parametrize("vocabulary", [300, 299])

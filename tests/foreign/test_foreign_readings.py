@@ -270,6 +270,13 @@ def test_a_hugging_face_model_lies_beside_the_file(tmp_path):
     assert "data.sequence_length" in run.missing
 
 
+@pytest.mark.parametrize("name", ["train_batch_size", "gradient_accumulation_steps"])
+def test_the_batch_is_known_if_one_of_two_values_is_auto(tmp_path, name):
+    run = _read(tmp_path, {**DEEPSPEED, name: "auto"}, launch__ranks="32")
+    assert run.keys["data.global_batch"] == "256"
+    assert "data.global_batch" not in run.missing
+
+
 def test_variants_of_zero(tmp_path):
     zero = {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True,
             "zero_quantized_gradients": True}  # fmt: skip
