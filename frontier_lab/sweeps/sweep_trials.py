@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from frontier_llm.atomic_files import replace_text
 from frontier_llm.config.launch import TrialValue
 from frontier_llm.errors import DataError
-from frontier_llm.files import replace_text
 from frontier_llm.units import format_count
 
 TRIAL_FILE = "trial.json"

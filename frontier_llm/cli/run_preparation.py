@@ -59,12 +59,11 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     )
     saved = tiers.saved_meta(newest) if resumes and newest else None
     if saved is not None and "converted_from" in saved:
-        path = config.run.dir
         raise ConfigError(
             "run.dir",
-            f"{path}, a converted model",
+            f"{config.run.dir}, a converted model",
             "a new folder, or one in which a run has begun",
-            f"set run.init_from={path} and another run.dir",
+            f"set run.init_from={config.run.dir} and another run.dir",
         )
     if saved is not None:
         changes.refuse(changes.changes(saved["config"], config.model_dump(mode="json")), config)

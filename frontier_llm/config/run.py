@@ -39,9 +39,9 @@ class RunSection(Section):
     init_from: PathName | None
     """Initial weights of a new run: a checkpoint, or a directory with checkpoints (a run.dir, or
     the output of frontier-llm convert); null = random weights. Keys of the model must have the
-    values of that run, unless `run.allow_changes` names them. The weights belong to a tokenizer, which
-    `data.tokenizer` sets; `run.allow_changes=[data.tokenizer]` allows a new one, for which the run
-    has to learn new embeddings."""
+    values of that run, unless `run.allow_changes` names them. The weights belong to a tokenizer,
+    which `data.tokenizer` sets; `run.allow_changes=[data.tokenizer]` allows a new one, for which
+    the run has to learn new embeddings."""
     init_encoder_from: PathName | None = None
     """Initial weights of the encoder, from a decoder of its dimensions; null = those of
     `run.init_from`."""

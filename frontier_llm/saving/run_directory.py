@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import yaml
 
+from frontier_llm.atomic_files import replace_text
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, advise_to_write, print_error
-from frontier_llm.files import replace_text
 from frontier_llm.saving.tiers import newest_folder
 from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from frontier_llm.atomic_files import replace_text
 from frontier_llm.errors import TrainingError, file_failure
-from frontier_llm.files import replace_text
 from frontier_llm.geometry.wire import Sent, level_labels
 from frontier_llm.telemetry import figures, html_page
 from frontier_llm.telemetry.history import History

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
+from frontier_llm.atomic_files import replace_text
 from frontier_llm.errors import TrainingError, file_failure
-from frontier_llm.files import replace_text
 from frontier_llm.telemetry.jsonl import LARGEST
 
 SUMMARY_FILE = "summary.json"
