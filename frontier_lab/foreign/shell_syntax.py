@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from frontier_llm.errors import ConfigError
+
 # lengths are bounded, so that no text takes quadratic time
 INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
 BRACES = r"\$\{(?:[^{}\n]|\$\{[^{}\n]{0,200}\}){0,200}\}"
@@ -24,8 +26,10 @@ _SEPARATORS = {"\n", ";", "&&", "||", "|", "&", ";;", "(", ")"}
 _KEYWORDS = {"if", "then", "elif", "else", "fi", "while", "until", "do", "done", "{", "}"}
 _BEFORE = {*_KEYWORDS, "!", "for"}
 """Words after which a test may begin."""
-MOST_NESTED = 50
-"""Commands within each other that are told apart."""
+_OPENS = re.compile(r"\(\(|\$[({]|<<")
+MOST_NESTED, MOST_OPENS = 50, 3_000
+"""Limits of the commands within each other that are told apart, and of all brackets and heredocs
+that may need a search for their end."""
 
 Words = tuple[str, list[str]]
 """The operator before a command, and its raw words."""
@@ -53,8 +57,20 @@ class Command:
         return " ".join([*words, *([self.kind] if conditions else []), *self.words, *inner])
 
 
+def too_long() -> ConfigError:
+    """Return the error for a script that cannot be followed to its end."""
+    return ConfigError(
+        "--from",
+        "a script with too many commands, or too many within each other",
+        "a script that starts a program",
+        "name a file with the program's command alone",
+    )
+
+
 def parse(text: str) -> list[Command]:
     """Return the commands of a script."""
+    if len(_OPENS.findall(text)) > MOST_OPENS:
+        raise too_long()
     split: list[Words] = []
     for joiner, words in _simple_commands(text):
         at = 0

@@ -10,12 +10,13 @@ which may not run is not known from there on, unless the command only adds optio
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from frontier_lab.foreign.shell_syntax import BRACES, INNER, QUOTES, Command, parse
+from frontier_lab.foreign.shell_script import Script
+from frontier_lab.foreign.shell_syntax import BRACES, INNER, QUOTES, Command, parse, too_long
 from frontier_lab.foreign.shell_tests import UNKNOWN, calculated, is_open, tested
 
 _PIECE = re.compile(
@@ -39,27 +40,7 @@ _SUCCEEDS = _STARTS | set(" : cd echo mkdir module printf set shift true ulimit 
 MOST_WORDS, LONGEST, DEEPEST, MOST_CALLS, MOST_ROUNDS = 50_000, 1_000_000, 20, 500, 100
 """Limits of the words of a variable, of its characters, of variables and calls within each other,
 of all calls, and of the rounds of a loop."""
-
-
-@dataclass
-class Script:
-    """The commands of a script, with the values of its variables put in."""
-
-    commands: list[list[str]] = field(default_factory=list)
-    variables: dict[str, list[str]] = field(default_factory=dict)
-    undecided: list[str] = field(default_factory=list)
-    """Conditions that depend on something unknown; the commands below them are left out."""
-    unread: list[str] = field(default_factory=list)
-    """Files that it sources and that were not found."""
-    folder: Path | None = None
-    """Where files are looked for that it sources."""
-    functions: dict[str, list[Command]] = field(default_factory=dict)
-    calls: list[str] = field(default_factory=list)
-    """Functions and files in the order in which they were read."""
-    left_out: list[list[str]] = field(default_factory=list)
-    """Commands with options that may not be run."""
-    returned: bool = False
-    """Whether the function that is read has come to its `return`."""
+EXIT = "exit (what follows is read all the same)"
 
 
 def read_script(
@@ -67,13 +48,20 @@ def read_script(
     variables: dict[str, list[str]] | None = None,
     depth: int = 0,
     folder: Path | None = None,
+    steps: list[int] | None = None,
 ) -> Script:
-    """Read a script; `variables` are known from outside, sourced files are in `folder`."""
-    script = Script(variables=variables or {}, folder=folder)
-    _run(parse(text), script, depth)
-    if not any(word.startswith("--") for words in script.commands for word in words):
-        for name in [name for name in script.functions if name not in script.calls]:
-            _run(script.functions[name], script, depth)  # a file of functions
+    """Read a script; `variables` are known from outside, sourced files are in `folder`.
+
+    Raises a ConfigError for one with too many commands, or too many within each other.
+    """
+    script = Script(variables=variables or {}, folder=folder, steps=steps or [0])
+    try:
+        _run(parse(text), script, depth)
+        if not any(word.startswith("--") for words in script.commands for word in words):
+            for name in [name for name in script.functions if name not in script.calls]:
+                _run(script.functions[name], script, depth)  # a file of functions
+    except RecursionError:
+        raise too_long() from None
     return script
 
 
@@ -82,8 +70,9 @@ def _run(commands: Sequence[Command], script: Script, depth: int) -> bool | None
     result: bool | None = True
     before = ""
     for command in commands:
-        if script.returned:
+        if script.returned or script.jump:
             break
+        script.count(1)
         decides = {"&&": False, "||": True}.get(command.joiner)
         if decides is None and command.joiner != ")":
             before = ""
@@ -117,9 +106,10 @@ def _run_one(command: Command, script: Script, depth: int) -> bool | None:
     if words[0] == "!":
         other = _run_one(replace(command, words=words[1:] or ["true"]), script, depth)
         return None if other is None else not other
-    if words[0].startswith("(("):
-        number = _calculated(words[0][2:-2], script, depth)
-        return None if number is None else number != 0
+    if words[0].startswith("((") or words[0] == "let":
+        texts = [words[0][2:-2]] if words[0] != "let" else [_joined(w, script) for w in words[1:]]
+        numbers = [_arithmetic(text, script, depth) for text in texts]
+        return None if None in numbers else bool(numbers and numbers[-1])
     if words[0] in _TESTS:
         return tested([_joined(word, script) for word in words])
     return _run_simple(list(dropwhile(_SKIPPED.__contains__, words)), script, depth)
@@ -167,7 +157,8 @@ def _repeat_for(command: Command, script: Script, depth: int) -> None:
         script.undecided.append(f"{text} (planned with its last value)")
     for value in values[-MOST_ROUNDS:]:
         script.variables[name] = [value]
-        _run_round(body, script, depth)
+        if _run_round(body, script, depth):
+            break
     if any(is_open(value) or "{" in value for value in values):  # it has any number of rounds
         _leave_out(body, text, script, depth)
 
@@ -178,20 +169,27 @@ def _repeat_while(command: Command, script: Script, depth: int) -> None:
     if "$#" in text and "#" not in script.variables:
         script.undecided.append(f"{text} (planned without arguments)")
         return
-    for _ in range(1 if {"true", ":"} & set(text.split()) else MOST_ROUNDS):
+    is_endless = bool({"true", ":"} & set(text.split()))
+    for _ in range(1 if is_endless else MOST_ROUNDS):
         holds = _run(condition or [], script, depth)
         if holds is None:
             _leave_out(body, text, script, depth)
         if holds is None or holds == (command.kind == "until"):
             return
-        _run_round(body, script, depth)
+        if _run_round(body, script, depth):
+            return
+    if is_endless:  # how often it runs is not known
+        words = (word for words in _inside(body, script, set()) for word in words)
+        script.forget(found[1] for found in map(_ASSIGNMENT.fullmatch, words) if found)
 
 
-def _run_round(body: Sequence[Command], script: Script, depth: int) -> None:
-    """Read the body of a loop once; it counts as a call."""
+def _run_round(body: Sequence[Command], script: Script, depth: int) -> bool:
+    """Read the body of a loop once, which counts as a call; return whether the loop is left."""
     script.calls.append("")
     if len(script.calls) < MOST_CALLS:
         _run(body, script, depth)
+    jump, script.jump = script.jump, ""
+    return jump == "break"
 
 
 def _leave_out(commands: Sequence[Command], why: str, script: Script, depth: int) -> None:
@@ -208,7 +206,7 @@ def _leave_out(commands: Sequence[Command], why: str, script: Script, depth: int
             if not (adds and has_options) and script.variables.get(name) != [
                 _joined(value, script)
             ]:
-                script.variables[name] = [f"${{{name}{UNKNOWN}"]
+                script.forget([name])
         if words[0] in ("source", "."):
             script.unread.append(" ".join(words[1:2]))
         elif has_options and not sets and depth < DEEPEST:
@@ -245,20 +243,42 @@ def _run_simple(words: Sequence[str], script: Script, depth: int) -> bool | None
         return None if any(is_open(word) and "(" in word for word in words) else True
     command: list[str] = []
     for part in (part for word in rest for part in _expanded(word, script)):
-        inner = re.search(r"\s--\w", part) and depth < DEEPEST
-        nested = read_script(part, dict(script.variables), depth + 1) if inner else Script()
+        script.count(1)
+        nested = Script()
+        if re.search(r"\s--\w", part) and depth < DEEPEST:
+            nested = read_script(part, dict(script.variables), depth + 1, steps=script.steps)
         command += [each for words in nested.commands for each in words] or [part]
     first, others = (command[0], command[1:]) if command else ("", [])
     if first == "shift" and "@" in script.variables:
         count = int(others[0][:3]) if others[:1] and others[0].isdecimal() else 1
         _set_arguments(script.variables["@"][count:], script)
-    elif first == "return":
-        script.returned = depth > 0
     elif first in script.functions and depth < DEEPEST:
         return _call(command, script, depth)
-    elif first and not (first in _STARTS and _start(first, others, script, depth)):
+    elif first and not _run_builtin(first, others, script, depth):
         script.commands.append(command[:MOST_WORDS])
     return True if first in _SUCCEEDS else False if first == "false" else None
+
+
+def _run_builtin(first: str, words: list[str], script: Script, depth: int) -> bool:
+    """Follow a command of the shell, if it is one that counts here; return whether it is."""
+    indexed = re.match(r"([A-Za-z_]\w*)\[[^]]*\]\+?=", first)
+    if first in _STARTS:
+        return _start(first, words, script, depth)
+    if first == "return":
+        script.returned = depth > 0
+    elif first in ("break", "continue"):
+        script.jump = first
+    elif first == "exit":
+        script.undecided += [] if EXIT in script.undecided else [EXIT]
+    elif first == "unset":
+        script.variables = {k: v for k, v in script.variables.items() if k not in words}
+    elif first == "read" or (first == "printf" and words[:1] == ["-v"]):
+        script.forget(name for name in words if name.isidentifier())
+    elif indexed:
+        script.forget([indexed[1]])
+    else:
+        return False
+    return True
 
 
 def _declare(words: Sequence[str], script: Script) -> None:
@@ -278,12 +298,16 @@ def _call(words: Sequence[str], script: Script, depth: int) -> bool | None:
     script.calls.append(words[0])
     if len(script.calls) > MOST_CALLS:
         return None
-    outer = _set_arguments(words[1:], script)
-    result = _run(script.functions[words[0]], script, depth + 1)
+    body = script.functions[words[0]]
+    declared = [inner for inner in _inside(body, script, set(script.functions))]
+    names = {each.partition("=")[0] for inner in declared if inner[0] == "local" for each in inner}
+    outer = {name: script.variables[name] for name in names & script.variables.keys()}
+    outer |= _set_arguments(words[1:], script)
+    result = _run(body, script, depth + 1)
     script.returned = False
     _set_arguments([], script)
-    for name in ("@", "*", "#"):
-        del script.variables[name]
+    for name in ("@", "*", "#", *names):
+        script.variables.pop(name, None)
     script.variables |= outer
     return result
 
@@ -321,6 +345,7 @@ def _start(how: str, words: Sequence[str], script: Script, depth: int) -> bool:
                 text = ""
             if text and is_sourced:
                 _run(parse(text), script, depth + 1)
+                script.returned = False
             elif text:
                 inner = replace(script, variables=dict(script.variables))
                 _set_arguments(words[1:], inner)
@@ -339,6 +364,7 @@ def _assign(words: Iterable[str], script: Script) -> list[str]:
         if rest[1:2] == ["("]:
             end = rest.index(")") if ")" in rest else len(rest)
             values = [part for word in rest[2:end] for part in _expanded(word, script)]
+            script.count(len(values))
             old = script.variables.get(name, []) if adds else []
             script.variables[name] = [*old, *values][:MOST_WORDS]
             rest = rest[end + 1 :]
@@ -441,6 +467,20 @@ def _part(known: list[str], count: str, index: str | None) -> list[str]:
     if count:
         return [str(len(known if index in ("@", "*") else " ".join(known)))]
     return known[int(index or 0) : int(index or 0) + 1]
+
+
+def _arithmetic(text: str, script: Script, depth: int) -> int | None:
+    """Calculate an expression that may assign a variable; None = it is not known."""
+    found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|[-+*/%]?=(?!=)(.*))", text, re.DOTALL)
+    if found is None:
+        names = re.findall(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", text)
+        script.forget(names)
+        return None if names else _calculated(text, script, depth)
+    name, how, other = found.groups()
+    sign, operand = how[0], "1" if other is None else f"({other})"
+    number = _calculated(operand if sign == "=" else f"{name} {sign} {operand}", script, depth)
+    script.variables[name] = [f"${{{name}{UNKNOWN}" if number is None else str(number)]
+    return number
 
 
 def _calculated(text: str, script: Script, depth: int) -> int | None:

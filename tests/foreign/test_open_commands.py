@@ -3,7 +3,8 @@
 import pytest
 
 from frontier_lab.foreign.files import read_run, started
-from frontier_lab.foreign.shell_words import MOST_CALLS, read_script
+from frontier_lab.foreign.shell_words import EXIT, MOST_CALLS, read_script
+from frontier_llm.errors import ConfigError
 from tests.foreign.test_foreign_readings import _has, _read
 
 SIZES = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 256"
@@ -196,3 +197,64 @@ def test_loops_within_loops_end():
     assert len(read_script("while [ 1 = 1 ]; do f; done").commands) < MOST_CALLS
     assert read_script("{ " * 20_000).commands == []
     assert len(read_script("if " * 5_000 + "f").commands) <= 5_000
+
+
+def test_a_return_ends_the_sourced_file_alone(tmp_path):
+    (tmp_path / "lib.sh").write_text("A=7\nreturn 0\nA=8")
+    (tmp_path / "once.sh").write_text('[ -n "$ONCE" ] && return\nONCE=1')
+    text = "source lib.sh\nsource once.sh\nsource once.sh\nf --n $A"
+    assert read_script(text, folder=tmp_path).commands == [["f", "--n", "7"]]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("A=1\n(( A = 2 * 4 ))\nf $A", ["f", "8"]),
+        ("A=1\n((A++))\n((A*=3))\nlet A=A+1\nf $A", ["f", "7"]),
+        ("A=0\nwhile (( A < 3 )); do ((A++)); done\nf $A", ["f", "3"]),
+        ("A=1\n((A = U))\nf $A", ["f", "${A?}"]),
+        ("A=1\n(( (A += 2) > 1 ))\nf $A", ["f", "${A?}"]),
+        ("A=1\nwhile :; do A=$((A*2)); if [ $A = 4 ]; then break; fi; done\nf $A", ["f", "${A?}"]),
+        ("A=1\nwhile [ $A -lt 9 ]; do A=$((A*2)); [ $A = 4 ] && break; done\nf $A", ["f", "4"]),
+        ("for I in 1 2 3; do [ $I = 2 ] && continue; A+=$I; done\nf $A", ["f", "13"]),
+        ("A=1\ng() { local A=3; B=$A; }\ng\nf $A $B", ["f", "1", "3"]),
+        ("g() { local A=3; }\ng\nf ${A:-5}", ["f", "5"]),
+        ("A=4\nunset A\nf ${A:-2}", ["f", "2"]),
+        ("A=1\nread A B <<< 'x y'\nf $A", ["f", "${A?}"]),
+        ("A=1\nprintf -v A %s 3\nf $A", ["f", "${A?}"]),
+        ("A=(1 2)\nA[0]=3\nf $A", ["f", "${A?}"]),
+    ],
+)
+def test_a_variable_has_the_value_that_bash_gives_or_none(script, words):
+    assert read_script(script).commands[-1] == words
+
+
+def test_an_exit_is_named():
+    script = read_script("if [ 1 = 1 ]; then f; exit; fi\ng")
+    assert (script.commands, script.undecided) == ([["f"], ["g"]], [EXIT])
+
+
+ENDLESS = "[ 1 = 1 ]"
+for _ in range(3):
+    ENDLESS = f"while {ENDLESS}; do :; done; [ 1 = 1 ]"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ENDLESS,
+        "g() { " + "{ " * 45 + "g; " + "} " * 45 + "}\ng",
+        "! " * 1500 + "true",
+        "[ " + "! " * 1500 + "a ]",
+        "g() { echo $(g) $(g); }\nA=$(g)",
+        "((" * 30_000,
+        '"$(' * 50_000,
+        "${${" * 50_000,
+        "A=(1 2)\n" + "A=(${A[@]} ${A[@]})\n" * 3000,
+        "A='" + "1 " * 50_000 + "'\n" + "f $A\n" * 2000,
+        "\n".join(f"cat <<E{number}" for number in range(20_000)),
+    ],
+)
+def test_a_script_without_a_near_end_is_refused(script):
+    with pytest.raises(ConfigError, match="too many commands"):
+        read_script(script)
