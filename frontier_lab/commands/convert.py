@@ -108,7 +108,7 @@ class Converted:
 
 def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
     """Export the run directory `run`: write a Hugging Face folder into the empty folder `out`."""
-    config = single_process_config(run)
+    config = single_process_config(run, options.checkpoint or run)
     family = family_for(config.model, options.family)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)

@@ -106,14 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
     options = parser.refuse_useless(parser.parse_args(arguments), NEEDS, EXCLUDES)
-    config = single_process_config(options.run)
+    weights = options.checkpoint or options.run
+    config = single_process_config(options.run, weights)
     device = Accelerator.of_rank(0).device
     if options.harness:
         found = run_harness(options, device, config.data.micro_batch)
         if options.json:
             write_json(options.json, found, "--json")
         return 0
-    weights = options.checkpoint or options.run
     corpora = None if options.text else _open_corpora(config, weights)
     with single_process_model(config, weights, device) as built:
         if corpora is None:

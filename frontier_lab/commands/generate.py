@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seed", type=at_least(0), default=1, help="seed of the random choice (default 1)"
     )
     options = parser.parse_intermixed_args(arguments)
-    texts = generate(single_process_config(options.run), options)
+    texts = generate(single_process_config(options.run, options.checkpoint or options.run), options)
     console = wide_console(highlight=False)
     for prompt, text in zip(options.prompts, texts, strict=True):
         console.print(Text.assemble((prompt, "bold"), text))

@@ -80,6 +80,8 @@ class Gemma2(LlamaLike):
     def to_ours(self, theirs: Values) -> Values:
         """Translate config.json to our settings."""
         ours = super().to_ours(theirs)
+        if ours["score_width"] == ours["head_dim"]:
+            ours["score_width"] = None  # the default, which presets and other models have
         found, layers = theirs.get("layer_types"), theirs["num_hidden_layers"]
         usual = theirs.get("sliding_window_pattern") or self.every
         if found is None or found == _pattern(usual, layers):

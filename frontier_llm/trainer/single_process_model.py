@@ -28,9 +28,20 @@ ON_ONE_RANK = {
 """The section `parallel` of a configuration with a single rank."""
 
 
-def single_process_config(run: Path) -> RunConfig:
-    """Return a run's configuration, changed to place the whole model on one rank."""
+def single_process_config(run: Path, weights: Path | None = None) -> RunConfig:
+    """Return a run's configuration, changed to place the whole model on one rank.
+
+    With `weights`, a checkpoint or a folder of checkpoints, the model is theirs: a run may have
+    changed its model since (`run.allow_changes`). Raises a CheckpointError if there are none.
+    """
     values = _read_values(run)
+    if weights is not None:
+        from frontier_llm.checkpoint.discovery import find
+
+        stored = find(weights).manifest.meta.get("config")
+        model = stored.get("model") if isinstance(stored, dict) else None
+        if isinstance(model, dict) and isinstance(values.get("model"), dict):
+            values["model"] |= model
     values["parallel"] = ON_ONE_RANK
     values["run"] = values["run"] | {"dir": str(run)}
     return decode(values)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
@@ -91,6 +92,25 @@ def test_the_sum_is_that_of_all_tokens_one_by_one(run: Path, stride: int) -> Non
     assert score.nats == pytest.approx(expected, rel=1e-6)
     assert score.tokens == len(tokenizer.encode(TEXT)) > 2 * WINDOW
     assert score.bytes == len(TEXT)
+
+
+def test_weights_are_evaluated_as_the_model_that_they_were_saved_with(
+    run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    file = other / "config.yaml"
+    text = file.read_text()
+    changed = re.sub(r"(?m)^  norm_epsilon: .*$", "  norm_epsilon: 0.5", text)
+    assert changed != text
+    file.write_text(changed)  # as a run does that resumes with run.allow_changes
+    scores = []
+    for folder in (run, other):
+        out = tmp_path / f"{folder.name}.json"
+        words = ["--checkpoint", str(folder / "checkpoints"), "--text", str(run.parent / "text.py")]
+        assert evaluate.main([str(folder), *words, "--json", str(out)]) == 0
+        scores.append(json.loads(out.read_text())[0]["nats_per_token"])
+    assert scores[0] == scores[1]
 
 
 def test_the_command_prints_and_writes_the_scores(

@@ -22,7 +22,7 @@ BAD_KEYS = {
     "model.activation=relu": "model.activation=gelu",
     "sharding=fsdp": "sharding=zero3",
     "run.dir=''": "run.dir=",
-    "data.path=book.txt": "add data=text",
+    "data.path=book.txt": "or write data=text",
 }
 BAD_RUNS = {"nosuch": "correct", "file": "correct", "runs": "runs/a", "runz": "did you mean runs"}
 BAD_RUNS["run.dir=runs/a"] = "write runs/a"

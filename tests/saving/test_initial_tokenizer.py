@@ -35,7 +35,7 @@ OTHER_MODELS = [
         ["model.layers=3", "model.norm_epsilon=1e-3"],
         "model.layers",
         "2, as in the weights",
-        "set model.layers=2 model.norm_epsilon=1e-05, or leave out",
+        "set model.layers=2, and either model.norm_epsilon=1e-05 or ",
     ),
 ]
 """Overrides, the key that is named, what is wanted, and what to do."""

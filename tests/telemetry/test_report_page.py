@@ -264,7 +264,7 @@ def test_the_command_refuses_what_is_no_run_without_a_traceback(tmp_path, capsys
 
 def test_a_report_that_cannot_be_written_says_what_to_do(tmp_path, capsys):
     (tmp_path / "config.yaml").touch()
-    (tmp_path / "report.html").symlink_to("/dev/full")
+    (tmp_path / "report.html.partial").symlink_to("/dev/full")
     assert run_command(lambda: report_command.main([str(tmp_path)])) == 1
     shown = capsys.readouterr().err
     assert "report.html cannot be written: No space left on device\n  do: free space or" in shown
