@@ -98,8 +98,5 @@ def test_packed_samples_keep_their_length(run: tuple[str, ...]) -> None:
     assert train(*packed).code == 0
     ended = train(*packed, "data.sequence_length=16", "run.allow_changes=[data.sequence_length]")
     assert ended.code == 2, ended.text
-    assert (
-        "32, as in the checkpoint that the run resumes from: best_fit packs all documents anew"
-        in ended.text
-    )
+    assert "that the run resumes from: best_fit packs all documents anew" in ended.text
     assert "run.init_from=RUN" in ended.text
