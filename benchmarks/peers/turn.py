@@ -27,9 +27,9 @@ ADAMW: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_
 CLIP_NORM = 1.0
 SEED = 1
 QUIET_SECONDS = 0.05
+"""If no byte is sent for this long, all messages are considered to have arrived."""
 HEADER_BYTES = 14 + 20 + 32
 """Of a packet: those of Ethernet, IPv4 and TCP with a timestamp."""
-"""If no byte is sent for this long, all messages are considered to have arrived."""
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss in bytes."""
 MicroBatch = tuple[torch.Tensor, torch.Tensor]

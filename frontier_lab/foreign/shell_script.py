@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frontier_lab.foreign.shell_conditions import UNKNOWN
 from frontier_lab.foreign.shell_syntax import Command, too_long
-from frontier_lab.foreign.shell_tests import UNKNOWN
 
 MOST_STEPS = 100_000
 """Limit of the commands and words that are read; scripts of runs have some hundreds."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from frontier_llm.errors import ConfigError
 
-# lengths are bounded, so that no text takes quadratic time
+# lengths are bounded, and so is the number of brackets (MOST_OPENS): the search for ends is slow
 INNER = r"(?:[^()]|\((?:[^()]|\([^()]{0,400}\)){0,400}\)){0,400}"
 BRACES = r"\$\{(?:[^{}\n]|\$\{[^{}\n]{0,200}\}){0,200}\}"
 QUOTES = rf"(?:\\.|\$\({INNER}\)|[^\"\\$]|\$(?!\())*"

@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
+from frontier_lab.foreign.shell_conditions import UNKNOWN, calculated, is_open, tested
 from frontier_lab.foreign.shell_script import Script
 from frontier_lab.foreign.shell_syntax import BRACES, INNER, QUOTES, Command, parse, too_long
-from frontier_lab.foreign.shell_tests import UNKNOWN, calculated, is_open, tested
 
 _PIECE = re.compile(
     rf"""'(?P<literal>[^']*)'|"(?P<quoted>{QUOTES}|(?:\\.|[^"\\])*)"|\\(?P<escaped>\n|.)

@@ -155,12 +155,12 @@ def kept_layers(config: RunConfig) -> RunConfig:
         return config
     now = config.model_dump(mode="json")
     try:
-        before = from_yaml((Path(config.run.dir) / CONFIG).read_text())
+        before = from_yaml((Path(config.run.dir) / CONFIG).read_text(encoding="utf-8"))
         layers = before["parallel"]["layers_per_stage"]
         is_other = any(before[section][key] != now[section][key] for section, key in _SPLIT)
         if is_other or isinstance(layers, str):  # a folder of a converted model has `auto`
             return config
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # a new run
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):  # a new run
         return config
     kept = None if layers is None else tuple(layers)
     return config.changed("parallel", layers_per_stage=kept)

@@ -59,7 +59,7 @@ def read_config(run: Path) -> RunConfig:
 def _read_values(run: Path) -> dict[str, Any]:
     file = run / "config.yaml"
     try:
-        values = yaml.safe_load(file.read_text())
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError:
         raise DataError(
             f"{run} is not a run directory: it holds no config.yaml\n"
