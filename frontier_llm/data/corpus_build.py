@@ -268,6 +268,7 @@ class CorpusBuild:
             found=found,
             read=read,
             left_out=left_out,
+            marked_files=sum(file.detected.is_marked for file in self.source.files),
             documents=kept + repeated + skipped.empty + skipped.broken,
             empty_documents=skipped.empty,
             broken_documents=skipped.broken,

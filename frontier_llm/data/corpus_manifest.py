@@ -124,6 +124,8 @@ class TextCounts(BaseModel):
     """Number of halves of surrogate pairs, each of which became U+FFFD."""
     bytes: int = Field(default=0, ge=0)
     """Size of all documents in UTF-8; 0 in corpora of versions that did not count it."""
+    end_marks: int = Field(default=0, ge=0)
+    """Number of END_MARKS (source_format.py) in documents, which are encoded as ordinary text."""
     byte_tokens: int = Field(default=0, ge=0)
     """Number of tokens that stand for a single byte of a character with several bytes."""
 
@@ -159,6 +161,8 @@ class Account(BaseModel):
     """All files of the source: regular files with their sizes, and other paths with size 0."""
     read: Tally
     left_out: dict[str, Tally]
+    marked_files: int = Field(default=0, ge=0)
+    """Number of files of text that are divided at END_MARKS (source_format.py)."""
     documents: int = Field(ge=0)
     """Number of lines, rows or sections that were found in the files."""
     empty_documents: int = Field(ge=0)
@@ -210,12 +214,14 @@ class Account(BaseModel):
             yield _files(tally), f"left out, {reason}: {names}{more}"
         unknown_tokens = counted(self.text.unknown_tokens, "unknown token", ",")
         for count, noun, what in (
+            (self.marked_files, "file", "divided at <|endoftext|>, which is left out"),
             (self.empty_documents, "document", "left out, empty"),
             (self.repeated_documents, "document", "left out, repeated"),
             (self.broken_documents, "document", "left out, not text"),
             (self.text.lost, "character", "without a token"),
             (self.text.unknown, "character", f"in {unknown_tokens}"),
             (self.text.changed, "character", "dropped or replaced by the tokenizer"),
+            (self.text.end_marks, "mark", "such as <|endoftext|> in documents, as ordinary text"),
             (self.text.replaced, "surrogate", "without its other half, replaced by U+FFFD"),
         ):
             if count:

@@ -19,6 +19,7 @@ from frontier_llm.data.file_readers import (
     JsonLines,
     JsonValues,
     LongText,
+    MarkedText,
     Parquet,
     Tsv,
     WholeText,
@@ -27,6 +28,7 @@ from frontier_llm.data.file_readers import (
 )
 from frontier_llm.data.source_format import (
     BOM,
+    END_MARKS,
     SUFFIXES,
     Format,
     Unreadable,
@@ -118,6 +120,9 @@ class Detected:
     has_no_text: bool = False
     """Whether this is JSON without the key of the text, which is text in a folder of text."""
 
+    is_marked: bool = False
+    """Whether this is text in which END_MARKS divide documents."""
+
     @property
     def is_structured(self) -> bool:
         """Whether the file holds records, each with its text under a key."""
@@ -152,7 +157,8 @@ def detect(path: Path, text_key: str) -> Detected:
             problem = problem.removeprefix(f"{path}: ").replace(f"{path} is", "it is")
             return Detected(None, compression, "damaged", problem, advice)
     content = sniff(head, text_key)
-    return replace(_check(path.name, compression, content), content=content.format)
+    found = replace(_check(path.name, compression, content), content=content.format)
+    return replace(found, is_marked=found.format == "text" and _has_marks(head))
 
 
 def _check(name: str, compression: str, content: Content) -> Detected:
@@ -252,6 +258,15 @@ def _sniff_records(head: bytes, text_key: str) -> Content | None:
     return None
 
 
+def _has_marks(head: bytes) -> bool:
+    """Whether END_MARKS divide a text into documents: several lines end with one.
+
+    A text about such marks names them within its lines.
+    """
+    lines = head.replace(BOM, b"").splitlines()
+    return sum(line.rstrip().decode(errors="replace").endswith(END_MARKS) for line in lines) > 1
+
+
 def _parsed(line: bytes) -> object:
     try:
         return json.loads(line.decode(errors="replace"))
@@ -265,7 +280,9 @@ def reader_of(path: Path, size: int, detected: Detected, key: str, *, divided: b
     With `divided` a short text becomes several documents, as a long one does.
     """
     reader = FORMATS[detected.format].reader if detected.format else Unreadable
-    if reader is WholeText and (divided or (size > LONG_FILE_BYTES and not detected.compression)):
+    if detected.is_marked:
+        reader = MarkedText
+    elif reader is WholeText and (divided or (size > LONG_FILE_BYTES and not detected.compression)):
         reader = LongText
     elif reader is WholeText and detected.compression:
         reader = CompressedWholeText

@@ -19,6 +19,7 @@ from frontier_llm.data import source_format
 from frontier_llm.data.source_format import (
     BOM,
     CUT_BYTES,
+    END_MARKS,
     LONGEST_DOCUMENT_BYTES,
     READ_BYTES,
     Cut,
@@ -47,6 +48,8 @@ SMALL_FILE_SECTIONS = 128
 _CHARACTER_BYTES = 4
 """Largest number of bytes of a character in UTF-8."""
 _SHOWN_CHARACTERS = 200
+_END_MARK = "|".join(map(re.escape, END_MARKS))
+_MARKED_PART = re.compile(f".*?(?:{_END_MARK})|.+".encode(), re.DOTALL)
 _BETWEEN = re.compile(r"[\s,]*")
 """What is between the elements of an array."""
 BATCH_ROWS = 256
@@ -140,6 +143,37 @@ class LongText(Undivided):
                 lines, size = [], 0
         if lines:
             yield b"".join(lines)
+
+
+class MarkedText(LongText):
+    """A file whose documents end at END_MARKS, which are no part of them.
+
+    A document of more than LONGEST_DOCUMENT_BYTES is divided.
+    """
+
+    def entries(self, cut: Cut) -> Iterator[Entry]:
+        """Yield the documents of a cut."""
+        for entry in super().entries(cut):
+            text = re.sub(_END_MARK, "", entry.text).lstrip("\r\n").rstrip()
+            yield Entry(entry.place, text, entry.problem)
+
+    def _sections(self, stream: io.BufferedReader) -> Iterator[bytes]:
+        marks = tuple(mark.encode() for mark in END_MARKS)
+        ended, parts, size = b"", list[bytes](), 0  # `ended` waits: blanks may end the file
+        while line := stream.readline(LONGEST_DOCUMENT_BYTES):
+            for part in _MARKED_PART.findall(line):
+                parts.append(part)
+                size += len(part)
+                if part.endswith(marks) or size > LONGEST_DOCUMENT_BYTES:
+                    if ended:
+                        yield ended
+                    ended, parts, size = b"".join(parts), [], 0
+        rest = b"".join(parts)
+        if ended and rest.strip():
+            yield ended
+            ended = b""
+        if ended or rest:
+            yield ended + rest
 
 
 class CompressedWholeText(LongText):

@@ -394,9 +394,10 @@ def _marks(file: SourceFile) -> str:
     suffixes = (suffix for suffix in _FIRST_FORMATS if file.name.endswith(suffix))
     first = _FIRST_FORMATS.get(next(suffixes, ""), ("text", ""))
     detected = file.detected
+    marked = "marked\0" if detected.is_marked else ""
     if (detected.format, detected.compression) == first or detected.is_binary:
-        return ""
-    return f"{detected.format}\0{detected.compression}\0"
+        return marked
+    return f"{detected.format}\0{detected.compression}\0{marked}"
 
 
 def encode_name(name: str) -> bytes:

@@ -111,7 +111,7 @@ class _Chooser:
         texts = [
             (index, file)
             for index, file in enumerate(source.files)
-            if file.size and file.detected.format == "text"
+            if file.size and file.detected.format == "text" and not file.detected.is_marked
         ]
         splits = {Document(source.name(i, 0), "").is_validation(percent) for i, _ in texts}
         return len(splits) == 1 and all(file.size <= LONG_FILE_BYTES for _, file in texts)

@@ -45,6 +45,8 @@ LONGEST_DOCUMENT_BYTES = 64 * MIB
 the memory of a process, which needs several times this size for the longest document."""
 BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
+END_MARKS = ("<|endoftext|>", "<|end_of_text|>")
+"""What ends a document in files of text that hold many, such as those of TinyStories."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {
     "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",

@@ -20,6 +20,7 @@ import numpy as np
 
 from frontier_llm.config.denoisers import SENTINELS
 from frontier_llm.data.corpus_manifest import TextCounts
+from frontier_llm.data.source_format import END_MARKS
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.units import MIB
 
@@ -244,6 +245,7 @@ class Encoder:
             return self._encode(text)
         counts.characters += len(text)
         counts.bytes += len(text.encode())
+        counts.end_marks += sum(map(text.count, END_MARKS))
         if self._tokenizer.covers_all_text and self._tokenizer.keeps_text:
             tokens = self._encode(text)
         else:

@@ -69,6 +69,37 @@ READ = [
 ]  # fmt: skip
 
 
+END = "<|endoftext|>"
+MARKED = [
+    f"\n{END}\n".join(TEXTS), "".join(f"{text}\n{END}\n" for text in TEXTS),
+    f"\r\n{END}\r\n\r\n".join(TEXTS), f"\ufeff{TEXTS[0]}{END}\n" + f"{END}\n".join(TEXTS[1:]),
+    f"{END}\n".join([*TEXTS[:3], f"{TEXTS[3]}<|end_of_text|>\n \n"]),
+    f"{TEXTS[0]}{END}{TEXTS[1]}{END}\n{TEXTS[2]}{END}\n{TEXTS[3]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [10, file_readers.CUT_BYTES])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("content", MARKED)
+def test_marks_of_their_ends_divide_a_text_into_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, pack, cut: int
+):
+    monkeypatch.setattr(file_readers, "CUT_BYTES", cut)
+    path = tmp_path / "stories.txt"
+    path.write_bytes(pack(content.encode()))
+    path = path.rename(tmp_path / "stories.txt.gz") if pack is gzip.compress else path
+    assert [d.text for d in documents(config(tmp_path, path))] == TEXTS
+    raw = documents(config(tmp_path, path, format="text"))
+    assert END in "".join(document.text for document in raw)
+
+
+@pytest.mark.parametrize("text", [f"The mark {END} ends it.\n" * 9, f"{END}\nonce\n", "a\n\nb"])
+def test_a_text_about_marks_is_read_as_it_is(tmp_path: Path, text: str):
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    assert "".join(d.text for d in documents(config(tmp_path, path))) == text
+
+
 @pytest.mark.parametrize(("name", "content"), READ, ids=[name for name, _ in READ])
 def test_records_are_read_under_all_names_of_their_format(
     tmp_path: Path, name: str, content: bytes

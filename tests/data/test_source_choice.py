@@ -34,6 +34,7 @@ from frontier_llm.data.corpus_manifest import (
     REPEATED,
     Account,
     Manifest,
+    account_rows,
 )
 from frontier_llm.data.prepare import find_prepared, prepare
 from frontier_llm.errors import ConfigError, DataError
@@ -461,6 +462,18 @@ def walk(folder: Path, *, hidden: bool = False) -> tuple[int, int]:
         if path.is_file() and not (hides and path.is_symlink()):
             size += len(path.read_bytes())
     return files, size
+
+
+def test_the_account_counts_marks_that_divide_files_and_marks_in_documents(tmp_path: Path):
+    mark, root = "<|endoftext|>", tmp_path / "root"
+    root.mkdir()
+    (root / "stories.txt").write_text("".join(f"story {n}\n{mark}\n" for n in range(90)))
+    (root / "notes.txt").write_text(f"A text about {mark} and <|end_of_text|>.\n")
+    account = account_of(tmp_path, root)
+    assert (account.documents, account.marked_files, account.text.end_marks) == (91, 1, 2)
+    rows = dict(reversed(row) for row in account_rows(account, {}))
+    assert rows["file divided at <|endoftext|>, which is left out"] == "1"
+    assert rows["marks such as <|endoftext|> in documents, as ordinary text"] == "2"
 
 
 @examples(60)
