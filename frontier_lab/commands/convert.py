@@ -33,6 +33,7 @@ from frontier_lab.convert.ours import OurWeights, plan_shards, write_weights
 from frontier_lab.convert.table import Row, select, surplus_names
 from frontier_lab.convert.theirs import TheirWeights, read_config, write_model
 from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_lab.single_process_model import single_process_config
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
@@ -41,7 +42,6 @@ from frontier_llm.data.tokenizer_source import digest_tokenizer, mode_tokens
 from frontier_llm.errors import ConfigError, DataError, FrontierError, file_failure
 from frontier_llm.geometry.inventory import count_parameters, model_shapes
 from frontier_llm.saving import run_directory
-from frontier_llm.trainer.single_process_model import single_process_config
 from frontier_llm.units import GIB, format_count
 
 SHARD_BYTES = 2 * GIB

@@ -33,6 +33,11 @@ import torch
 
 from frontier_lab.commands import convert, evaluate_text
 from frontier_lab.commands.evaluate_text import evaluate_texts
+from frontier_lab.single_process_model import (
+    no_model,
+    single_process_config,
+    single_process_model,
+)
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli.console import DelayedProgress, plain_table, tracked, wide_console
 from frontier_llm.cli.options import (
@@ -57,11 +62,6 @@ from frontier_llm.saving.changes import open_trained_tokenizer
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.single_process_model import (
-    no_model,
-    single_process_config,
-    single_process_model,
-)
 
 HARNESS_PACKAGES = ("lm_eval", "accelerate")
 """Packages that lm-evaluation-harness needs for a model of transformers."""

@@ -42,7 +42,9 @@ COMMANDS = {
     "generate": Command(STUDIES, "generate", "sample text from a run"),
     "evaluate": Command(STUDIES, "evaluate", "compute the validation loss of a checkpoint"),
     "convert": Command(STUDIES, "convert", "convert weights to and from Hugging Face"),
-    "inspect": Command(CLI, "inspect_checkpoint", "list, verify, compare or export a checkpoint"),
+    "inspect": Command(
+        STUDIES, "inspect_checkpoint", "list, verify, compare or export a checkpoint"
+    ),
     "inspect-data": Command(STUDIES, "inspect_data", "show the samples that a run reads"),
     "explain-layout": Command(
         STUDIES, "explain_layout", "draw which rank holds which model states"

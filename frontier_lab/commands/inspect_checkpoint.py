@@ -27,12 +27,12 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from frontier_lab.commands.export_weights import DTYPES, export
+from frontier_lab.commands.state_statistics import spreads
 from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
-from frontier_llm.checkpoint.export_weights import DTYPES, export
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.checkpoint.range_reader import ReadAhead, Unreadable, chunk_ranges
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.checkpoint.state_statistics import spreads
 from frontier_llm.cli.console import table_of_numbers, wide_console
 from frontier_llm.cli.options import new_file, saved, tool_parser
 from frontier_llm.config import RunConfig, decode
