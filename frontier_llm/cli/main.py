@@ -49,7 +49,7 @@ COMMANDS = {
     "explain-layout": Command(
         STUDIES, "explain_layout", "draw which rank holds which model states"
     ),
-    "dry-run": Command(CLI, "dry_run", "build every stage of an experiment without memory"),
+    "dry-run": Command(STUDIES, "dry_run", "build every stage of an experiment without memory"),
     "calibrate": Command(STUDIES, "calibrate", "measure this machine for the planner"),
 }
 
