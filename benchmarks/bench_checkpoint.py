@@ -63,7 +63,8 @@ from benchmarks.harness import (
 from benchmarks.testbed import disk
 from benchmarks.testbed.disk import DiskFigures
 from benchmarks.testbed.forked import on_ranks
-from frontier_llm.cli.options import positive, run_command
+from frontier_lab.option_values import positive
+from frontier_llm.cli.options import run_command
 
 QUICK = {"megabytes": 20.0, "rounds": 1, "saves": 1, "long_seconds": 0.4, "short_seconds": 0.1,
          "short_steps": 2, "restores": 1}  # fmt: skip

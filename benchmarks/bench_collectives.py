@@ -53,7 +53,8 @@ from benchmarks.harness import (
 from benchmarks.testbed.cut_texts import cut_figures
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.namespaces import namespaces_of_ranks
-from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_lab.option_values import positive
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.collectives.blockwise import BlockKernels
 from frontier_llm.collectives.handles import Chain
 from frontier_llm.collectives.kernel_choice import choose_kernels

@@ -49,7 +49,8 @@ from benchmarks.harness import (
     work_folder,
     write_json,
 )
-from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_lab.option_values import positive
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import MIB

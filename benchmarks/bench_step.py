@@ -37,6 +37,7 @@ from benchmarks.harness import (
 )
 from benchmarks.peers.plain_gpt import PlainGpt
 from benchmarks.testbed.bare_steps import LEARNING_RATE, prepare_cpu, random_batches
+from frontier_lab.single_process_model import groups_of_one_rank
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
@@ -44,7 +45,6 @@ from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.trainer.single_process_model import groups_of_one_rank
 from frontier_llm.trainer.states import bare_step
 
 QUICK = {"layers": 1, "sequence": 64, "steps": 1}

@@ -68,7 +68,8 @@ from benchmarks.harness import (
 from benchmarks.testbed import disk
 from benchmarks.testbed.forked import on_ranks
 from benchmarks.testbed.forked_run import corpus_of, import_training
-from frontier_llm.cli.options import at_least, positive, run_command
+from frontier_lab.option_values import positive
+from frontier_llm.cli.options import at_least, run_command
 from frontier_llm.units import MIB
 
 SAVERS, BASELINE = (OURS, *PEERS), "torch.save"

@@ -35,7 +35,8 @@ from benchmarks.harness import (
     write_json,
 )
 from docs.generate.blocks import GRID, IMAGES, RESULTS, TEXT, side_by_side, svg
-from frontier_llm.cli.options import new_file, run_command, write_text
+from frontier_lab.option_values import new_file, write_text
+from frontier_llm.cli.options import run_command
 from frontier_llm.telemetry.history import History
 
 RUNS = {

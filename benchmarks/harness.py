@@ -24,8 +24,9 @@ from typing import Any, Generic, TypeVar
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from frontier_lab.option_values import new_file, written
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import at_least, folder, new_file, tool_parser, written
+from frontier_llm.cli.options import at_least, folder, tool_parser
 from frontier_llm.errors import LaunchError, TrainingError
 from frontier_llm.telemetry.history import History
 from frontier_llm.units import MIB

@@ -18,8 +18,9 @@ from statistics import fmean, median
 from benchmarks.faults.disturbed_runs import OVERRIDES, RANKS, DisturbedRun
 from benchmarks.harness import add_numbers, bench_parser, print_table, work_folder, write_json
 from benchmarks.testbed.forked_run import corpus_of, import_training
+from frontier_lab.option_values import positive
 from frontier_lab.planning.effective_time import Recovery, simulate
-from frontier_llm.cli.options import positive, run_command
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import TrainingError
 from frontier_llm.telemetry.history import History
 

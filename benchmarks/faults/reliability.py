@@ -47,7 +47,8 @@ from benchmarks.faults.slurm_lab.jobs import (
 )
 from benchmarks.harness import about, bench_parser, print_table
 from benchmarks.testbed.forked_run import import_training
-from frontier_llm.cli.options import run_command, write_json
+from frontier_lab.option_values import write_json
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import LaunchError, StopRequested
 from frontier_llm.units import format_seconds
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from docs.generate.blocks import DOCS, filled, table
 from frontier_lab.planning.state_traffic import StateTraffic
 from frontier_llm.cli.compose import compose
-from frontier_llm.config.collectives import CollectivesConfig
-from frontier_llm.config.support import AXES, REFUSALS, Cell, verdict
+from frontier_llm.config import RunConfig, decode
+from frontier_llm.config.support import check_support
+from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid, level_borders
 from frontier_llm.geometry.partition import Factors
@@ -24,9 +25,21 @@ ELEMENTS, SMALL = 12 * 6144**2, 13 * 6144
 """Elements of a layer of the 18B model: those of matrices, and those of norms and biases."""
 MICRO_BATCHES = (1, 4, 16)
 """Numbers of micro-batches per step, `M` in the table."""
-SIGNS = {"tested": "yes", "untested": "not run", "refused": "refused"}
-
-"""Cells of the table of combinations."""
+AXES: dict[str, tuple[str, ...]] = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "collectives": (
+        "plain", "bf16", "qwz", "qgz", "zeropp", "zeropp_feedback", "four_bits", "levels",
+    ),
+    "device": ("cpu", "cuda", "hip"),
+}  # fmt: skip
+"""What the table of combinations combines."""
+TESTED_DEVICES = ("cpu",)
+"""Devices on which every combination has run. On other devices only the kernels differ."""
+REFUSED = {
+    "error feedback = on and precision = fp16": ("zeropp_feedback", "fp16", None),
+    "error feedback = on and gradients between nodes = floats": ("zeropp_feedback", "fp32", "bf16"),
+}
+"""A combination of each kind that is refused: preset, precision, format between nodes."""
 IN_BF16 = "collectives=bf16"
 """Override that sends gradients in bf16."""
 
@@ -120,9 +133,13 @@ def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
     return inter_bytes / (2 * size)
 
 
-@cache
 def _formats(override: str) -> StateFormats:
-    return StateFormats.at(CollectivesConfig.model_validate(compose([override])["collectives"]))
+    return StateFormats.at(_config(override).collectives)
+
+
+@cache
+def _config(override: str) -> RunConfig:
+    return decode(compose([override]))
 
 
 def support() -> Iterator[str]:
@@ -131,32 +148,37 @@ def support() -> Iterator[str]:
     for precision in AXES["precision"]:
         presets: dict[tuple[str, ...], list[str]] = {}
         for preset in AXES["collectives"]:
-            signs = tuple(
-                _sign({"precision": precision, "collectives": preset, "device": device})
-                for device in AXES["device"]
-            )
+            signs = tuple(_sign(precision, preset, device) for device in AXES["device"])
             presets.setdefault(signs, []).append(f"`{preset}`")
         rows += [[precision, ", ".join(names), *signs] for signs, names in presets.items()]
     yield from table(("precision", "`collectives=`", *AXES["device"]), rows)
     yield ""
     yield "Refused combinations, with the error message:"
     yield ""
-    for refusal in REFUSALS:
-        conditions = " and ".join(
-            f"{axis} = {' or '.join(values)}" for axis, values in refusal.where.items()
-        )
-        yield f"- If {conditions}: `{refusal.key}` wants {refusal.why}"
+    for conditions, combination in REFUSED.items():
+        error = refusal(*combination)
+        assert error is not None
+        yield f"- If {conditions}: `{error.key}` wants {error.wants}"
 
 
-def _sign(part: Cell) -> str:
-    """Return the sign of a combination of precision, preset and device.
+def refusal(preset: str, precision: str, across: str | None = None) -> ConfigError | None:
+    """Return the error for a combination, if it is refused.
 
-    The sign is usually the same for all sharding factors and pipelines; otherwise all signs are
-    returned.
+    `across` replaces the format of gradients between nodes.
     """
-    found = {
-        verdict({**part, "sharding": sharding, "pipeline": pipeline})[0]
-        for sharding in AXES["sharding"]
-        for pipeline in AXES["pipeline"]
-    }
-    return " or ".join(sorted(SIGNS[name] for name in found))
+    config = _config(f"collectives={preset}")
+    formats: dict[str, object] = {"grads_across_format": across} if across else {}
+    collectives = config.collectives.model_copy(update=formats)
+    compute = config.precision.model_copy(update={"name": precision})
+    try:
+        check_support(config.model_copy(update={"collectives": collectives, "precision": compute}))
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _sign(precision: str, preset: str, device: str) -> str:
+    """Return the sign of a combination, which holds for all sharding factors and pipelines."""
+    if refusal(preset, precision):
+        return "refused"
+    return "yes" if device in TESTED_DEVICES else "not run"

@@ -1,5 +1,6 @@
 """The commands of `frontier-llm` that study, one file per command.
 
-Each has a function `main(arguments)` that returns the exit code. `plan_measured` and
-`evaluate_text` are parts of `plan` and `evaluate`.
+Each has a function `main(arguments)` that returns the exit code. `plan_measured`,
+`evaluate_text`, `state_statistics` and `export_weights` are parts of `plan`, `evaluate` and
+`inspect_checkpoint`.
 """

@@ -30,9 +30,10 @@ from frontier_lab.calibration.foreign_load import (
 from frontier_lab.calibration.host_times import CASES, SIZES, SmallCase
 from frontier_lab.calibration.ranks import Figures, measure, measured
 from frontier_lab.commands.conf_files import new_conf_file
+from frontier_lab.option_values import write_text
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import at_least, tool_parser, write_text
+from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 

@@ -33,15 +33,16 @@ from frontier_lab.convert.ours import OurWeights, plan_shards, write_weights
 from frontier_lab.convert.table import Row, select, surplus_names
 from frontier_lab.convert.theirs import TheirWeights, read_config, write_model
 from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
+from frontier_lab.option_values import refuse_useless, saved
+from frontier_lab.single_process_model import single_process_config
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.options import folder, path, run_folder, saved, tool_parser
+from frontier_llm.cli.options import folder, path, run_folder, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.data.tokenizer_source import digest_tokenizer, mode_tokens
 from frontier_llm.errors import ConfigError, DataError, FrontierError, file_failure
 from frontier_llm.geometry.inventory import count_parameters, model_shapes
 from frontier_llm.saving import run_directory
-from frontier_llm.trainer.single_process_model import single_process_config
 from frontier_llm.units import GIB, format_count
 
 SHARD_BYTES = 2 * GIB
@@ -184,7 +185,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--check", action=argparse.BooleanOptionalAction, default=True,
         help="compare the logits of both models (default)",
     )  # fmt: skip
-    options = parser.refuse_useless(parser.parse_args(arguments), NEEDS, {})
+    options = refuse_useless(parser, parser.parse_args(arguments), NEEDS, {})
     if options.to:
         run_folder(str(options.source))
     return options

@@ -33,18 +33,16 @@ import torch
 
 from frontier_lab.commands import convert, evaluate_text
 from frontier_lab.commands.evaluate_text import evaluate_texts
+from frontier_lab.option_values import file, new_file, refuse_useless, saved, write_json
+from frontier_lab.single_process_model import (
+    no_model,
+    single_process_config,
+    single_process_model,
+)
+from frontier_lab.tables import tracked
 from frontier_llm.checkpoint.discovery import find
-from frontier_llm.cli.console import DelayedProgress, plain_table, tracked, wide_console
-from frontier_llm.cli.options import (
-    at_least,
-    file,
-    folder,
-    new_file,
-    run_folder,
-    saved,
-    tool_parser,
-    write_json,
-)  # fmt: skip
+from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
+from frontier_llm.cli.options import at_least, folder, run_folder, tool_parser  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all, prepare_all
@@ -57,11 +55,6 @@ from frontier_llm.saving.changes import open_trained_tokenizer
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.single_process_model import (
-    no_model,
-    single_process_config,
-    single_process_model,
-)
 
 HARNESS_PACKAGES = ("lm_eval", "accelerate")
 """Packages that lm-evaluation-harness needs for a model of transformers."""
@@ -105,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="tokens between two windows of a text (default: the length of a window)",
     )
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
-    options = parser.refuse_useless(parser.parse_args(arguments), NEEDS, EXCLUDES)
+    options = refuse_useless(parser, parser.parse_args(arguments), NEEDS, EXCLUDES)
     weights = options.checkpoint or options.run
     config = single_process_config(options.run, weights)
     device = Accelerator.of_rank(0).device

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from frontier_llm.cli.console import table_of_numbers, tracked, wide_console
+from frontier_lab.tables import table_of_numbers, tracked
+from frontier_llm.cli.console import wide_console
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Batch, LossSums
 from frontier_llm.data.corpus_manifest import TextCounts

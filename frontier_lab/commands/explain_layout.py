@@ -17,10 +17,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from frontier_lab.option_values import new_file, write_text
 from frontier_lab.planning.state_layout import StateLayout, draw
 from frontier_llm.cli.compose import assumed_cluster, configured
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import new_file, tool_parser, write_text
+from frontier_llm.cli.options import tool_parser
 from frontier_llm.geometry.communicators import Communicator
 from frontier_llm.geometry.partition import DIGITS, Digit, Hop, Interval
 from frontier_llm.geometry.wire import Sent, level_labels

@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, not_negative, run_folder, saved, tool_parser
-from frontier_llm.config import RunConfig
-from frontier_llm.config.data import DataConfig
-from frontier_llm.errors import TrainingError
-from frontier_llm.trainer.single_process_model import (
+from frontier_lab.option_values import not_negative, saved
+from frontier_lab.single_process_model import (
     no_model,
     single_process_config,
     single_process_model,
 )
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import at_least, run_folder, tool_parser
+from frontier_llm.config import RunConfig
+from frontier_llm.config.data import DataConfig
+from frontier_llm.errors import TrainingError
 
 if TYPE_CHECKING:
     from frontier_llm.data.tokenizer import Tokenizer

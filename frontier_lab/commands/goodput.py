@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from frontier_lab.option_values import json_file, new_file, positive, write_json, written
 from frontier_lab.planning.effective_time import (
     RATES,
     Recovery,
@@ -36,15 +37,7 @@ from frontier_lab.planning.effective_time import (
 )
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
-from frontier_llm.cli.options import (
-    at_least,
-    json_file,
-    new_file,
-    positive,
-    tool_parser,
-    write_json,
-    written,
-)
+from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError

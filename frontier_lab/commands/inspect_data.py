@@ -17,6 +17,8 @@ from typing import Any
 from rich.text import Text
 
 from frontier_lab.commands.origins import find_origins
+from frontier_lab.option_values import refuse_useless
+from frontier_lab.single_process_model import read_config
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.cli.preprocess import show_account
@@ -31,7 +33,6 @@ from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.tokenizer_source import mode_tokens
 from frontier_llm.errors import DataError, FrontierError
 from frontier_llm.saving.ledger_file import blend_of, lengths_of
-from frontier_llm.trainer.single_process_model import read_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help="compare the digests of all files")
     parser.add_argument("--validation", action="store_true", help="show the validation split")
     options = parser.parse_intermixed_args(arguments)
-    parser.refuse_useless(options, {"--validation": "INDEX"}, {})
+    refuse_useless(parser, options, {"--validation": "INDEX"}, {})
     console = wide_console()
     config = read_config(options.run)
     corpora = open_data(config.data)

@@ -22,6 +22,7 @@ from frontier_lab.commands.planned_experiment import (
     experiment_text,
     keys_without_effect,
 )
+from frontier_lab.option_values import json_file, new_file, refuse_useless, write_json, write_text
 from frontier_lab.planning import search
 from frontier_lab.planning.plan_json import found_json, point_json
 from frontier_lab.planning.plan_page import make_page
@@ -31,7 +32,7 @@ from frontier_lab.planning.slow_heads import head_warning
 from frontier_llm.cli.compose import assumed_cluster, compose, configured
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
-from frontier_llm.cli.options import json_file, new_file, tool_parser, write_json, write_text
+from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
@@ -149,7 +150,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as for train")
     options = parser.parse_intermixed_args(arguments)
-    return parser.refuse_useless(options, NEEDS, EXCLUDES)
+    return refuse_useless(parser, options, NEEDS, EXCLUDES)
 
 
 def _configured(overrides: Sequence[str], explain: Callable[[str], None]) -> RunConfig:

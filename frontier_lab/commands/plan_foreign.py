@@ -17,11 +17,11 @@ from rich.table import Table
 from frontier_lab.commands.plan_measured import RANKS, candidate_of
 from frontier_lab.foreign.files import read_run, started
 from frontier_lab.foreign.foreign_run import ForeignRun
+from frontier_lab.option_values import write_json
 from frontier_lab.planning.plan_json import layout_json
 from frontier_lab.planning.search import Found, Goal, search_all
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
-from frontier_llm.cli.options import write_json
 from frontier_llm.config.decode import keys, nearest
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.errors import ConfigError

@@ -20,6 +20,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from frontier_lab.option_values import write_json, write_text
 from frontier_lab.planning.measured import (
     QUANTITIES,
     Fitted,
@@ -32,7 +33,6 @@ from frontier_lab.planning.measured import (
 )
 from frontier_llm.cli.compose import compose, groups
 from frontier_llm.cli.console import DelayedProgress, plain_table
-from frontier_llm.cli.options import write_json, write_text
 from frontier_llm.config import decode
 from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.decode import keys, nearest

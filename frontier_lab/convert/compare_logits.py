@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from frontier_lab.single_process_model import single_process_model
 from frontier_llm.config import RunConfig
 from frontier_llm.errors import DataError, install_command
-from frontier_llm.trainer.single_process_model import single_process_model
 
 TOLERANCE = 1e-4
 """Largest allowed difference of two fp32 logits, as a fraction of the largest absolute logit or of

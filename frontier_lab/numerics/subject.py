@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frontier_lab.numerics.references import Arithmetic, Number
+from frontier_lab.single_process_model import ON_ONE_RANK, groups_of_one_rank
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.device.accelerator import Accelerator
@@ -22,7 +23,6 @@ from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.model.build import Model, build_model
 from frontier_llm.model.transformer import DTYPES
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.trainer.single_process_model import ON_ONE_RANK, groups_of_one_rank
 
 HOST_OPERATIONS, DEVICE_OPERATIONS = 1e11, 4e11
 """Operations that the reference of a kernel may take, and those of a kernel on a CPU. Rows, queries

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from frontier_lab.planning.state_traffic import StateTraffic
+from frontier_lab.planning.unit_gathers import count_gathers
 from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import data_size
 from frontier_llm.geometry.communicators import Communicator, communicators, tied_stages
@@ -100,7 +101,8 @@ class StateLayout:
 
     def sent(self) -> dict[str, list[Sent]]:
         """Return the bytes that each data rank of the stage sends per step, by kind of flow."""
-        gathers, buffers = self.resolved.gathers(self.stage), self.resolved.unit_layouts(self.stage)
+        gathers = count_gathers(self.resolved, self.stage)
+        buffers = self.resolved.unit_layouts(self.stage)
         # units with equal buffers and equally many gathers send the same bytes
         equal_units = Counter(
             (buffer.size, buffer.decayed, buffer.bounds, gathers[unit])

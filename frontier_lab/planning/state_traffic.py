@@ -5,7 +5,7 @@ digits and with the sharding factors p, g, o of geometry/partition.py:
 
     flow            times  collectives
     gather_params   2M     all-gather n along params: once for the forward and once for the backward
-                           pass, unless the unit stays gathered (`geometry/unit_gathers.py`)
+                           pass, unless the unit stays gathered (`unit_gathers.py`)
     reduce_grads    M      reduce-scatter n along params, then n/p along grads; nothing if g = 1
     reduce_states   1      reduce-scatter n/g along optimizer, then all-reduce n/o along replica
                            (if sums are not sent in fp32: reduce-scatter and all-gather n/o)
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from frontier_lab.planning.unit_gathers import Gathers
 from frontier_llm.geometry.formats import FP32, Format, StateFormats
 from frontier_llm.geometry.grid import Grid, Level
 from frontier_llm.geometry.partition import Cut, Digit, Factors, Hop
 from frontier_llm.geometry.state_memory import FP32_BYTES
-from frontier_llm.geometry.unit_gathers import Gathers
 from frontier_llm.geometry.wire import (
     Sent,
     all_reduce_bytes,

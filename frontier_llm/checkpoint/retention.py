@@ -9,7 +9,6 @@ import logging
 import shutil
 import threading
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 from frontier_llm.checkpoint.discovery import Checkpoint
@@ -44,9 +43,13 @@ def prune(
     """
 
     def counts(step: int, path: Path) -> bool:
-        with suppress(CheckpointError):
-            return step == committed_step or Checkpoint.open(path) is not None
-        return False
+        if step == committed_step:
+            return True
+        try:
+            Checkpoint.open(path)
+        except CheckpointError:
+            return False
+        return True
 
     try:
         with _pruning:

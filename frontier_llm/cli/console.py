@@ -1,10 +1,8 @@
 """Print tables and progress: what all commands share."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Sequence
 
-from rich import get_console
 from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.progress import Progress
@@ -16,7 +14,6 @@ DELAY_SECONDS = 1.0
 """Seconds of work before a progress bar appears."""
 LINE_SECONDS = 10.0
 """Seconds between two lines about a stage if the output is not a terminal."""
-T = TypeVar("T")
 
 
 def wide_console(*, stderr: bool = False, highlight: bool = True) -> Console:
@@ -43,19 +40,6 @@ def plain_table(title: str, columns: Sequence[str], *, right: Sequence[str] = ()
     )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
-    return table
-
-
-def table_of_numbers(name: str, columns: Sequence[str], *, left: Sequence[str] = ()) -> Table:
-    """Return a table whose first column, which names the rows, folds on a narrow terminal.
-
-    The headings of the other columns have a word per line; those in `left` are left-aligned.
-    """
-    table = plain_table("", ())
-    table.add_column(name, overflow="fold")
-    for heading in columns:
-        justify: Literal["left", "right"] = "left" if heading in left else "right"
-        table.add_column(heading.replace(" ", "\n"), justify=justify, no_wrap=True)
     return table
 
 
@@ -104,14 +88,6 @@ class DelayedProgress:
             self._bar.start()
         self._bar.update(self._task, description=description, completed=share_done)
         self._bar.refresh()
-
-
-def tracked(items: Sequence[T], heading: str, description: str) -> Iterator[T]:
-    """Yield items, and show how many of them are done: a bar, or lines without a terminal."""
-    with DelayedProgress(get_console(), lines=True, heading=heading) as progress:
-        for number, item in enumerate(items):
-            progress(description, number / len(items))
-            yield item
 
 
 def print_line(heading: str, text: str) -> None:

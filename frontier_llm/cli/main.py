@@ -42,12 +42,14 @@ COMMANDS = {
     "generate": Command(STUDIES, "generate", "sample text from a run"),
     "evaluate": Command(STUDIES, "evaluate", "compute the validation loss of a checkpoint"),
     "convert": Command(STUDIES, "convert", "convert weights to and from Hugging Face"),
-    "inspect": Command(CLI, "inspect_checkpoint", "list, verify, compare or export a checkpoint"),
+    "inspect": Command(
+        STUDIES, "inspect_checkpoint", "list, verify, compare or export a checkpoint"
+    ),
     "inspect-data": Command(STUDIES, "inspect_data", "show the samples that a run reads"),
     "explain-layout": Command(
         STUDIES, "explain_layout", "draw which rank holds which model states"
     ),
-    "dry-run": Command(CLI, "dry_run", "build every stage of an experiment without memory"),
+    "dry-run": Command(STUDIES, "dry_run", "build every stage of an experiment without memory"),
     "calibrate": Command(STUDIES, "calibrate", "measure this machine for the planner"),
 }
 

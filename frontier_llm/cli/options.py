@@ -2,9 +2,6 @@
 
 import argparse
 import difflib
-import errno
-import json
-import math
 import os
 import re
 import select
@@ -12,13 +9,12 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
+from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
 from frontier_llm.config.paths import expanded
 from frontier_llm.errors import ConfigError, DataError, FrontierError, advise_to_write
 from frontier_llm.units import counted
@@ -51,82 +47,12 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def positive(text: str) -> float:
-    """Parse the value of an option: a finite number above zero."""
-    return _finite(text, "a number above 0", lambda value: value > 0)
-
-
-def not_negative(text: str) -> float:
-    """Parse the value of an option: a finite number from zero on."""
-    return _finite(text, "a number from 0 on", lambda value: value >= 0)
-
-
-def _finite(text: str, wants: str, suits: Callable[[float], bool]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and suits(value)):
-        raise ConfigError(THE_LINE, text, wants, "write a number such as 0.5")
-    return value
-
-
 def path(text: str) -> Path:
     """Parse the value of an option: a path, as keys of the configuration are."""
     try:
         return Path(expanded(text))
     except ValueError as error:
         raise ConfigError(THE_LINE, text, f"a path: {error}", "correct the path") from None
-
-
-def new_file(text: str) -> Path:
-    """Parse the value of an option: a file that can be written.
-
-    It is tried, because permissions do not tell about /proc, quotas and names that are too long.
-    """
-    file = path(text)
-    try:
-        if not file.exists():
-            with file.open("xb"):
-                file.unlink()
-        elif file.is_file():
-            file.open("ab").close()
-        elif file.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    except OSError as error:
-        wants = f"a file that can be written ({error.strerror})"
-        raise ConfigError(THE_LINE, text, wants, "choose another name or folder") from None
-    return file
-
-
-def json_file(text: str) -> str:
-    """Parse the value of `--json`: a file that can be written, or - for standard output."""
-    return text if text == "-" else str(new_file(text))
-
-
-def write_json(target: str | Path, values: Any, option: str = "FILE") -> None:
-    """Write values to the file of an option, or to standard output for `-`."""
-    text = json.dumps(values, indent=1, default=str) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        write_text(Path(target), text, option)
-
-
-def write_text(path: Path, text: str, option: str = "FILE") -> None:
-    """Write the file of an option; refuse one that cannot be written."""
-    with written(path, option):
-        path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def written(path: Path, option: str = "FILE") -> Iterator[None]:
-    """Turn a failure to write the file of an option into a user error."""
-    try:
-        yield
-    except OSError as error:
-        wants = f"a file that can be written ({error.strerror})"
-        raise ConfigError(option, path, wants, "name another file") from None
 
 
 def check_writable(key: str, folder: Path) -> Path:
@@ -157,15 +83,6 @@ def folder(text: str) -> Path:
     return found
 
 
-def file(text: str) -> Path:
-    """Parse the value of an option: a file that exists."""
-    if path(text).is_dir():
-        raise ConfigError(THE_LINE, f"{text}, a folder", "a file", f"name files, such as {text}/*")
-    if not path(text).is_file():
-        raise ConfigError(THE_LINE, text, "a file that exists", "correct the path")
-    return path(text)
-
-
 def run_folder(text: str) -> Path:
     """Parse the value of an option: a run directory."""
     found = folder_of_one(text)
@@ -174,21 +91,13 @@ def run_folder(text: str) -> Path:
         todo, run = "name the run.dir of a run", next(runs, None)
         if run is not None:
             todo = f"name {os.path.relpath(run)}"
-            todo += f"; to choose weights, add --checkpoint {text}" if _is_saved(found) else ""
+            todo += f"; to choose weights, add --checkpoint {text}" if is_saved(found) else ""
         raise ConfigError(THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", todo)
     return found
 
 
-def saved(text: str) -> Path:
-    """Parse the value of an option: a checkpoint, a folder of checkpoints, or a run directory."""
-    found = folder_of_one(text)
-    if not _is_saved(found) and not any(map(parse_folder, _names(found / FOLDER))):
-        wants = "a checkpoint, a folder of checkpoints, or a run directory with checkpoints"
-        raise ConfigError(THE_LINE, text, wants, "name a folder such as RUN_DIR/checkpoints/STEP")
-    return found
-
-
-def _is_saved(folder: Path) -> bool:
+def is_saved(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint or has checkpoints."""
     return (folder / MANIFEST).exists() or any(map(parse_folder, _names(folder)))
 
 
@@ -216,34 +125,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong; exit with code 2."""
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        self._refuse(ConfigError(THE_LINE, message, usage, f"see {self.prog} --help"))
-
-    def refuse_useless(
-        self,
-        options: argparse.Namespace,
-        needs: Mapping[str, str],
-        excludes: Mapping[str, Sequence[str]],
-    ) -> argparse.Namespace:
-        """Refuse options without effect, because the command would do less than it was asked to.
-
-        `needs` names for each option the one without which it has no effect, and `excludes` those
-        with which it has none. An option is given if its value is not the default.
-        """
-        given: set[str] = set()
-        for action in self._actions:
-            if getattr(options, action.dest, action.default) not in (action.default, []):
-                given.update([*action.option_strings, str(action.metavar)])
-        for name, other in needs.items():
-            if name in given and other not in given:
-                wants = f"{other}, without which {name} has no effect"
-                todo = f"add {other}, or leave out {name}"
-                self._refuse(ConfigError(name, f"{name} without {other}", wants, todo))
-        for name, others in excludes.items():
-            for other in given.intersection(others) if name in given else ():
-                wants = f"one of the two: {name} has no effect with {other}"
-                todo = f"leave out {name} or {other}"
-                self._refuse(ConfigError(name, f"{name} with {other}", wants, todo))
-        return options
+        self.refuse(ConfigError(THE_LINE, message, usage, f"see {self.prog} --help"))
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         # a parser of values does not know its option
@@ -251,12 +133,13 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except ConfigError as error:
-            self._refuse(ConfigError(name, error.got, error.wants, error.todo))
+            self.refuse(ConfigError(name, error.got, error.wants, error.todo))
         except OSError as error:  # the path is too long, or permission is denied
             wants = f"a path that can be read ({error.strerror})"
-            self._refuse(ConfigError(name, arg_string, wants, "correct the path"))
+            self.refuse(ConfigError(name, arg_string, wants, "correct the path"))
 
-    def _refuse(self, error: ConfigError) -> NoReturn:
+    def refuse(self, error: ConfigError) -> NoReturn:
+        """Print the error; exit with its code."""
         self.exit(error.exit_code, f"{error}\n")
 
 

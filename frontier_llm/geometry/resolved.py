@@ -39,7 +39,6 @@ from frontier_llm.geometry.state_memory import (
     saved_bytes,
     updates_whole_matrices,
 )
-from frontier_llm.geometry.unit_gathers import Gathers, count_gathers
 from frontier_llm.geometry.wire import ActivationTraffic
 
 
@@ -214,12 +213,6 @@ class ResolvedLayout:
     def unit_sizes(self, stage: int) -> dict[str, int]:
         """Return the elements of each unit's buffer on one tensor rank, padding included."""
         return {unit: layout.size for unit, layout in self.unit_layouts(stage).items()}
-
-    def gathers(self, stage: int) -> dict[str, Gathers]:
-        """Count how often a stage gathers each unit in a step if parameters are sharded."""
-        actions = self.schedule.actions[stage]
-        sizes, chunks = self.unit_sizes(stage), self.chunks_of_stage(stage)
-        return count_gathers(self.model, chunks, actions, sizes, self.units_in_flight)
 
     @property
     def activation_traffic(self) -> ActivationTraffic:

@@ -7,15 +7,11 @@ Keys, all below `watchdog/`:
 - others: see watchdog.py.
 """
 
-from datetime import timedelta
-
 from torch.distributed import Store
 
 from frontier_llm.health.diagnosis import RankState
-from frontier_llm.launch.coordination import read_all
+from frontier_llm.launch.coordination import FOREVER, read_all
 
-_FOREVER = timedelta(days=20)
-"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 _CLOSED = b"closed"
 
 
@@ -44,7 +40,7 @@ def wait_for_alarm(store: Store, rank: int) -> None:
     """Wait until the alarm is raised on a rank, or the rank has ended its watch."""
     while True:
         try:
-            store.wait([_alarm(rank)], _FOREVER)
+            store.wait([_alarm(rank)], FOREVER)
             return
         except RuntimeError:  # a time-out, or a lost store; if it is lost, `check` raises too
             if store.check([_alarm(rank)]):

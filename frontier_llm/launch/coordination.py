@@ -12,6 +12,8 @@ from frontier_llm.launch.world import World
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+FOREVER = timedelta(days=20)
+"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 _ACKNOWLEDGE_TIMEOUT = timedelta(seconds=10)
 """How long rank 0, if it failed, waits until the other ranks have read that it failed. Without a
 limit it would wait forever for a rank that has ended."""

@@ -20,14 +20,12 @@ holds it, and in a Slurm job the agent of task 0. Keys of generation G, all belo
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from frontier_llm.launch.coordination import FOREVER
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
-
-_FOREVER = timedelta(days=20)
-"""Nearly the longest time-out that the store supports: it counts milliseconds in 31 bits."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class RosterStore:
 
     def wait_until_published(self, generation: int) -> None:
         """Wait until the roster of a generation is published, without reading it."""
-        self._store.wait([_key("roster", generation)], _FOREVER)
+        self._store.wait([_key("roster", generation)], FOREVER)
 
     def report_seen(self, generation: int, number: int) -> None:
         """Report that the process of a member runs and knows of a generation."""

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import load_file
 
+from frontier_lab.commands.export_weights import export
+from frontier_lab.commands.inspect_checkpoint import show, verify
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint
-from frontier_llm.checkpoint.export_weights import export
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.restore import load_weights
 from frontier_llm.checkpoint.writer import Options
-from frontier_llm.cli.inspect_checkpoint import show, verify
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import ParameterRecord, Placement
 from tests.checkpoint.crew import PATIENCE, run_crew

@@ -14,6 +14,7 @@ from rich.console import Console
 from frontier_lab.commands import convert as convert_checkpoint
 from frontier_lab.commands import evaluate, generate, inspect_data
 from frontier_lab.convert.ours import write_weights
+from frontier_lab.single_process_model import read_config
 from frontier_llm.cli import preprocess
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
@@ -23,7 +24,6 @@ from frontier_llm.data.run_loader import make_windows
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving import run_directory
-from frontier_llm.trainer.single_process_model import read_config
 from tests.data.conftest import write_jsonl
 from tests.values import tiny_values
 

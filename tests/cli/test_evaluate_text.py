@@ -17,6 +17,7 @@ import yaml
 
 from frontier_lab.commands import evaluate, evaluate_text, generate, inspect_data
 from frontier_lab.commands.evaluate_text import evaluate_texts, windows_of
+from frontier_lab.single_process_model import single_process_config, single_process_model
 from frontier_llm.cli import console
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig
@@ -26,7 +27,6 @@ from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.trainer.pipeline import Pipeline
-from frontier_llm.trainer.single_process_model import single_process_config, single_process_model
 from tests.forked_train import TINY, train
 from tests.texts import prose
 

@@ -6,8 +6,8 @@ import pytest
 
 from docs.generate.__main__ import main
 from docs.generate.first_command import DEVICES, H100, H200, first
-from frontier_lab.commands import plan
-from frontier_llm.cli import dry_run, machine_defaults
+from frontier_lab.commands import dry_run, plan
+from frontier_llm.cli import machine_defaults
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
 from frontier_llm.config.rules import check

@@ -14,16 +14,16 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from frontier_lab.commands.inspect_checkpoint import main
+from frontier_lab.commands.state_statistics import Spread, spreads
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import File, Manifest, StoredRange, Tensor
 from frontier_llm.checkpoint.range_reader import RangeReader, Unreadable
-from frontier_llm.checkpoint.state_statistics import Spread, spreads
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.cli import console
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.inspect_checkpoint import main
 from frontier_llm.config import decode
 from frontier_llm.errors import CheckpointError
 from frontier_llm.geometry.inventory import model_shapes

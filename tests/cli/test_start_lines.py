@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress, tracked
+from frontier_lab.tables import tracked
+from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress
 from tests.texts import prose
 
 ROOT = Path(__file__).parents[2]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from frontier_lab.commands import convert, evaluate, generate, inspect_data
+from frontier_lab.single_process_model import read_config
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
 from frontier_llm.saving import run_directory
-from frontier_llm.trainer.single_process_model import read_config
 from tests.data.tokenizer_families import train_family
 from tests.forked_train import train
 from tests.texts import documents

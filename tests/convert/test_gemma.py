@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from frontier_lab.commands import convert as convert_checkpoint
 from frontier_lab.convert.gemma import Gemma2, Gemma3
+from frontier_lab.single_process_model import read_config, single_process_model
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import DataError
-from frontier_llm.trainer.single_process_model import read_config, single_process_model
 from tests.ranks import run_ranks
 from tests.trainer.test_adaptation import outputs
 from tests.values import tiny_values

@@ -9,9 +9,9 @@ import torch
 
 from frontier_lab.convert.t5gemma import T5Gemma
 from frontier_lab.convert.t5gemma2 import T5Gemma2
+from frontier_lab.single_process_model import read_config, single_process_model
 from frontier_llm.config.model import SIZES as MODEL_SIZES
 from frontier_llm.errors import DataError
-from frontier_llm.trainer.single_process_model import read_config, single_process_model
 from tests.convert.test_gemma import LAYERS, SIZES, THEIRS, configs_of_round_trip, convert
 
 # transformers loads weights in threads that it keeps

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from frontier_lab.convert import carried
+from frontier_lab.single_process_model import read_config
 from frontier_llm.model import layer
-from frontier_llm.trainer.single_process_model import read_config
 from tests.convert.test_gemma import configs_of_round_trip, convert, tensors_of
 from tests.convert.test_t5gemma import IMAGES, SIDE2, WHOLE2, our_logits
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from frontier_lab.planning.unit_gathers import count_gathers
 from frontier_llm.cli.compose import compose
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
@@ -87,4 +88,4 @@ def test_weight_gradients_gather_nothing() -> None:
     whole = _pipelined("interleaved")
     split = replace(whole, waiting_weights=1)
     assert split.schedule != whole.schedule
-    assert all(split.gathers(stage) == whole.gathers(stage) for stage in range(4))
+    assert all(count_gathers(split, stage) == count_gathers(whole, stage) for stage in range(4))

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_lab.planning.state_traffic import StateTraffic
+from frontier_lab.planning.unit_gathers import Gathers
 from frontier_llm.geometry.formats import BF16, Format, LevelFormats, StateFormats
 from frontier_llm.geometry.grid import Coordinates, Grid
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.unit_gathers import Gathers
 from frontier_llm.geometry.wire import Sent, all_reduce_bytes, gather_bytes
 from tests.geometry.factors import any_factors
 

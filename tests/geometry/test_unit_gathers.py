@@ -2,6 +2,7 @@
 
 import pytest
 
+from frontier_lab.planning.unit_gathers import count_gathers
 from frontier_llm.cli.compose import compose
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.partition import Factors
@@ -25,5 +26,5 @@ def test_layers_that_are_needed_again_soon_are_not_gathered_again(stage, in_flig
         )
     )
     layout = ResolvedLayout.resolve(config, 8, 8).with_factors(Factors(2, 2, 2, 2))
-    counts = layout.gathers(stage)
+    counts = count_gathers(layout, stage)
     assert sum(sum(both) for both in counts.values()) == expected

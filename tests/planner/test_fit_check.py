@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from frontier_lab.commands.dry_run import candidate_of
 from frontier_llm.cli.compose import groups
-from frontier_llm.cli.dry_run import candidate_of
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from frontier_lab.commands.inspect_data import View
+from frontier_lab.single_process_model import read_config
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.loader import causal_batch
 from frontier_llm.data.run_loader import make_windows
 from frontier_llm.saving.ledger_file import lengths_of
-from frontier_llm.trainer.single_process_model import read_config
 from tests.forked_train import TINY, train
 from tests.trainer.test_resume import read
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from frontier_lab.commands.dry_run import candidate_of
 from frontier_llm.cli import train
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.dry_run import build, candidate_of
+from frontier_llm.cli.dry_run import build
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner import memory
 from frontier_llm.trainer import dry_run

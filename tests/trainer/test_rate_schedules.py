@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.single_process_model import read_config
 from frontier_llm.config import decode
 from frontier_llm.saving.changes import changes, refuse
 from frontier_llm.trainer.learning_rate import LearningRate
-from frontier_llm.trainer.single_process_model import read_config
 from tests.covering import covering
 from tests.forked_train import TINY, train
 from tests.texts import prose

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from frontier_lab.commands.inspect_data import View
+from frontier_lab.single_process_model import read_config
 from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.folders import committed
@@ -30,7 +31,6 @@ from frontier_llm.errors import CheckpointError
 from frontier_llm.health.watchdog import Watchdog
 from frontier_llm.saving import run_directory
 from frontier_llm.saving.ledger_file import LedgerFile, blend_of
-from frontier_llm.trainer.single_process_model import read_config
 from tests.conftest import mount
 from tests.covering import covering
 from tests.forked_train import TINY, Training, train

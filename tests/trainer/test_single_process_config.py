@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.single_process_model import read_config, single_process_config
 from frontier_llm.cli.compose import compose
 from frontier_llm.saving.run_directory import to_yaml
-from frontier_llm.trainer.single_process_model import read_config, single_process_config
 
 
 @pytest.fixture

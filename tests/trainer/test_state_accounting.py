@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from frontier_lab.planning.state_traffic import StateTraffic
+from frontier_lab.planning.unit_gathers import count_gathers
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
 from tests.covering import exhaustive
@@ -92,7 +93,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         pairs=True,
         formats=layout.formats,
     )
-    gathers = layout.gathers(stage)
+    gathers = count_gathers(layout, stage)
     predicted: dict[str, Sent] = {}
     for unit, buffer in layout.unit_layouts(stage).items():
         sent = traffic.unit(world.rank, buffer.size, gathers[unit], buffer.decayed, buffer.bounds)

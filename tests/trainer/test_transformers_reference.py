@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from frontier_lab.commands import convert
+from frontier_lab.single_process_model import read_config
 from frontier_llm.data.batch import AnyBatch, Batch
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.run_loader import make_loader
-from frontier_llm.trainer.single_process_model import read_config
 from tests.convert.test_convert import GEMMA_SIZES, LLAMA, LLAMA3, THEIRS, random_model
 from tests.convert.test_gemma import tensors_of
 from tests.covering import covering

@@ -27,14 +27,16 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from frontier_lab.commands.export_weights import DTYPES, export
+from frontier_lab.commands.state_statistics import spreads
+from frontier_lab.option_values import new_file, refuse_useless, saved
+from frontier_lab.tables import table_of_numbers
 from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
-from frontier_llm.checkpoint.export_weights import DTYPES, export
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.checkpoint.range_reader import ReadAhead, Unreadable, chunk_ranges
 from frontier_llm.checkpoint.restore import read_tensor
-from frontier_llm.checkpoint.state_statistics import spreads
-from frontier_llm.cli.console import table_of_numbers, wide_console
-from frontier_llm.cli.options import new_file, saved, tool_parser
+from frontier_llm.cli.console import wide_console
+from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
@@ -100,7 +102,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="fp32", help="--export: format (default %(default)s)"
     )
-    return parser.refuse_useless(parser.parse_args(arguments), NEEDS, {})
+    return refuse_useless(parser, parser.parse_args(arguments), NEEDS, {})
 
 
 def show(checkpoint: Checkpoint, console: Console) -> None:

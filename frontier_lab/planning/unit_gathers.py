@@ -1,7 +1,7 @@
 """Count how often a stage gathers each unit of sharded parameters in a step."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from frontier_llm.geometry.model_chunks import (
     chunk_tables,
     has_shared_table,
 )
-from frontier_llm.geometry.pipeline_schedule import Action
+from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import prefetch_window, small_elements
 
 
@@ -23,25 +23,22 @@ class Gathers(NamedTuple):
     backward: int
 
 
-def count_gathers(
-    model: ModelConfig,
-    chunks: Sequence[ModelChunk],
-    actions: Sequence[Action],
-    sizes: Mapping[str, int],
-    units_in_flight: int,
-) -> dict[str, Gathers]:
-    """Count how often each unit is gathered in a step of a stage whose parameters are sharded.
+def count_gathers(layout: ResolvedLayout, stage: int) -> dict[str, Gathers]:
+    """Count how often a stage gathers each unit in a step if parameters are sharded.
 
     A unit is needed in the forward pass and again in the backward pass. It stays gathered in
     between if it is needed again soon (`state_memory.prefetch_window`). The count does not hold for
     the first step of a run, in which the order of the passes is not known yet and no unit stays.
-    Weight gradients, among the `actions` of the stage, read no parameters.
+    Weight gradients, among the actions of the stage, read no parameters.
     """
+    chunks, sizes = layout.chunks_of_stage(stage), layout.unit_sizes(stage)
     events = [
         (kind == "forward", acquires, unit)
-        for kind, virtual_stage, _ in actions
+        for kind, virtual_stage, _ in layout.schedule.actions[stage]
         if kind != "weight_gradients"
-        for acquires, unit in _events(model, chunks[virtual_stage], forward=kind == "forward")
+        for acquires, unit in _events(
+            layout.model, chunks[virtual_stage], forward=kind == "forward"
+        )
     ]
     limit = small_elements(Counter(sizes.values()))
     small = {unit for unit, size in sizes.items() if size <= limit}
@@ -59,7 +56,7 @@ def count_gathers(
             continue
         reading = [use for use in reading if use[0] != unit]
         next_uses = chain(reading, map(uses.__getitem__, range(position, len(uses))))
-        if unit not in dict(prefetch_window(next_uses, small, units_in_flight)):
+        if unit not in dict(prefetch_window(next_uses, small, layout.units_in_flight)):
             gathered.discard(unit)
     return {unit: Gathers(counts[unit, False], counts[unit, True]) for unit, _ in uses}
 
