@@ -17,6 +17,7 @@ from frontier_lab.convert.gemma import Gemma2, Gemma3
 from frontier_lab.convert.t5gemma import T5Gemma
 from frontier_lab.convert.t5gemma2 import T5Gemma2
 from frontier_lab.convert.theirs import TheirWeights
+from frontier_llm.cli.package_files import conf_file
 from frontier_llm.config.denoisers import SENTINELS
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.errors import DataError
@@ -113,18 +114,21 @@ def model_overrides(
 ) -> list[str]:
     """Return the command-line overrides, such as `model.hidden=768`, of a run of their model.
 
-    The run directory `home` gives the model its name, and their tensors limit the sizes.
+    The run directory `home` gives the model its name. Their tensors limit the sizes.
     """
     base, settings = model_settings(theirs)
     for key, value in settings.items():
         limit = len(weights.names) if "layers" in key else weights.largest_dim
-        name = key.removeprefix("model.").removeprefix("encoder_")
-        if name in _SIZES and value is not None and value > limit:
+        size = key.removeprefix("model.").removeprefix("encoder_")
+        if size in _SIZES and value is not None and value > limit:
             raise DataError(
                 f"config.json has an unusable setting: {key}={value}, but the tensors are for at "
                 f"most {limit}\n  do: {_RESTORE}"
             )
-    settings = {"model.name": home.name.strip(".").partition(".")[0], **settings}
+    name = home.name.strip(".").partition(".")[0]
+    if conf_file("model", name).exists():  # a name that stands for all values of that file
+        name = f"{name}_imported"
+    settings = {"model.name": name, **settings}
     if tokenizer is not None:
         settings["data.tokenizer"] = tokenizer
     spans = family.wants["kind"] == "t5"

@@ -20,6 +20,8 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 """Maps the name of each tensor to its file, if there are several files."""
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_config.json"
+"""Tells of changes to the weights by PEFT, which from_pretrained of transformers applies."""
 _MAP = TypeAdapter(dict[str, str])
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _RESTORE = "restore the file from where the model is from"
@@ -75,8 +77,15 @@ class TheirWeights:
     def _find_files(self) -> dict[str, str]:
         """Return the file of each tensor, by the name of the tensor in the file."""
         found: dict[str, str] = {}
-        try:
-            index = {} if not (self.folder / INDEX).exists() else _read_object(self.folder / INDEX)
+        if (self.folder / ADAPTER).exists():
+            raise DataError(
+                f"{self.folder} has an adapter ({ADAPTER}), whose weights are not converted\n"
+                "  do: merge it: AutoPeftModelForCausalLM.from_pretrained(FOLDER)"
+                ".merge_and_unload().save_pretrained(NEW); or remove its files"
+            )
+        try:  # from_pretrained ignores an index beside a single file
+            has_index = (self.folder / INDEX).exists() and not (self.folder / SINGLE).exists()
+            index = _read_object(self.folder / INDEX) if has_index else {}
             named = _MAP.validate_python(index.get("weight_map", {"": SINGLE}))
             for name in sorted(set(named.values())):
                 path = self.folder / name

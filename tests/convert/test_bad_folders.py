@@ -16,7 +16,7 @@ from frontier_lab.commands.convert import from_theirs
 from frontier_lab.convert.families import check_surplus, family_of
 from frontier_lab.convert.ours import OurWeights
 from frontier_lab.convert.table import select
-from frontier_lab.convert.theirs import TheirWeights, save_tensors
+from frontier_lab.convert.theirs import INDEX, TheirWeights, save_tensors
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from tests.hostile import cpu_seconds
@@ -245,7 +245,8 @@ def config_pipe(folder: Path) -> None:
 def index_of(weight_map: Any) -> Callable[[Path], None]:
     def write_index(folder: Path) -> None:
         content = {"weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+        (folder / INDEX).write_text(json.dumps(content))
+        (folder / "model.safetensors").rename(folder / "all.safetensors")
 
     return write_index
 
@@ -256,8 +257,8 @@ def index_of(weight_map: Any) -> Callable[[Path], None]:
         pipe, config_pipe, link_to("absent"), link_to("/dev/zero"), link_to("model.safetensors"),
         *map(index_of, (
             3, [], {}, {EMBEDDING: 3}, {EMBEDDING: None}, {EMBEDDING: "/dev/zero"},
-            {EMBEDDING: "../theirs/model.safetensors"}, {EMBEDDING: "a\0b"}, {EMBEDDING: ".."},
-            {EMBEDDING: ""}, {"absent": "model.safetensors"}, {EMBEDDING: "\x1b[31m"},
+            {EMBEDDING: "../theirs/all.safetensors"}, {EMBEDDING: "a\0b"}, {EMBEDDING: ".."},
+            {EMBEDDING: ""}, {"absent": "all.safetensors"}, {EMBEDDING: "\x1b[31m"},
         )),
     ],
 )  # fmt: skip
@@ -269,6 +270,26 @@ def test_files_that_are_no_files_of_the_folder(
     refusal = converts(tmp_path / "theirs", tmp_path / "out")
     assert refusal
     assert "\x1b" not in refusal
+
+
+def test_a_single_file_is_read_although_an_index_lies_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "theirs", LLAMA, llama_tensors())
+    save_tensors({"old": torch.ones(2)}, tmp_path / "theirs" / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"old": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "theirs" / INDEX).write_text(json.dumps(index))
+    assert converts(tmp_path / "theirs", tmp_path / "out") == ""
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "theirs", LLAMA, llama_tensors())
+    (tmp_path / "theirs" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "merge_and_unload" in converts(tmp_path / "theirs", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "gpt2.v1", "llama"])
+def test_a_run_may_be_called_like_a_model_of_this_project(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "theirs", LLAMA, llama_tensors())
+    assert converts(tmp_path / "theirs", tmp_path / name) == ""
 
 
 def test_links_of_a_download_cache_are_followed(tmp_path: Path) -> None:
