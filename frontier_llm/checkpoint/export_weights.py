@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from frontier_llm.atomic_files import sync
 from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
-from frontier_llm.checkpoint.folders import sync_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError, file_failure
 
@@ -48,7 +48,7 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
             file.flush()
             fsync(file.fileno())
         partial.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)

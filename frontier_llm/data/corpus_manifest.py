@@ -23,7 +23,7 @@ import json
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -420,15 +420,17 @@ class Damage:
         return str(damaged(self.path, f"its content has changed since it was prepared, in {where}"))
 
 
-def write_digests(folder: Path) -> None:
-    """Write digests.json of a corpus that was just prepared."""
-    digests = {name: list(_digests(folder / name, BLOCK_BYTES)) for name in _FILES}
+def write_digests(folder: Path, files: Sequence[str] = _FILES) -> None:
+    """Write digests.json of a corpus that was just prepared, or of other files."""
+    digests = {name: list(_digests(folder / name, BLOCK_BYTES)) for name in files}
     (folder / DIGESTS_FILE).write_text(json.dumps(digests))
 
 
-def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
+def find_damage(
+    folder: Path, on_read: OnRead | None = None, files: Sequence[str] = _FILES
+) -> Damage | None:
     """Read all files of a corpus; note that they are whole, or return the first damage."""
-    before = _fingerprint(folder)
+    before = _fingerprint(folder, files)
     try:
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -447,16 +449,16 @@ def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
     return None
 
 
-def is_verified(folder: Path) -> bool:
+def is_verified(folder: Path, files: Sequence[str] = _FILES) -> bool:
     """Return whether `find_damage` has found the files whole, and they have not changed since."""
     with suppress(OSError, ValueError, RecursionError):
-        return bool(json.loads((folder / NOTE_FILE).read_bytes()) == _fingerprint(folder))
+        return bool(json.loads((folder / NOTE_FILE).read_bytes()) == _fingerprint(folder, files))
     return False
 
 
-def _fingerprint(folder: Path) -> dict[str, list[int]]:
+def _fingerprint(folder: Path, files: Sequence[str]) -> dict[str, list[int]]:
     """Return the size, the time of the last change and the inode of each file."""
-    found = {name: (folder / name).stat() for name in _FILES}
+    found = {name: (folder / name).stat() for name in files}
     return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in found.items()}
 
 

@@ -20,7 +20,6 @@ import errno
 import fcntl
 import glob
 import hashlib
-import os
 import shutil
 import signal
 import time
@@ -30,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontier_llm.atomic_files import publish_folder
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
@@ -243,7 +243,7 @@ class _Preparation:
         merged.mkdir()
         copy_tokenizer(tokenizer_folder, merged)
         build.merge(tokenizer, files, merged)
-        _rename(merged, folder)
+        publish_folder(merged, folder)
 
     def _make_tokenizer(self, build: "CorpusBuild", folder: Path) -> None:
         """Write the tokenizer to a folder: a copy of the configured one, or a new one."""
@@ -307,24 +307,3 @@ def _remove_stale(directory: Path, name: str) -> None:
         with suppress(FileNotFoundError):  # a process may have just finished and removed it
             if time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(partial, ignore_errors=True)
-
-
-def _rename(merged: Path, folder: Path) -> None:
-    """Rename a finished folder so that a crash at any time leaves no incomplete corpus."""
-    for path in (*merged.iterdir(), merged):
-        _sync(path)
-    try:
-        merged.rename(folder)
-    except OSError as error:
-        # without locks another process may have finished the same corpus first
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
