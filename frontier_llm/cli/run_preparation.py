@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from frontier_llm.checkpoint.folders import parse_folder
 from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.cli.console import DelayedProgress, print_line
 from frontier_llm.cli.group_files import file_values, key_of
@@ -41,16 +42,20 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     """Lock the run directory, or only check it; refuse to resume a run that differs.
 
     Raises:
-        ConfigError: a path does not exist, another process uses the directory, or a key that
-            determines the losses has changed and `run.allow_changes` does not name it.
+        ConfigError: a path does not exist, another process uses the directory, a key that
+            determines the losses has changed and `run.allow_changes` does not name it, or later
+            checkpoints are in another place.
     """
     if lock:
         path = Path(config.run.dir).absolute()
         _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
-    newest = tiers.newest_folder(config)
+    run, newest = Path(config.run.dir), tiers.newest_folder(config)
     check_files(config, is_new=newest is None)
+    if config.run.resume != "never":
+        step, _ = (newest and parse_folder(newest.name)) or (0, "")
+        run_directory.refuse_other_place(config, step)
     resumes = run_directory.lock_run_dir(
-        Path(config.run.dir),
+        run,
         config.run.resume,
         newest is not None,
         started_again=slurm.started_again(os.environ),

@@ -137,6 +137,23 @@ def test_a_damaged_newest_step_on_a_disk_is_not_passed_over(
     assert events(run, "resume")[-1]["step"] == 5
 
 
+def test_later_steps_in_another_place_are_not_left_behind(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    one = "launch.ranks=2", "launch.ranks_per_node=2"
+    run, key = stop_after_6(tiny, tmp_path, *one), "checkpoint.tiers.local.path"
+    going_on = (*tiny, *one, f"run.dir={run}", "trainer.steps=8")
+    for other in ((), (f"{key}={tmp_path}/other",)):
+        ended = train(*going_on, *other)
+        assert ended.code == 2, ended.text
+        assert "has steps up to 6, and without them the run goes on from step 4" in ended.text
+        assert f"set {key}={tmp_path}/local, or train these steps again" in ended.text
+    ended = train(*going_on, f"run.allow_changes=[{key}]")
+    assert ended.code == 0, ended.text
+    assert "steps 5 to 7 are trained again" in " ".join(ended.text.split())
+    assert events(run, "resume")[-1]["step"] == 4
+
+
 def test_a_server_serves_only_its_files_and_only_with_the_secret(
     tmp_path: Path,
 ) -> None:
