@@ -2,20 +2,35 @@
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8; if that fails with an OSError, the file before stays, and no part."""
-    partial = path.with_name(f"{path.name}.partial")
+@contextmanager
+def new_file(path: Path, suffix: str = ".partial") -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is on disk; else the one before stays, and no part.
+
+    Processes that may write the same file at once need different suffixes of the unfinished one.
+    """
+    partial = path.with_name(f"{path.name}{suffix}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
         partial.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str, suffix: str = ".partial") -> None:
+    """Write a file in UTF-8, as `new_file`."""
+    with new_file(path, suffix) as stream:
+        stream.write(text.encode())
 
 
 def publish_folder(draft: Path, folder: Path) -> None:

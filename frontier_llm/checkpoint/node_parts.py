@@ -36,10 +36,7 @@ class NodePart:
 
 
 def find_parts(root: Path) -> tuple[list[NodePart], dict[int, str]]:
-    """Return the committed parts on this node's disk, and by step what is wrong with others.
-
-    The files of a part have the right sizes.
-    """
+    """Return the undamaged parts on this node's disk, and by step what is wrong with others."""
     parts, damage = list[NodePart](), dict[int, str]()
     for parent in sorted(root.iterdir()) if root.is_dir() else ():
         prefix, _, number = parent.name.rpartition("_")

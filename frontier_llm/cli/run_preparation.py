@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import parse_folder
 from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.cli.console import DelayedProgress, print_line
 from frontier_llm.cli.group_files import file_values, key_of
@@ -42,20 +41,17 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     """Lock the run directory, or only check it; refuse to resume a run that differs.
 
     Raises:
-        ConfigError: a path does not exist, another process uses the directory, a key that
-            determines the losses has changed and `run.allow_changes` does not name it, or later
-            checkpoints are in another place.
+        ConfigError: a path does not exist, another process uses the directory, or a key of the
+            losses or of later checkpoints has changed and `run.allow_changes` does not name it.
     """
     if lock:
         path = Path(config.run.dir).absolute()
         _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
-    run, newest = Path(config.run.dir), tiers.newest_folder(config)
+    newest = tiers.newest_folder(config)
     check_files(config, is_new=newest is None)
-    if config.run.resume != "never":
-        step, _ = (newest and parse_folder(newest.name)) or (0, "")
-        run_directory.refuse_other_place(config, step)
+    run_directory.refuse_other_place(config)
     resumes = run_directory.lock_run_dir(
-        run,
+        Path(config.run.dir),
         config.run.resume,
         newest is not None,
         started_again=slurm.started_again(os.environ),

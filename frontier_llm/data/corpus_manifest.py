@@ -33,6 +33,7 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from frontier_llm.atomic_files import replace_text
 from frontier_llm.errors import DataError
 from frontier_llm.units import MIB, counted
 
@@ -443,9 +444,7 @@ def find_damage(
                 start = number * BLOCK_BYTES
                 return Damage(folder / name, start, min(start + BLOCK_BYTES, size))
     with suppress(OSError):  # the folder of another user: every start reads the files
-        draft = folder / f".{NOTE_FILE}-{uuid.uuid4().hex[:12]}"
-        draft.write_text(json.dumps(before))
-        draft.replace(folder / NOTE_FILE)
+        replace_text(folder / NOTE_FILE, json.dumps(before), f"-{uuid.uuid4().hex[:12]}")
     return None
 
 

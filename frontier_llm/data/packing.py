@@ -200,17 +200,17 @@ def open_packing(
     """Read the packing of the split `prefix`.bin; compute and write it if there is none.
 
     The files are mapped into memory. The folder gets its name by one rename when its files are
-    complete. If several processes write it at the same time, their contents are equal. Files that
-    differ from their digests are replaced.
+    complete. If several processes write it at the same time, their contents are equal.
     """
     folder = packing_folder(prefix, length, pairs)
+    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:12]}")
     files = [f"{name}.npy" for name in _ARRAYS[: 3 if pairs is None else 4]]
     try:
         if folder.exists() and not _is_whole(folder, files):
             _LOG.warning("%s is damaged, or has no digests: the samples are packed again", folder)
-            shutil.rmtree(folder.rename(_draft(folder)), ignore_errors=True)
+            shutil.rmtree(folder.rename(draft), ignore_errors=True)
         if not folder.exists():
-            _write(folder, files, pack(document_lengths, length, pairs, report))
+            _write(draft, folder, files, pack(document_lengths, length, pairs, report))
         arrays = [np.load(folder / name, mmap_mode="r") for name in files]
     except (OSError, ValueError) as error:
         raise DataError(
@@ -226,12 +226,7 @@ def _is_whole(folder: Path, files: Sequence[str]) -> bool:
     return False
 
 
-def _draft(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:12]}")
-
-
-def _write(folder: Path, files: Sequence[str], packing: Packing) -> None:
-    draft = _draft(folder)
+def _write(draft: Path, folder: Path, files: Sequence[str], packing: Packing) -> None:
     draft.mkdir()
     try:
         for file in files:

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontier_llm.atomic_files import publish_folder
+from frontier_llm.atomic_files import publish_folder, replace_text
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
@@ -150,7 +150,7 @@ class _Preparation:
                 # another process may have prepared the corpus while this one waited for the lock
                 if not (folder := _read_note(note)):
                     folder = self._find_or_build(source)
-                    _write_note(note, folder.name)
+                    replace_text(note, folder.name, f"-{uuid.uuid4().hex[:12]}")
                 return folder
         except OSError as error:
             raise DataError(
@@ -265,12 +265,6 @@ def _read_note(note: Path) -> Path | None:
     except OSError:
         return None
     return _checked(folder) if folder.is_dir() else None
-
-
-def _write_note(note: Path, text: str) -> None:
-    draft = note.with_name(f"{note.name}-{uuid.uuid4().hex[:12]}")
-    draft.write_text(text)
-    draft.replace(note)
 
 
 def _checked(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from frontier_llm.checkpoint.folders import committed
 from frontier_llm.config.decode import leaves
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, advise_to_write, print_error
-from frontier_llm.saving.tiers import local_root, newest_folder
+from frontier_llm.saving.tiers import local_root, newest_folder, tiers_of
 from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 
 _LOG = logging.getLogger(__name__)
@@ -167,11 +167,11 @@ def kept_layers(config: RunConfig) -> RunConfig:
     return config.changed("parallel", layers_per_stage=kept)
 
 
-def refuse_other_place(config: RunConfig, newest: int) -> None:
+def refuse_other_place(config: RunConfig) -> None:
     """Refuse another place of checkpoints on the nodes, if that of the last start has later steps.
 
-    The run would go on from step `newest`. If this node lacks the place, a later recorded step is a
-    warning. Raises a ConfigError unless `run.allow_changes` names the key.
+    If this node lacks the place, a later recorded step is a warning. Raises a ConfigError unless
+    `run.allow_changes` names the key.
     """
     run, allowed = Path(config.run.dir), config.run.allow_changes
     old = dict(leaves(last_values(run)))
@@ -181,9 +181,10 @@ def refuse_other_place(config: RunConfig, newest: int) -> None:
     root = local_root(config, place if isinstance(place, str) else None)
     if root is None or root == local_root(config) or key in allowed:
         return
+    newest = max([0, *(step for t in tiers_of(config) for step, _ in committed(t.folder))])
     steps = [step for folder in root.glob("*") for step, _ in committed(folder)]
     last = max(steps, default=recorded_steps(run))
-    if last <= newest:
+    if last <= newest or config.run.resume == "never":
         return
     error = ConfigError(
         key,

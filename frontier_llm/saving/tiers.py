@@ -78,10 +78,7 @@ def shared_folder(config: RunConfig) -> Path:
 
 
 def local_root(config: RunConfig, path: str | None = None) -> Path | None:
-    """Return the folder of a run on the local disk of a node; None without local checkpoints.
-
-    `path` is the directory that an earlier start has used, instead of that of the configuration.
-    """
+    """Return a run's folder on a node's disk, or below another start's `path`; None without one."""
     path = path or config.checkpoint.tiers.local.path
     if path is None:
         return None

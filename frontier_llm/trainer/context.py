@@ -83,25 +83,22 @@ class TrainingData:
         """
         data = self.corpus.config
         if self.blend is not None:
-            only = [{"first_sample": 0, "weights": {self._name_of(meta): 1.0}}]
-            self.blend.resume(meta.get("blend") or only, next_sample)
-        history = meta.get("lengths")
-        if history is None:
+            digests = (corpus.manifest.digest for corpus in self.corpus.corpora)
+            own = dict(zip(digests, self.corpus.names, strict=True))
+            only = own.get(meta["corpus"], meta["config"]["data"]["name"])
+            history = meta.get("blend") or [{"first_sample": 0, "weights": {only: 1.0}}]
+            self.blend.resume(history, next_sample)
+        lengths = meta.get("lengths")
+        if lengths is None:
             tokens = window_tokens(data, meta["config"]["data"]["sequence_length"])
-            history = [asdict(LengthSegment(0, tokens, keeps_all=True))]
-        self.lengths[:] = resumed_lengths(history, next_sample, window_tokens(data))
+            lengths = [asdict(LengthSegment(0, tokens, keeps_all=True))]
+        self.lengths[:] = resumed_lengths(lengths, next_sample, window_tokens(data))
         self.windows.set_lengths(self.lengths)
 
     def supplied(self, next_sample: int) -> dict[str, int]:
         """Return how many samples of each corpus come before a sample of the run, by name."""
         counts = self.blend.schedule.supplied(next_sample) if self.blend else {}
         return {name: counts.get(name, next_sample) for name in self.corpus.names}
-
-    def _name_of(self, meta: Mapping[str, Any]) -> str:
-        """Return the name of the only corpus that a run has read."""
-        own = zip(self.corpus.names, self.corpus.corpora, strict=True)
-        same = (name for name, corpus in own if corpus.manifest.digest == meta["corpus"])
-        return next(same, meta["config"]["data"]["name"])
 
 
 @dataclass(frozen=True)

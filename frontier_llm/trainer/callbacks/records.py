@@ -84,8 +84,7 @@ class MetricsFile(Callback):
         if resumed is None:
             return
         if (last := recorded_steps(run_dir)) > step:
-            text = "are trained again, because no checkpoint that was found has them"
-            _LOG.info("%-10s steps %d to %d %s", "again", step + 1, last, text)
+            _LOG.info("again      steps %d to %d, which no checkpoint has", step + 1, last)
         self._sink.cut(step)
 
     def on_replacement(self, last_step: int) -> None:

@@ -232,11 +232,7 @@ class Announcements(Callback):
         is_other = resumed.meta["corpus"] != data.corpus.manifest.digest
         if is_other or not OF_ORDER.isdisjoint(resumed.changes):
             places = ", ".join(f"{n} of {name}" for name, n in data.supplied(position).items())
-            _log_line(
-                "order",
-                f"of the samples has changed: the run reads on at sample {places}; until the next "
-                "epoch some samples may be left out or read again",
-            )
+            _log_line("order", f"of samples has changed: the run reads on at sample {places}")
         if any(key.startswith("optimizer.") for key in resumed.changes):
             config = self.context.config
             rate = LearningRate.of(config)
