@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, DataError
+from frontier_llm.saving.run_directory import CONFIG, last_values
 
 if TYPE_CHECKING:
     import torch
@@ -57,17 +56,13 @@ def read_config(run: Path) -> RunConfig:
 
 
 def _read_values(run: Path) -> dict[str, Any]:
-    file = run / "config.yaml"
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError:
+    file, values = run / CONFIG, last_values(run)
+    if not file.is_file():
         raise DataError(
             f"{run} is not a run directory: it holds no config.yaml\n"
             "  do: give the run.dir of a training run"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        values = None
-    if not isinstance(values, dict) or not isinstance(values.get("run"), dict):
+        )
+    if not isinstance(values.get("run"), dict):
         raise DataError(
             f"{file} is damaged: it holds no configuration\n"
             "  do: copy it from another folder of the same run"

@@ -7,16 +7,14 @@ Source: the description of the format, https://github.com/huggingface/safetensor
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from math import prod
-from os import fsync
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from frontier_llm.atomic_files import new_file, sync
 from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
-from frontier_llm.checkpoint.folders import sync_folder
 from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError, file_failure
 
@@ -38,23 +36,15 @@ def export(checkpoint: Checkpoint, path: Path, dtype: str, advance: Callable[[in
     `advance` gets the number of elements after each write. bf16 is rounded to nearest.
     """
     check_headers(checkpoint)
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with new_file(path) as file:
             file.write(_header(checkpoint, dtype))
             for name in checkpoint.manifest.weights:
                 weights = read_tensor(checkpoint, name, states=("master",))["master"]
                 _write(file, weights, DTYPES[dtype], advance)
-            file.flush()
-            fsync(file.fileno())
-        partial.replace(path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise CheckpointError(file_failure(path, "written", error)) from None
-        raise
+        sync(path.parent)
+    except OSError as error:
+        raise CheckpointError(file_failure(path, "written", error)) from None
 
 
 def _header(checkpoint: Checkpoint, dtype: str) -> bytes:

@@ -3,11 +3,12 @@
 This module imports no torch: the launcher uses it before torch is loaded.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from frontier_llm.atomic_files import sync
 
 FOLDER = "checkpoints"
 """Folder below `run.dir` that holds the checkpoints of a run."""
@@ -93,16 +94,7 @@ def superseded(
                 yield step, path
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the file names in a folder are on disk, for example after a rename."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def remove_folder(folder: Path) -> None:
     """Delete a folder and its content, and wait until the deletion is on disk."""
     shutil.rmtree(folder)
-    sync_folder(folder.parent)
+    sync(folder.parent)

@@ -35,9 +35,9 @@ class NodePart:
     """Format of reduced moments; empty: all states are fp32."""
 
 
-def find_parts(root: Path) -> list[NodePart]:
-    """Return the committed parts on this node's disk whose files have the right sizes."""
-    parts = []
+def find_parts(root: Path) -> tuple[list[NodePart], dict[int, str]]:
+    """Return the undamaged parts on this node's disk, and by step what is wrong with others."""
+    parts, damage = list[NodePart](), dict[int, str]()
     for parent in sorted(root.iterdir()) if root.is_dir() else ():
         prefix, _, number = parent.name.rpartition("_")
         if f"{prefix}_" not in (NODE, COPY) or not number.isdigit():
@@ -47,12 +47,13 @@ def find_parts(root: Path) -> list[NodePart]:
                 continue
             try:
                 manifest = Checkpoint.open(path).manifest
-            except CheckpointError:
+            except CheckpointError as error:
+                damage[step] = str(error)
                 continue
             is_copy, start = f"{prefix}_" == COPY, str(manifest.meta.get("start"))
             moments = manifest.moments or ""
             parts.append(NodePart(int(number), is_copy, str(path), step, start, moments))
-    return parts
+    return parts, damage
 
 
 def merge(parts: Mapping[int, Manifest]) -> tuple[Manifest, dict[str, int]]:

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
+from frontier_llm.atomic_files import sync
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.folders import (
     committed,
     remove_folder,
     step_folders,
     superseded,
-    sync_folder,
 )
 from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.errors import CheckpointError, file_failure
@@ -83,7 +83,7 @@ def void_later(folder: Path, step: int) -> None:
             raise CheckpointError(file_failure(path, "renamed", error)) from None
         _log.warning("the run resumes from step %d: %s no longer counts", step, void)
     if renamed:
-        sync_folder(folder)
+        sync(folder)
 
 
 def delete_later(folder: Path, step: int) -> None:
@@ -117,7 +117,7 @@ def _remove_leftovers(folder: Path, committed_step: int, spared: Collection[int]
 def _delete(folder: Path) -> None:
     doomed = folder.with_name(f"{folder.name}.deleting")
     folder.rename(doomed)
-    sync_folder(folder.parent)
+    sync(folder.parent)
     files = sorted(doomed.iterdir())
     for index, path in enumerate(files):
         if index == len(files) // 2:

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import torch
 
+from frontier_llm.atomic_files import sync
 from frontier_llm.checkpoint.commit_barrier import CommitBarrier, UnknownOutcomeError
 from frontier_llm.checkpoint.folders import (
     MANIFEST,
     partial_folder,
     remove_folder,
     step_folder,
-    sync_folder,
 )
 from frontier_llm.checkpoint.kill_points import reach
 from frontier_llm.checkpoint.manifest import File, FilePart, Manifest, Moments, RankRecord
@@ -245,7 +245,7 @@ def write_manifest(partial: Path, manifest: Manifest, rank: int) -> None:
         stream.write(content[middle:])
         stream.flush()
         os.fsync(stream.fileno())
-    sync_folder(partial)
+    sync(partial)
     reach("manifest.synced", rank)
 
 
@@ -258,6 +258,6 @@ def publish(folder: Path, step: int) -> None:
             remove_folder(replaced)
         final.rename(replaced)
     (folder / partial_folder(step)).rename(final)
-    sync_folder(folder)
+    sync(folder)
     with contextlib.suppress(OSError):  # the new checkpoint is committed even if this fails
         remove_folder(replaced)

@@ -41,14 +41,15 @@ def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     """Lock the run directory, or only check it; refuse to resume a run that differs.
 
     Raises:
-        ConfigError: a path does not exist, another process uses the directory, or a key that
-            determines the losses has changed and `run.allow_changes` does not name it.
+        ConfigError: a path does not exist, another process uses the directory, or a key of the
+            losses or of later checkpoints has changed and `run.allow_changes` does not name it.
     """
     if lock:
         path = Path(config.run.dir).absolute()
         _made[:] = [folder for folder in (path, *path.parents) if not folder.exists()]
     newest = tiers.newest_folder(config)
     check_files(config, is_new=newest is None)
+    run_directory.refuse_other_place(config)
     resumes = run_directory.lock_run_dir(
         Path(config.run.dir),
         config.run.resume,

@@ -23,7 +23,7 @@ import json
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from frontier_llm.atomic_files import replace_text
 from frontier_llm.errors import DataError
 from frontier_llm.units import MIB, counted
 
@@ -426,15 +427,17 @@ class Damage:
         return str(damaged(self.path, f"its content has changed since it was prepared, in {where}"))
 
 
-def write_digests(folder: Path) -> None:
-    """Write digests.json of a corpus that was just prepared."""
-    digests = {name: list(_digests(folder / name, BLOCK_BYTES)) for name in _FILES}
+def write_digests(folder: Path, files: Sequence[str] = _FILES) -> None:
+    """Write digests.json of a corpus that was just prepared, or of other files."""
+    digests = {name: list(_digests(folder / name, BLOCK_BYTES)) for name in files}
     (folder / DIGESTS_FILE).write_text(json.dumps(digests))
 
 
-def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
+def find_damage(
+    folder: Path, on_read: OnRead | None = None, files: Sequence[str] = _FILES
+) -> Damage | None:
     """Read all files of a corpus; note that they are whole, or return the first damage."""
-    before = _fingerprint(folder)
+    before = _fingerprint(folder, files)
     try:
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -447,22 +450,20 @@ def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
                 start = number * BLOCK_BYTES
                 return Damage(folder / name, start, min(start + BLOCK_BYTES, size))
     with suppress(OSError):  # the folder of another user: every start reads the files
-        draft = folder / f".{NOTE_FILE}-{uuid.uuid4().hex[:12]}"
-        draft.write_text(json.dumps(before))
-        draft.replace(folder / NOTE_FILE)
+        replace_text(folder / NOTE_FILE, json.dumps(before), f"-{uuid.uuid4().hex[:12]}")
     return None
 
 
-def is_verified(folder: Path) -> bool:
+def is_verified(folder: Path, files: Sequence[str] = _FILES) -> bool:
     """Return whether `find_damage` has found the files whole, and they have not changed since."""
     with suppress(OSError, ValueError, RecursionError):
-        return bool(json.loads((folder / NOTE_FILE).read_bytes()) == _fingerprint(folder))
+        return bool(json.loads((folder / NOTE_FILE).read_bytes()) == _fingerprint(folder, files))
     return False
 
 
-def _fingerprint(folder: Path) -> dict[str, list[int]]:
+def _fingerprint(folder: Path, files: Sequence[str]) -> dict[str, list[int]]:
     """Return the size, the time of the last change and the inode of each file."""
-    found = {name: (folder / name).stat() for name in _FILES}
+    found = {name: (folder / name).stat() for name in files}
     return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in found.items()}
 
 

@@ -24,7 +24,6 @@ import hashlib
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +34,7 @@ import numpy.typing as npt
 import xxhash
 from pydantic import BaseModel, Field
 
+from frontier_llm.atomic_files import new_file
 from frontier_llm.data.corpus_manifest import Split, TextCounts, idx_header, printable
 from frontier_llm.data.source import Document, Source, first_lines
 from frontier_llm.data.source_format import Cut, Entry, Scan
@@ -216,11 +216,12 @@ class PartWriter:
         """Write all files of a part, which other processes may write at the same time."""
         skipped = SkippedTexts()
         tokens = [self._files.tokens(part.number, split) for split in range(len(SPLITS))]
-        with _new_file(tokens[0]) as train, _new_file(tokens[1]) as validation:
+        own = f"-{os.getpid()}.draft"  # no other process of this host writes it
+        with new_file(tokens[0], own) as train, new_file(tokens[1], own) as validation:
             rows = self._write_tokens(part, (train, validation), skipped)
-        with _new_file(self._files.documents(part.number)) as stream:
+        with new_file(self._files.documents(part.number), own) as stream:
             rows.tofile(stream)
-        with _new_file(self._files.note(part.number)) as stream:
+        with new_file(self._files.note(part.number), own) as stream:
             stream.write(skipped.model_dump_json().encode())
 
     def _write_tokens(
@@ -244,17 +245,6 @@ class PartWriter:
             high, low = text_hash >> 64, text_hash & _LOW_64_BITS
             rows.extend((split, file, place, count, len(text), high, low))
         return rows
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file under a name that no other process of this host writes; sync and rename it."""
-    draft = path.with_name(f"{path.name}-{os.getpid()}.draft")
-    with draft.open("wb") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
 
 
 class Merger:

@@ -13,9 +13,11 @@ Paper: Ding et al., Fewer Truncations Improve Language Modeling, arXiv:2404.1083
 finds the sample of each document by a tree.
 """
 
+import logging
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from frontier_llm.atomic_files import publish_folder
 from frontier_llm.config.data import DataConfig
+from frontier_llm.data.corpus_manifest import find_damage, is_verified, write_digests
 from frontier_llm.data.pair_packing import Pairs
 from frontier_llm.errors import DataError
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:  # it imports torch, which a login node may lack
 
 Numbers = npt.NDArray[np.int64]
 Report = Callable[[float], None]  # of the share of documents that are packed
+_LOG = logging.getLogger(__name__)
 _ARRAYS = ("starts", "lengths", "first_pieces", "pairs")
 
 
@@ -198,11 +203,15 @@ def open_packing(
     complete. If several processes write it at the same time, their contents are equal.
     """
     folder = packing_folder(prefix, length, pairs)
+    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:12]}")
+    files = [f"{name}.npy" for name in _ARRAYS[: 3 if pairs is None else 4]]
     try:
+        if folder.exists() and not _is_whole(folder, files):
+            _LOG.warning("%s is damaged, or has no digests: the samples are packed again", folder)
+            shutil.rmtree(folder.rename(draft), ignore_errors=True)
         if not folder.exists():
-            _write(folder, pack(document_lengths, length, pairs, report))
-        names = _ARRAYS[: 3 if pairs is None else 4]
-        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
+            _write(draft, folder, files, pack(document_lengths, length, pairs, report))
+        arrays = [np.load(folder / name, mmap_mode="r") for name in files]
     except (OSError, ValueError) as error:
         raise DataError(
             f"the samples of data.packing=best_fit cannot be kept in {folder}: {error}\n"
@@ -211,16 +220,18 @@ def open_packing(
     return Packing(length, *arrays)
 
 
-def _write(folder: Path, packing: Packing) -> None:
-    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:12]}")
+def _is_whole(folder: Path, files: Sequence[str]) -> bool:
+    with suppress(OSError):  # a file is missing
+        return is_verified(folder, files) or find_damage(folder, files=files) is None
+    return False
+
+
+def _write(draft: Path, folder: Path, files: Sequence[str], packing: Packing) -> None:
     draft.mkdir()
     try:
-        for name in _ARRAYS:
-            if (array := getattr(packing, name)) is not None:
-                np.save(draft / f"{name}.npy", array)
-        draft.rename(folder)
-    except OSError:
-        if not folder.exists():  # else another process was faster
-            raise
+        for file in files:
+            np.save(draft / file, getattr(packing, file.removesuffix(".npy")))
+        write_digests(draft, files)
+        publish_folder(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

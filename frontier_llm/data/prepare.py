@@ -20,7 +20,6 @@ import errno
 import fcntl
 import glob
 import hashlib
-import os
 import shutil
 import signal
 import time
@@ -30,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontier_llm.atomic_files import publish_folder, replace_text
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
@@ -150,7 +150,7 @@ class _Preparation:
                 # another process may have prepared the corpus while this one waited for the lock
                 if not (folder := _read_note(note)):
                     folder = self._find_or_build(source)
-                    _write_note(note, folder.name)
+                    replace_text(note, folder.name, f"-{uuid.uuid4().hex[:12]}")
                 return folder
         except OSError as error:
             raise DataError(
@@ -243,7 +243,7 @@ class _Preparation:
         merged.mkdir()
         copy_tokenizer(tokenizer_folder, merged)
         build.merge(tokenizer, files, merged)
-        _rename(merged, folder)
+        publish_folder(merged, folder)
 
     def _make_tokenizer(self, build: "CorpusBuild", folder: Path) -> None:
         """Write the tokenizer to a folder: a copy of the configured one, or a new one."""
@@ -265,12 +265,6 @@ def _read_note(note: Path) -> Path | None:
     except OSError:
         return None
     return _checked(folder) if folder.is_dir() else None
-
-
-def _write_note(note: Path, text: str) -> None:
-    draft = note.with_name(f"{note.name}-{uuid.uuid4().hex[:12]}")
-    draft.write_text(text)
-    draft.replace(note)
 
 
 def _checked(folder: Path) -> Path:
@@ -307,24 +301,3 @@ def _remove_stale(directory: Path, name: str) -> None:
         with suppress(FileNotFoundError):  # a process may have just finished and removed it
             if time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(partial, ignore_errors=True)
-
-
-def _rename(merged: Path, folder: Path) -> None:
-    """Rename a finished folder so that a crash at any time leaves no incomplete corpus."""
-    for path in (*merged.iterdir(), merged):
-        _sync(path)
-    try:
-        merged.rename(folder)
-    except OSError as error:
-        # without locks another process may have finished the same corpus first
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

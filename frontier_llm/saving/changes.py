@@ -46,6 +46,8 @@ OF_CORPUS = {
     "data.vocabulary", "data.validation_percent", "data.broken", "data.unique",
 }  # fmt: skip
 """Keys that change how a text becomes a corpus."""
+OF_ORDER = {"trainer.seed", "data.packing", "data.documents", "data.objective"}
+"""Other keys that change which samples a corpus has, or their order."""
 _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attention_dropout"}
 """Keys that do not change what a trained model computes."""
 _LENGTH = "data.sequence_length"
@@ -100,12 +102,13 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
     they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, and another length of packed samples. For `initial` weights only keys count that change
-    what a trained model computes. One ConfigError names all refused changes, the first SHOWN with
-    their values, and says how to undo them and how to allow those that a run can make.
+    hold, another length of packed samples, and one corpus instead of a blend. For `initial` weights
+    only keys count that change what a trained model computes. One ConfigError names all refused
+    changes, the first SHOWN with their values, and says how to undo and how to allow them.
     """
     now, name = config.model_dump(mode="json"), initial.name if initial else str
-    resumed = [_absent_states(found, now), _other_lengths(found, config)] if not initial else []
+    checks = [_absent_states(found, now), _other_lengths(found, config), _single_corpus(found)]
+    resumed = checks if not initial else []
     impossible = [entry for entry in (_other_shapes(found, now), *resumed) if entry is not None]
     fixed = list(dict.fromkeys(key for entry in impossible for key in entry.keys))
     guarded = [
@@ -256,6 +259,13 @@ def _other_lengths(found: Changes, config: RunConfig) -> _Impossible | None:
         "has read",
         _NEW_RUN,
     )
+
+
+def _single_corpus(found: Changes) -> _Impossible | None:
+    if found.get("data.kind", ("",))[0] != "blend":
+        return None
+    reason = ": only a blend knows how many samples of each of its corpora the run has read"
+    return _Impossible(["data.kind"], "", reason, _NEW_RUN)
 
 
 def _text(value: Any) -> str:

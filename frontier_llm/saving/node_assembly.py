@@ -99,15 +99,21 @@ class NodeAssembly:
                 return self._folder / step_folder(step)
         return None
 
+    def damage(self) -> dict[int, str]:
+        """Return by step what is wrong with committed parts on the disks of all nodes."""
+        return {step: text for found in gathered(self._look()[1]) for step, text in found.items()}
+
+    def _look(self) -> tuple[list[NodePart], dict[int, str]]:
+        """Return what is on this node's disk, on its first rank only."""
+        is_first = self._world.rank == self._world.node_ranks.start
+        return find_parts(self._root) if is_first and self._root else ([], {})
+
     def _steps(
         self, after: int, until: int | None = None
     ) -> Iterator[tuple[int, Sequence[Holder]]]:
         """Yield steps of which parts exist, the newest first, with all parts of the same start."""
-        if self._root is None:
-            return
-        is_first = self._world.rank == self._world.node_ranks.start
-        own = find_parts(self._root) if is_first else []
-        own = [p for p in own if p.step > after and (until is None or p.step <= until)]
+        parts, _ = self._look()
+        own = [p for p in parts if p.step > after and (until is None or p.step <= until)]
         holders = [(rank, part) for rank, parts in enumerate(gathered(own)) for part in parts]
         keys = sorted({(p.step, p.start, p.moments) for _, p in holders}, reverse=True)
         for key in keys:

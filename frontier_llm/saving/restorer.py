@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontier_llm.checkpoint.discovery import Checkpoint, find
-from frontier_llm.checkpoint.folders import MANIFEST, committed, step_folders
+from frontier_llm.checkpoint.folders import committed, step_folders
 from frontier_llm.checkpoint.rank_objects import gathered, of_rank_0, opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.restore import check_model, check_stored, load, load_masters
 from frontier_llm.checkpoint.retention import delete_later, void_later
@@ -33,6 +33,8 @@ from frontier_llm.saving.tiers import local_root, tiers_of
 from frontier_llm.sharding.sharded_states import ShardedStates
 
 _LOG = logging.getLogger(__name__)
+_Candidate = Checkpoint | Path | CheckpointError
+"""On the disks of the nodes, in the run directory, or known to be damaged."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ class Restorer:
         load_masters(checkpoint, shards, verify)
         self._states.adopt(updates=0, step=0)
 
-    def _load(self, candidate: Checkpoint | Path) -> Resumed:
+    def _load(self, candidate: _Candidate) -> Resumed:
+        if isinstance(candidate, CheckpointError):
+            raise candidate
         if isinstance(candidate, Path):
             folder = candidate
             checkpoint, weights = self._open(lambda: Checkpoint.open(folder))
@@ -189,7 +193,7 @@ class Restorer:
         return same_layout and factors.optimizer == factors.data
 
     def _has_another(
-        self, step: int, candidates: deque[tuple[int, Checkpoint | Path]], assembled: set[int]
+        self, step: int, candidates: deque[tuple[int, _Candidate]], assembled: set[int]
     ) -> bool:
         """Whether the first candidate is another copy of a step that cannot be loaded.
 
@@ -205,13 +209,13 @@ class Restorer:
             candidates.appendleft((step, folder))
         return folder is not None
 
-    def _candidates(self, before: int | None) -> Iterator[tuple[int, Checkpoint | Path]]:
+    def _candidates(self, before: int | None) -> Iterator[tuple[int, _Candidate]]:
         """Yield checkpoints that may be used with their steps, newest first, as on all ranks.
 
         A step of which the nodes' disks hold parts is read from them, not from the run directory.
         """
         shared = of_rank_0(self._shared_checkpoints)
-        found: list[tuple[int, Checkpoint | Path]] = [*shared]
+        found: list[tuple[int, _Candidate]] = [*shared]
         for tier in self._on_node:
             found += [(c.step, c) for c in self._checkpoints_on_node(tier.folder)]
         if before is None:
@@ -220,6 +224,9 @@ class Restorer:
             joined = self._assembly.find(newest, rest)
             if joined is not None:
                 found = [(joined.step, joined), *found]
+        # what is damaged is not passed over in silence, unless its step is whole elsewhere
+        damage = self._assembly.damage().items()
+        found += [(step, CheckpointError(text)) for step, text in damage]
         # A step has both kinds only if it was saved again, in the run directory, after a rewind.
         # This later checkpoint knows which samples come next. It comes first, because sorting is
         # stable.
@@ -251,7 +258,7 @@ class Restorer:
         another node has taken the place of the node that saved it.
         """
         for _, suffix, path in step_folders(folder):
-            if suffix or not (path / MANIFEST).exists():
+            if suffix:
                 continue
             try:
                 checkpoint = Checkpoint.open(path)

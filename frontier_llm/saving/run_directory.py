@@ -13,9 +13,11 @@ from typing import Any, Literal
 import yaml
 
 from frontier_llm.atomic_files import replace_text
+from frontier_llm.checkpoint.folders import committed
+from frontier_llm.config.decode import leaves
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, advise_to_write, print_error
-from frontier_llm.saving.tiers import newest_folder
+from frontier_llm.saving.tiers import local_root, newest_folder, tiers_of
 from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 
 _LOG = logging.getLogger(__name__)
@@ -153,17 +155,57 @@ def kept_layers(config: RunConfig) -> RunConfig:
     """
     if config.parallel.layers_per_stage != "auto":
         return config
-    now = config.model_dump(mode="json")
+    now, before = config.model_dump(mode="json"), last_values(Path(config.run.dir))
     try:
-        before = from_yaml((Path(config.run.dir) / CONFIG).read_text(encoding="utf-8"))
         layers = before["parallel"]["layers_per_stage"]
         is_other = any(before[section][key] != now[section][key] for section, key in _SPLIT)
         if is_other or isinstance(layers, str):  # a folder of a converted model has `auto`
             return config
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):  # a new run
+    except (KeyError, TypeError):  # a new run
         return config
     kept = None if layers is None else tuple(layers)
     return config.changed("parallel", layers_per_stage=kept)
+
+
+def refuse_other_place(config: RunConfig) -> None:
+    """Refuse another place of checkpoints on the nodes, if that of the last start has later steps.
+
+    If this node lacks the place, a later recorded step is a warning. Raises a ConfigError unless
+    `run.allow_changes` names the key.
+    """
+    run, allowed = Path(config.run.dir), config.run.allow_changes
+    old = dict(leaves(last_values(run)))
+    in_memory = old.get("recovery.partner_copies") is True
+    key = "recovery.copies_path" if in_memory else "checkpoint.tiers.local.path"
+    place = old.get(key)
+    root = local_root(config, place if isinstance(place, str) else None)
+    if root is None or root == local_root(config) or key in allowed:
+        return
+    newest = max([0, *(step for t in tiers_of(config) for step, _ in committed(t.folder))])
+    steps = [step for folder in root.glob("*") for step, _ in committed(folder)]
+    last = max(steps, default=recorded_steps(run))
+    if last <= newest or config.run.resume == "never":
+        return
+    error = ConfigError(
+        key,
+        f"{config.checkpoint.tiers.local.path or 'null'} for checkpoints on the nodes",
+        f"{place}, as in the last start: {root} {'has' if steps else 'may have'} steps up to "
+        f"{last}, and without them the run goes on from step {newest}",
+        f"set {'recovery.partner_copies=true ' if in_memory else ''}{key}={place}, or train these "
+        f"steps again: 'run.allow_changes=[{','.join([*allowed, key])}]'",
+    )
+    if steps:
+        raise error
+    print_error(f"warning: {error}")
+
+
+def last_values(path: Path) -> dict[str, Any]:
+    """Return the composed values of the last start of a run; none of a new run."""
+    try:
+        values = from_yaml((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:

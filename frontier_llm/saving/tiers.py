@@ -77,9 +77,9 @@ def shared_folder(config: RunConfig) -> Path:
     return Path(config.run.dir) / FOLDER
 
 
-def local_root(config: RunConfig) -> Path | None:
-    """Return the folder of a run on the local disk of a node; None without local checkpoints."""
-    path = config.checkpoint.tiers.local.path
+def local_root(config: RunConfig, path: str | None = None) -> Path | None:
+    """Return a run's folder on a node's disk, or below another start's `path`; None without one."""
+    path = path or config.checkpoint.tiers.local.path
     if path is None:
         return None
     run = Path(config.run.dir).resolve()

@@ -77,19 +77,28 @@ class TrainingData:
         """Restore what earlier starts of the run have read, from `to_meta` in a checkpoint.
 
         Checkpoints of older versions lack the lengths; such a run has had the length of the
-        checkpoint's configuration. `next_sample` is the first one that is read with the
-        configuration of this start. Raises a ConfigError if a corpus of the earlier starts is
-        missing.
+        checkpoint's configuration. A single corpus goes on as the one of a blend with its content,
+        or its name. `next_sample` is the first one that is read with the configuration of this
+        start. Raises a ConfigError if a corpus of the earlier starts is missing.
         """
         data = self.corpus.config
-        if self.blend is not None and meta.get("blend"):
-            self.blend.resume(meta["blend"], next_sample)
-        history = meta.get("lengths")
-        if history is None:
+        if self.blend is not None:
+            digests = (corpus.manifest.digest for corpus in self.corpus.corpora)
+            own = dict(zip(digests, self.corpus.names, strict=True))
+            only = own.get(meta["corpus"], meta["config"]["data"]["name"])
+            history = meta.get("blend") or [{"first_sample": 0, "weights": {only: 1.0}}]
+            self.blend.resume(history, next_sample)
+        lengths = meta.get("lengths")
+        if lengths is None:
             tokens = window_tokens(data, meta["config"]["data"]["sequence_length"])
-            history = [asdict(LengthSegment(0, tokens, keeps_all=True))]
-        self.lengths[:] = resumed_lengths(history, next_sample, window_tokens(data))
+            lengths = [asdict(LengthSegment(0, tokens, keeps_all=True))]
+        self.lengths[:] = resumed_lengths(lengths, next_sample, window_tokens(data))
         self.windows.set_lengths(self.lengths)
+
+    def supplied(self, next_sample: int) -> dict[str, int]:
+        """Return how many samples of each corpus come before a sample of the run, by name."""
+        counts = self.blend.schedule.supplied(next_sample) if self.blend else {}
+        return {name: counts.get(name, next_sample) for name in self.corpus.names}
 
 
 @dataclass(frozen=True)

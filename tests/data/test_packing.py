@@ -100,8 +100,29 @@ def test_two_processes_may_write_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_damaged_packing_is_refused(tmp_path: Path) -> None:
-    open_packing(tmp_path / "train", np.array([5]), 8)
-    (packing_folder(tmp_path / "train", 8) / "starts.npy").unlink()
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "no digests"])
+def test_a_damaged_packing_is_packed_again(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    documents = np.array([5, 9, 3, 30, 2])
+    wanted = samples(open_packing(tmp_path / "train", documents, 8))
+    folder = packing_folder(tmp_path / "train", 8)
+    file = folder / "starts.npy"
+    content = bytearray(file.read_bytes())
+    content[-8] ^= 1
+    if damage == "flip":
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[:-8])
+    else:
+        (file if damage == "remove" else folder / "digests.json").unlink()
+    assert samples(open_packing(tmp_path / "train", documents, 8)) == wanted
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder} is damaged, or has no digests: the samples are packed again"
+    ]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_packing_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"best_fit cannot be kept in .*\n  do: "):
-        open_packing(tmp_path / "train", np.array([5]), 8)
+        open_packing(tmp_path / "absent" / "train", np.array([5]), 8)

@@ -113,6 +113,47 @@ def test_the_rest_is_read_from_the_run_directory(
     )
 
 
+@pytest.mark.parametrize("name", ["rank_00002.safetensors", "manifest.json"])
+@pytest.mark.parametrize("is_copy", [False, True], ids=["own disk", "copy of a lost node"])
+def test_a_damaged_newest_step_on_a_disk_is_not_passed_over(
+    is_copy: bool, name: str, tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    partner = f"checkpoint.partner={str(is_copy).lower()}"
+    run = stop_after_6(tiny, tmp_path, partner)
+    if is_copy:
+        lose(tmp_path, 1)
+    folder = "copy_of_node_00001" if is_copy else "node_00001"
+    (damaged,) = (tmp_path / "local").glob(f"*/{folder}/step_00000006/{name}")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    going_on = (*tiny, *nodes(tmp_path, partner), "trainer.steps=7")
+    ended = train(*going_on)
+    assert ended.code == 1, ended.text
+    assert f"{damaged.parent}" in ended.text
+    assert "set checkpoint.fallback=true to resume from the one before" in ended.text
+    assert "Traceback" not in ended.text
+    ended = train(*going_on, "checkpoint.fallback=true")
+    assert ended.code == 0, ended.text
+    assert f"{damaged.parent}" in ended.text
+    assert events(run, "resume")[-1]["step"] == 5
+
+
+def test_later_steps_in_another_place_are_not_left_behind(
+    tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    one = "launch.ranks=2", "launch.ranks_per_node=2"
+    run, key = stop_after_6(tiny, tmp_path, *one), "checkpoint.tiers.local.path"
+    going_on = (*tiny, *one, f"run.dir={run}", "trainer.steps=8")
+    for other in ((), (f"{key}={tmp_path}/other",)):
+        ended = train(*going_on, *other)
+        assert ended.code == 2, ended.text
+        assert "has steps up to 6, and without them the run goes on from step 4" in ended.text
+        assert f"set {key}={tmp_path}/local, or train these steps again" in ended.text
+    ended = train(*going_on, f"run.allow_changes=[{key}]")
+    assert ended.code == 0, ended.text
+    assert "again steps 5 to 7, which no checkpoint has" in " ".join(ended.text.split())
+    assert events(run, "resume")[-1]["step"] == 4
+
+
 def test_a_server_serves_only_its_files_and_only_with_the_secret(
     tmp_path: Path,
 ) -> None:

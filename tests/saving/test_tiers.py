@@ -6,7 +6,10 @@ import pytest
 
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.config.run import RunConfig
+from frontier_llm.errors import ConfigError
+from frontier_llm.saving.run_directory import refuse_other_place, to_yaml, write_config
 from frontier_llm.saving.tiers import local_root, newest_folder, tiers_of
+from frontier_llm.telemetry.jsonl import METRICS_FILE
 from tests.values import tiny_values
 
 
@@ -43,3 +46,30 @@ def test_the_newest_checkpoint_of_all_tiers_is_found(tmp_path: Path) -> None:
     (run_dir.folder / f"{step_folder(8)}.partial").mkdir()
     node.folder.parent.chmod(0o700)
     assert newest_folder(config) == node.folder / step_folder(6)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_changed_place_on_the_nodes_is_looked_into(
+    in_memory: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = local_root(make(tmp_path))
+    assert root is not None
+    copies = "recovery.partner_copies=true", f"recovery.copies_path={tmp_path}/disk"
+    other = "checkpoint.tiers.local.path=null"
+    before = make(tmp_path, *((*copies, other) if in_memory else ()))
+    (tmp_path / "run").mkdir()
+    write_config(tmp_path / "run", to_yaml(before.model_dump(mode="json")))
+    (tmp_path / "run" / METRICS_FILE).write_text('{"step": 7}\n')
+    now = make(tmp_path, other)
+    refuse_other_place(make(tmp_path))
+    assert not capsys.readouterr().err
+    refuse_other_place(now)
+    assert f"{root} may have steps up to 7" in capsys.readouterr().err
+    (root / "copy_of_node_00001" / step_folder(6)).mkdir(parents=True)
+    key = "recovery.copies_path" if in_memory else "checkpoint.tiers.local.path"
+    with pytest.raises(ConfigError, match=f"has steps up to 6(.|\n)*{key}={tmp_path}/disk, or"):
+        refuse_other_place(now)
+    refuse_other_place(make(tmp_path, other, f"run.allow_changes=[{key}]"))
+    (tmp_path / "run/checkpoints" / step_folder(6)).mkdir(parents=True)
+    refuse_other_place(now)
+    assert not capsys.readouterr().err

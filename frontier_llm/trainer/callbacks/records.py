@@ -3,18 +3,22 @@
 Only rank 0 has them, so they run no collectives.
 """
 
+import logging
 from pathlib import Path
 
 import rich
 
 from frontier_llm.saving.ledger_file import LedgerFile
 from frontier_llm.saving.restorer import Resumed
+from frontier_llm.saving.run_directory import recorded_steps
 from frontier_llm.telemetry import jsonl
 from frontier_llm.telemetry.progress_lines import ProgressLines
 from frontier_llm.telemetry.trackers import BestEffort, TensorBoardSink, WandbSink
 from frontier_llm.trainer.callbacks.callback import Callback, Rewind, StepEnd
 from frontier_llm.trainer.context import TrainerContext
 from frontier_llm.trainer.step_result import StepResult
+
+_LOG = logging.getLogger(__name__)
 
 
 class Ledger(Callback):
@@ -75,9 +79,13 @@ class MetricsFile(Callback):
         self._sink = jsonl.JsonlSink(Path(context.config.run.dir))
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
-        """Remove the lines after the step that the run continues from."""
-        if resumed is not None:
-            self._sink.cut(self.context.progress.step)
+        """Remove the lines after the step that the run continues from, and say which."""
+        step, run_dir = self.context.progress.step, Path(self.context.config.run.dir)
+        if resumed is None:
+            return
+        if (last := recorded_steps(run_dir)) > step:
+            _LOG.info("again      steps %d to %d, which no checkpoint has", step + 1, last)
+        self._sink.cut(step)
 
     def on_replacement(self, last_step: int) -> None:
         """Remove the lines of steps that are recorded again."""

@@ -18,7 +18,7 @@ from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.geometry.partition import Survives, survives
-from frontier_llm.saving.changes import OF_CORPUS
+from frontier_llm.saving.changes import OF_CORPUS, OF_ORDER
 from frontier_llm.saving.restorer import Resumed
 from frontier_llm.telemetry.history import History
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
@@ -228,6 +228,11 @@ class Announcements(Callback):
         )
         for key, (before, now) in resumed.changes.items():
             _log_line("changed", f"{key}: {before} -> {now}")
+        data, position = self.context.data, self.context.progress.next_sample
+        is_other = resumed.meta["corpus"] != data.corpus.manifest.digest
+        if is_other or not OF_ORDER.isdisjoint(resumed.changes):
+            places = ", ".join(f"{n} of {name}" for name, n in data.supplied(position).items())
+            _log_line("order", f"of samples has changed: the run reads on at sample {places}")
         if any(key.startswith("optimizer.") for key in resumed.changes):
             config = self.context.config
             rate = LearningRate.of(config)
