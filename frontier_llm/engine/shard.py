@@ -21,7 +21,7 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.engine.hooks import attach
 from frontier_llm.engine.module_units import layers_of, readers_of, records_of
 from frontier_llm.engine.passes import Passes
-from frontier_llm.engine.shard_settings import AdamW, Formats, Precision
+from frontier_llm.engine.shard_settings import COUNT, AdamW, Formats, Precision, check_numbers
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid, level_borders
@@ -72,8 +72,11 @@ def shard(
             'call torch.distributed.init_process_group("gloo") or ("nccl") before shard',
         )
     size, rank = dist.get_world_size(), dist.get_rank()
-    grid, update = Grid(1, size, 1, ranks_per_node or size), update or AdamW()
-    factors = _factors(grid, params, grads or params, optimizer or size, formats)
+    ranks_per_node = size if ranks_per_node is None else ranks_per_node
+    grads, optimizer = params if grads is None else grads, size if optimizer is None else optimizer
+    check_numbers(*COUNT, micro_batches=micro_batches, ranks_per_node=ranks_per_node)
+    grid, update = Grid(1, size, 1, ranks_per_node), update or AdamW()
+    factors = _factors(grid, params, grads, optimizer, formats)
     layers = layers_of(module)
     records = records_of(module, layers, update)
     _check_equal_start(records)
@@ -142,7 +145,9 @@ def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]
 
 def _factors(grid: Grid, params: int, grads: int, optimizer: int, formats: Formats) -> Factors:
     numbers = (params, grads, optimizer, grid.data)
-    legal = min(numbers) > 0 and not any(after % before for before, after in pairwise(numbers))
+    legal = all(type(n) is int and n > 0 for n in numbers) and not any(
+        after % before for before, after in pairwise(numbers)
+    )
     if not legal:
         raise ConfigError(
             "params, grads, optimizer",
