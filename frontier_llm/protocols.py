@@ -173,7 +173,7 @@ class EncodedValues(Protocol):
 
 
 State = torch.Tensor | EncodedValues
-"""[elements] of an optimizer state: fp32, or values that decode to it; frozen ones in their dtype."""
+"""[elements] of an optimizer state: fp32, or values that decode to it; frozen: in its own dtype."""
 
 
 @dataclass(frozen=True, eq=False)

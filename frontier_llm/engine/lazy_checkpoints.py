@@ -1,7 +1,7 @@
 """Lazy checkpoints of sharded states, which any number of ranks can continue from."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from itertools import chain, starmap
 from pathlib import Path
@@ -84,7 +84,7 @@ class Checkpoints:
         """
         states = self._sharded.states
         own = tensor_names(chain(states.shards(), states.frozen_shards(writable=True)))
-        opened = opened_by_rank_0(self._newest, own.union(self._buffers()))
+        opened = opened_by_rank_0(self._newest, own.union(persistent_buffers(self._sharded.module)))
         if opened is None:
             return 0
         checkpoint, folder = opened[0], opened[0].folder
@@ -121,7 +121,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the previous checkpoint failed.
         """
-        states, buffers = self._sharded.states, self._buffers()
+        states, buffers = self._sharded.states, persistent_buffers(self._sharded.module)
         shards: Iterable[StateShard] = chain(states.shards(), states.frozen_shards())
         shards = part_of(shards, self._replica, self._replicas)
         if dist.get_rank() == 0:
@@ -130,15 +130,12 @@ class Checkpoints:
         own = {"buffers": kinds_of(buffers), "user": meta or {}}
         self._manager.begin(step, shards, {**counts, **own})
 
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        return {f"{PREFIX}{name}": b for name, b in persistent_buffers(self._sharded.module)}
-
     def _newest(self) -> Checkpoint | None:
         """Return the newest checkpoint; CheckpointError if it is one of another module."""
         checkpoint = newest(self._folder)
         if checkpoint is None:
             return None
-        module, buffers = self._sharded.module, self._buffers()
+        module, buffers = self._sharded.module, persistent_buffers(self._sharded.module)
         stored, kinds = checkpoint.manifest.tensors, checkpoint.manifest.meta.get("buffers")
         known, names = {*kinds_of(buffers)}, set(stored)
         if kinds is not None:
@@ -165,7 +162,7 @@ class Checkpoints:
         shards, factors = chain(states.shards(writable=True), frozen), states.factors
         is_only_reader = factors.data == (factors.params if frozen else factors.optimizer)
         load(checkpoint, shards, is_only_reader=is_only_reader)
-        for name, buffer in self._buffers().items():
+        for name, buffer in persistent_buffers(self._sharded.module).items():
             if name in stored:
                 shard = shard_of(name, buffer)
                 load(checkpoint, [shard], is_only_reader=False)
@@ -180,15 +177,14 @@ class Checkpoints:
         self._manager.close()
 
 
-def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name of each buffer that is part of the state dict and is not empty, and itself."""
-    seen = set[int]()
-    for prefix, child in module.named_modules():
-        for name, buffer in child._buffers.items():
-            is_kept = buffer is not None and name not in child._non_persistent_buffers_set
-            if is_kept and buffer.numel() and id(buffer) not in seen:
-                seen.add(id(buffer))
-                yield f"{prefix}.{name}" if prefix else name, buffer
+def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return each buffer that is part of the state dict and is not empty, by its name in files."""
+    kept = set[int]()
+    for child in module.modules():
+        names = child._buffers.keys() - child._non_persistent_buffers_set
+        kept.update(id(child._buffers[name]) for name in names)
+    named = module.named_buffers()
+    return {f"{PREFIX}{name}": b for name, b in named if id(b) in kept and b.numel()}
 
 
 def shard_of(name: str, buffer: torch.Tensor) -> StateShard:

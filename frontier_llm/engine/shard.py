@@ -97,18 +97,10 @@ def shard(
 
 def _check_equal_start(records: Sequence[ParameterRecord]) -> None:
     """Compare the sum and the norm of each parameter over all ranks; collective over them."""
-    with torch.no_grad():
-        numbers = torch.stack(
-            [
-                torch.stack(
-                    [
-                        value.sum(dtype=torch.float64),
-                        torch.linalg.vector_norm(value, dtype=torch.float64),
-                    ]
-                )
-                for value in (record.parameter.detach() for record in records)
-            ]
-        ).nan_to_num(1.0, 2.0, 3.0)
+    double, values = torch.float64, [record.parameter.detach() for record in records]
+    sums = torch.stack([value.sum(dtype=double) for value in values])
+    norms = torch.stack([torch.linalg.vector_norm(value, dtype=double) for value in values])
+    numbers = torch.stack([sums, norms], dim=1).nan_to_num(1.0, 2.0, 3.0)
     extremes = torch.cat([numbers, -numbers])
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     highest, lowest = extremes.chunk(2)
