@@ -36,17 +36,6 @@ def gathered(own: Any) -> list[Any]:
     return found
 
 
-def on_all_ranks(work: Callable[[], None]) -> None:
-    """Call a function on every rank; if it raises a CheckpointError on one, raise it on all."""
-    failure = None
-    try:
-        work()
-    except CheckpointError as error:
-        failure = error
-    for first in filter(None, gathered(failure)):
-        raise first
-
-
 def opened_by_rank_0(
     open_checkpoint: Callable[[], Checkpoint | None], names: Iterable[str]
 ) -> tuple[Checkpoint, SplitManifest] | None:

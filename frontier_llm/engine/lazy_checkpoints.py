@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.rank_objects import on_all_ranks, opened_by_rank_0, tensor_names
+from frontier_llm.checkpoint.rank_objects import gathered, opened_by_rank_0, tensor_names
 from frontier_llm.checkpoint.read_plan import stored_tensor
 from frontier_llm.checkpoint.restore import check_model, load, record_of_box
 from frontier_llm.checkpoint.write_plan import part_of
@@ -90,7 +90,8 @@ class Checkpoints:
         checkpoint, folder = opened[0], opened[0].folder
         self._sharded.fence()
         states.settle()
-        on_all_ranks(lambda: self._load(checkpoint))
+        for error in filter(None, gathered(self._load(checkpoint))):
+            raise error
         meta = checkpoint.manifest.meta
         updates, missed = meta.get("updates"), meta.get("missed", {})
         if not isinstance(updates, int) or not 0 <= updates <= checkpoint.step:
@@ -156,17 +157,22 @@ class Checkpoints:
             _LOG.warning(text, checkpoint.folder, len(absent), absent[0])
         return checkpoint
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _load(self, checkpoint: Checkpoint) -> CheckpointError | None:
+        """Load the states of this rank; return an error, which all ranks raise."""
         states, stored = self._sharded.states, checkpoint.manifest.tensors
         frozen = [s for s in states.frozen_shards(writable=True) if s.record.name in stored]
-        shards, factors = chain(states.shards(writable=True), frozen), states.factors
+        factors = states.factors
         is_only_reader = factors.data == (factors.params if frozen else factors.optimizer)
-        load(checkpoint, shards, is_only_reader=is_only_reader)
-        for name, buffer in persistent_buffers(self._sharded.module).items():
-            if name in stored:
-                shard = shard_of(name, buffer)
-                load(checkpoint, [shard], is_only_reader=False)
-                write_back(shard, buffer)
+        buffers = persistent_buffers(self._sharded.module).items()
+        saved = [(shard_of(name, buffer), buffer) for name, buffer in buffers if name in stored]
+        shards = chain(states.shards(writable=True), frozen, (shard for shard, _ in saved))
+        try:
+            load(checkpoint, shards, is_only_reader=is_only_reader)
+        except CheckpointError as error:
+            return error
+        for shard, buffer in saved:
+            write_back(shard, buffer)
+        return None
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training has waited for checkpoints since the last call."""

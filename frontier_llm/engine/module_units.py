@@ -124,13 +124,12 @@ def _settings(module: nn.Module, update: AdamW) -> dict[int, ParameterGroup]:
     found: dict[int, ParameterGroup] = {}
     for number, group in enumerate(update.groups):
         for parameter in group.params:
-            name = names.get(id(parameter), "")
-            if not name or found.setdefault(id(parameter), group) is not group:
-                other = f"{type(parameter).__name__} {list(getattr(parameter, 'shape', ()))}"
-                got = f"{name}, which has a group" if name else f"{other}, not of the module"
-                wants = "parameters of the module, each in one group"
+            name = names.get(id(parameter), f"{type(parameter).__name__}, not of the module")
+            known = id(parameter) in names
+            if not known or found.setdefault(id(parameter), group) is not group:
+                wants = "parameters of the module, each in one group only"
                 todo = "take them from the module that shard gets, and leave out the second"
-                raise ConfigError(f"groups[{number}].params", got, wants, todo)
+                raise ConfigError(f"groups[{number}].params", name, wants, todo)
     return found
 
 

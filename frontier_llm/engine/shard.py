@@ -72,16 +72,14 @@ def shard(
             'call torch.distributed.init_process_group("gloo") or ("nccl") before shard',
         )
     size, rank = dist.get_world_size(), dist.get_rank()
-    ranks_per_node = size if ranks_per_node is None else ranks_per_node
-    grads, optimizer = params if grads is None else grads, size if optimizer is None else optimizer
-    check_numbers(*COUNT, micro_batches=micro_batches, ranks_per_node=ranks_per_node)
-    grid, update = Grid(1, size, 1, ranks_per_node), update or AdamW()
+    per_node, update = size if ranks_per_node is None else ranks_per_node, update or AdamW()
+    check_numbers(*COUNT, micro_batches=micro_batches, ranks_per_node=per_node)
+    grid = Grid(1, size, 1, per_node)
     factors = _factors(grid, params, grads, optimizer, formats)
     layers = layers_of(module)
     records = records_of(module, layers, update)
     _check_equal_start(records)
-    dtype = records[0].parameter.dtype
-    values = precision.convert(module) if precision else {}
+    dtype, values = records[0].parameter.dtype, precision.convert(module) if precision else {}
     traffic, readers = Traffic(grid, rank), readers_of(module, layers, records)
     transport = _transport(formats, traffic, records[0].parameter, rank)
     alone = [dist.new_group([other]) for other in range(size)][rank]
@@ -135,7 +133,11 @@ def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]
     states.adopt(updates=0, step=0)
 
 
-def _factors(grid: Grid, params: int, grads: int, optimizer: int, formats: Formats) -> Factors:
+def _factors(
+    grid: Grid, params: int, grads: int | None, optimizer: int | None, formats: Formats
+) -> Factors:
+    grads = params if grads is None else grads
+    optimizer = grid.data if optimizer is None else optimizer
     numbers = (params, grads, optimizer, grid.data)
     legal = all(type(n) is int and n > 0 for n in numbers) and not any(
         after % before for before, after in pairwise(numbers)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ClassVar, Literal, SupportsFloat, get_args
 
 import torch
@@ -29,18 +29,15 @@ def check_numbers(
 ) -> None:
     """Raise a ConfigError that names the first of the numbers that is none, or does not fit."""
     for key, got in numbers.items():
-        if isinstance(got, bool) or not isinstance(got, Real) or not fits(got):
+        if isinstance(got, bool) or not isinstance(got, SupportsFloat) or not fits(got):
             raise ConfigError(key, repr(got), wants, todo)
 
 
-def number_of(learning_rate: object) -> float:
+def number_of(learning_rate: Any) -> float:
     """Return a learning rate as a number; refuse text, which `1e-3` is in a file of YAML."""
-    found = float(learning_rate) if isinstance(learning_rate, SupportsFloat) else math.nan
-    if isinstance(learning_rate, bool) or not 0 <= found < math.inf:
-        wants = "a number from 0 on"
-        todo = "pass a number such as 1e-3; convert text by float(), and write 1.0e-3 in YAML"
-        raise ConfigError("learning rate", repr(learning_rate), wants, todo)
-    return found
+    todo = "pass a number such as 1e-3; convert text by float(), and write 1.0e-3 in YAML"
+    check_numbers(*FACTOR, todo, **{"learning rate": learning_rate})
+    return float(learning_rate)
 
 
 @dataclass(frozen=True)
