@@ -100,7 +100,7 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class ParameterRecord:
-    """A trainable tensor of this rank, with what sharding and checkpoints need to know of it."""
+    """A parameter of this rank, with what sharding and checkpoints need to know of it."""
 
     parameter: torch.nn.Parameter
     """The tensor that the model computes with; `sharding` owns its storage."""
@@ -173,7 +173,7 @@ class EncodedValues(Protocol):
 
 
 State = torch.Tensor | EncodedValues
-"""[elements] of an optimizer state: fp32, or values that can be decoded to it."""
+"""[elements] of an optimizer state: fp32, or values that decode to it; frozen: in its own dtype."""
 
 
 @dataclass(frozen=True, eq=False)

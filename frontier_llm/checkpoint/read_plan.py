@@ -152,7 +152,7 @@ def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> I
     if absent := [state for state in targets if state not in tensor.states]:
         raise CheckpointError(
             f"{checkpoint.folder}: {placement.name} has no state {absent[0]}, only "
-            f"{', '.join(tensor.states)}; is it a checkpoint of another optimizer?"
+            f"{', '.join(tensor.states)}; was it frozen, or is it of another optimizer?"
         )
     if tensor.shape != placement.global_shape:
         raise CheckpointError(

@@ -9,7 +9,7 @@ layout saved the checkpoint, it also needs one byte per element of its largest s
 missing elements. Reduced moments are kept in their reduced form until all of them are read.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from math import prod
 from operator import attrgetter
@@ -74,9 +74,9 @@ def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
             pass  # planning the copies raises the error
 
 
-def check_model(folder: Path, weights: Collection[str], model: Mapping[str, Shape]) -> None:
+def check_model(folder: Path, weights: Collection[str], model: Collection[str]) -> None:
     """Reject a checkpoint with tensors that the model lacks. `load` alone would ignore them."""
-    others: Sequence[str] = sorted(set(weights) - model.keys())
+    others: Sequence[str] = sorted(set(weights) - set(model))
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise CheckpointError(

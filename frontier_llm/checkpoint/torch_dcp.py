@@ -137,7 +137,7 @@ class Writer(StorageWriter):
     """Writes a checkpoint of AdamW's states.
 
     A tensor has all these states, or only the weights: a buffer, a frozen parameter or, if `optim`
-    is absent, any parameter. `Checkpoints.restore` does not continue from parameters of this kind.
+    is absent, any parameter. `Checkpoints.restore` takes only frozen parameters of this kind.
     Tensors are of fp32, bf16 or fp16; the rank's tensors of 16 bits are copied to fp32 in memory.
     A ConfigError is raised for all that cannot be stored, and a CheckpointError if a file cannot be
     written, or if the shards of all ranks do not form whole tensors. After an error or a kill,

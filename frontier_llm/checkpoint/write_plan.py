@@ -94,7 +94,7 @@ class WritePlan(FilePlan):
         for copy in self.chunks[index]:
             end = copy.first + copy.source.numel()
             source = copy.source
-            values = source if isinstance(source, torch.Tensor) else source.decode()
+            values = source.float() if isinstance(source, torch.Tensor) else source.decode()
             elements[copy.first : end].copy_(values, non_blocking=non_blocking)
         elements[end : -(-self.chunk_size(index) // ELEMENT_BYTES)] = 0
 
@@ -263,7 +263,7 @@ def _split_into_chunks(
     chunks: list[list[ChunkCopy]] = [[] for _ in range(-(-last // chunk_elements))]
     offsets = {}
     for key, tensor in values:
-        assert tensor.dtype == torch.float32, (key, tensor.dtype)
+        assert tensor.dtype in (torch.float32, torch.bfloat16, torch.float16), (key, tensor.dtype)
         offsets[key] = position * ELEMENT_BYTES
         done = 0
         while done < tensor.numel():

@@ -1,6 +1,7 @@
 """Lazy checkpoints of sharded states, which any number of ranks can continue from."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from itertools import chain, starmap
 from pathlib import Path
@@ -14,13 +15,16 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.manager import CheckpointManager
-from frontier_llm.checkpoint.rank_objects import opened_by_rank_0, tensor_names
-from frontier_llm.checkpoint.restore import load
+from frontier_llm.checkpoint.rank_objects import gathered, opened_by_rank_0, tensor_names
+from frontier_llm.checkpoint.read_plan import stored_tensor
+from frontier_llm.checkpoint.restore import check_model, load, record_of_box
 from frontier_llm.checkpoint.write_plan import part_of
+from frontier_llm.engine.shard_settings import COUNT, POSITIVE, check_numbers
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import CheckpointError, ConfigError
-from frontier_llm.protocols import ParameterRecord, Placement, StateShard
+from frontier_llm.protocols import StateShard
 
+_LOG = logging.getLogger(__name__)
 PREFIX = "buffer:"
 """Begin of the names of persistent buffers in a checkpoint, such as means of batch norms."""
 
@@ -51,6 +55,10 @@ class Checkpoints:
         timeout_seconds: float = 600.0,
     ) -> None:
         self._folder, self._sharded, self._every = Path(folder), sharded, every
+        check_numbers(*COUNT, every=every, keep=keep)
+        check_numbers(*POSITIVE, timeout_seconds=timeout_seconds)
+        if mode not in ("lazy", "blocking"):
+            raise ConfigError("mode", repr(mode), "'lazy' or 'blocking'", "write one of them")
         if self._folder.exists() and not self._folder.is_dir():
             wants = "the folder of the checkpoints, which need not exist yet"
             raise ConfigError("folder", f"{folder}, a file", wants, "name a folder")
@@ -68,23 +76,22 @@ class Checkpoints:
         """Load the newest checkpoint, which any number of ranks may have written.
 
         Return the step that it was saved after, or 0 if there is none. Collective over all ranks.
+        Frozen parameters and buffers keep their values, with a warning, if they are not in a
+        checkpoint of an older version or of FSDP2.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another module.
         """
         states = self._sharded.states
-        own = {f"{PREFIX}{name}" for name, _ in persistent_buffers(self._sharded.module)}
-        names = tensor_names(states.shards()) | own
-        opened = opened_by_rank_0(lambda: newest(self._folder), names)
+        own = tensor_names(chain(states.shards(), states.frozen_shards(writable=True)))
+        opened = opened_by_rank_0(self._newest, own.union(persistent_buffers(self._sharded.module)))
         if opened is None:
             return 0
         checkpoint, folder = opened[0], opened[0].folder
+        self._sharded.fence()
         states.settle()
-        factors = states.factors
-        is_only_reader = factors.optimizer == factors.data
-        load(checkpoint, states.shards(writable=True), is_only_reader=is_only_reader)
-        if any(name.startswith(PREFIX) for name in opened[1].tensors):  # older ones have none
-            self._load_buffers(checkpoint)
+        for error in filter(None, gathered(self._load(checkpoint))):
+            raise error
         meta = checkpoint.manifest.meta
         updates, missed = meta.get("updates"), meta.get("missed", {})
         if not isinstance(updates, int) or not 0 <= updates <= checkpoint.step:
@@ -115,18 +122,57 @@ class Checkpoints:
         Raises:
             CheckpointError: the previous checkpoint failed.
         """
-        shards = part_of(self._sharded.states.shards(), self._replica, self._replicas)
+        states, buffers = self._sharded.states, persistent_buffers(self._sharded.module)
+        shards: Iterable[StateShard] = chain(states.shards(), states.frozen_shards())
+        shards = part_of(shards, self._replica, self._replicas)
         if dist.get_rank() == 0:
-            buffers = persistent_buffers(self._sharded.module)
-            shards = chain(shards, starmap(shard_of, buffers))
+            shards = chain(shards, starmap(shard_of, buffers.items()))
         counts = {"updates": self._sharded.updates, "missed": self._sharded.missed}
-        self._manager.begin(step, shards, {**counts, "user": meta or {}})
+        own = {"buffers": kinds_of(buffers), "user": meta or {}}
+        self._manager.begin(step, shards, {**counts, **own})
 
-    def _load_buffers(self, checkpoint: Checkpoint) -> None:
-        for name, buffer in persistent_buffers(self._sharded.module):
-            shard = shard_of(name, buffer)
-            load(checkpoint, [shard], is_only_reader=False)
+    def _newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint; CheckpointError if it is one of another module."""
+        checkpoint = newest(self._folder)
+        if checkpoint is None:
+            return None
+        module, buffers = self._sharded.module, persistent_buffers(self._sharded.module)
+        stored, kinds = checkpoint.manifest.tensors, checkpoint.manifest.meta.get("buffers")
+        known, names = {*kinds_of(buffers)}, set(stored)
+        if kinds is not None:
+            names = {name for name in stored if not name.startswith(PREFIX)}.union(kinds)
+        else:  # FSDP2 stores buffers as parameters, and shared ones under all names
+            known.update(dict(module.named_parameters(remove_duplicate=False)))
+            known.update(dict(module.named_buffers(remove_duplicate=False)))
+        units = self._sharded.states.all_units
+        wanted = {r.name: u.is_trainable for u in units for r in u.records if r.parameter.numel()}
+        wanted.update(dict.fromkeys(buffers, False))
+        check_model(checkpoint.folder, names, known.union(wanted))
+        absent = [name for name in wanted if name not in stored]
+        for name in absent:
+            if wanted[name] or kinds is not None:
+                stored_tensor(checkpoint, name)  # raises the error
+        if absent:
+            text = "%s: %d frozen parameters or buffers are not restored from it, first %s"
+            _LOG.warning(text, checkpoint.folder, len(absent), absent[0])
+        return checkpoint
+
+    def _load(self, checkpoint: Checkpoint) -> CheckpointError | None:
+        """Load the states of this rank; return an error, which all ranks raise."""
+        states, stored = self._sharded.states, checkpoint.manifest.tensors
+        frozen = [s for s in states.frozen_shards(writable=True) if s.record.name in stored]
+        factors = states.factors
+        is_only_reader = factors.data == (factors.params if frozen else factors.optimizer)
+        buffers = persistent_buffers(self._sharded.module).items()
+        saved = [(shard_of(name, buffer), buffer) for name, buffer in buffers if name in stored]
+        shards = chain(states.shards(writable=True), frozen, (shard for shard, _ in saved))
+        try:
+            load(checkpoint, shards, is_only_reader=is_only_reader)
+        except CheckpointError as error:
+            return error
+        for shard, buffer in saved:
             write_back(shard, buffer)
+        return None
 
     def take_stall_seconds(self) -> float:
         """Return how many seconds training has waited for checkpoints since the last call."""
@@ -137,15 +183,14 @@ class Checkpoints:
         self._manager.close()
 
 
-def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name of each buffer that is part of the state dict and is not empty, and itself."""
-    seen = set[int]()
-    for prefix, child in module.named_modules():
-        for name, buffer in child._buffers.items():
-            is_kept = buffer is not None and name not in child._non_persistent_buffers_set
-            if is_kept and buffer.numel() and id(buffer) not in seen:
-                seen.add(id(buffer))
-                yield f"{prefix}.{name}" if prefix else name, buffer
+def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return each buffer that is part of the state dict and is not empty, by its name in files."""
+    kept = set[int]()
+    for child in module.modules():
+        names = child._buffers.keys() - child._non_persistent_buffers_set
+        kept.update(id(child._buffers[name]) for name in names)
+    named = module.named_buffers()
+    return {f"{PREFIX}{name}": b for name, b in named if id(b) in kept and b.numel()}
 
 
 def shard_of(name: str, buffer: torch.Tensor) -> StateShard:
@@ -157,16 +202,12 @@ def shard_of(name: str, buffer: torch.Tensor) -> StateShard:
     words = torch.zeros(-(-data.numel() // 4), dtype=torch.float32, device=buffer.device)
     words.view(torch.uint8)[: data.numel()].copy_(data)
     shape = tuple(words.shape)
-    record = ParameterRecord(
-        parameter=nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False),
-        unit="",
-        placements=(Placement(f"{PREFIX}{name}", shape, (0,), (0,), shape),),
-        group="norms",
-        counted=True,
-        tensor_partial=False,
-        tied=False,
-    )
-    return StateShard(record, 0, {"bytes": words})
+    return StateShard(record_of_box(name, shape, (0,), shape), 0, {"bytes": words})
+
+
+def kinds_of(buffers: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the name, the dtype and the shape of each buffer."""
+    return [f"{name}, {b.dtype} {list(b.shape)}" for name, b in buffers.items()]
 
 
 def write_back(shard: StateShard, buffer: torch.Tensor) -> None:

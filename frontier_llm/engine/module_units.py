@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from frontier_llm.engine.shard_settings import AdamW
+from frontier_llm.engine.shard_settings import AdamW, ParameterGroup
 from frontier_llm.errors import ConfigError
 from frontier_llm.protocols import ParameterRecord, Placement, UnitReader
 
@@ -93,7 +93,7 @@ def _records(
 ) -> Iterator[ParameterRecord]:
     of_tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     unit_of = _units(module, layers)
-    settings = {id(parameter): group for group in update.groups for parameter in group.params}
+    settings = _settings(module, update)
     in_order = sorted(module.named_parameters(), key=lambda pair: unit_of[id(pair[1])] != REST)
     for name, parameter in in_order:
         shape, zeros = tuple(parameter.shape), (0,) * parameter.dim()
@@ -116,6 +116,21 @@ def _records(
             rate_factor=1.0 if own is None else own.rate_factor,
             weight_decay=decay,
         )
+
+
+def _settings(module: nn.Module, update: AdamW) -> dict[int, ParameterGroup]:
+    """Return the group of each parameter that has one, by its id."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found: dict[int, ParameterGroup] = {}
+    for number, group in enumerate(update.groups):
+        for parameter in group.params:
+            name = names.get(id(parameter), f"{type(parameter).__name__}, not of the module")
+            known = id(parameter) in names
+            if not known or found.setdefault(id(parameter), group) is not group:
+                wants = "parameters of the module, each in one group only"
+                todo = "take them from the module that shard gets, and leave out the second"
+                raise ConfigError(f"groups[{number}].params", name, wants, todo)
+    return found
 
 
 def _units(module: nn.Module, layers: dict[str, nn.Module]) -> dict[int, str]:

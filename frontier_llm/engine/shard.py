@@ -21,7 +21,7 @@ from frontier_llm.collectives.transport import Transport
 from frontier_llm.engine.hooks import attach
 from frontier_llm.engine.module_units import layers_of, readers_of, records_of
 from frontier_llm.engine.passes import Passes
-from frontier_llm.engine.shard_settings import AdamW, Formats, Precision
+from frontier_llm.engine.shard_settings import COUNT, AdamW, Formats, Precision, check_numbers
 from frontier_llm.engine.sharded import Sharded
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.grid import Grid, level_borders
@@ -72,13 +72,14 @@ def shard(
             'call torch.distributed.init_process_group("gloo") or ("nccl") before shard',
         )
     size, rank = dist.get_world_size(), dist.get_rank()
-    grid, update = Grid(1, size, 1, ranks_per_node or size), update or AdamW()
-    factors = _factors(grid, params, grads or params, optimizer or size, formats)
+    per_node, update = size if ranks_per_node is None else ranks_per_node, update or AdamW()
+    check_numbers(*COUNT, micro_batches=micro_batches, ranks_per_node=per_node)
+    grid = Grid(1, size, 1, per_node)
+    factors = _factors(grid, params, grads, optimizer, formats)
     layers = layers_of(module)
     records = records_of(module, layers, update)
     _check_equal_start(records)
-    dtype = records[0].parameter.dtype
-    values = precision.convert(module) if precision else {}
+    dtype, values = records[0].parameter.dtype, precision.convert(module) if precision else {}
     traffic, readers = Traffic(grid, rank), readers_of(module, layers, records)
     transport = _transport(formats, traffic, records[0].parameter, rank)
     alone = [dist.new_group([other]) for other in range(size)][rank]
@@ -94,18 +95,10 @@ def shard(
 
 def _check_equal_start(records: Sequence[ParameterRecord]) -> None:
     """Compare the sum and the norm of each parameter over all ranks; collective over them."""
-    with torch.no_grad():
-        numbers = torch.stack(
-            [
-                torch.stack(
-                    [
-                        value.sum(dtype=torch.float64),
-                        torch.linalg.vector_norm(value, dtype=torch.float64),
-                    ]
-                )
-                for value in (record.parameter.detach() for record in records)
-            ]
-        ).nan_to_num(1.0, 2.0, 3.0)
+    double, values = torch.float64, [record.parameter.detach() for record in records]
+    sums = torch.stack([value.sum(dtype=double) for value in values])
+    norms = torch.stack([torch.linalg.vector_norm(value, dtype=double) for value in values])
+    numbers = torch.stack([sums, norms], dim=1).nan_to_num(1.0, 2.0, 3.0)
     extremes = torch.cat([numbers, -numbers])
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     highest, lowest = extremes.chunk(2)
@@ -140,9 +133,15 @@ def _set_masters(states: ShardedStates, values: dict[nn.Parameter, torch.Tensor]
     states.adopt(updates=0, step=0)
 
 
-def _factors(grid: Grid, params: int, grads: int, optimizer: int, formats: Formats) -> Factors:
+def _factors(
+    grid: Grid, params: int, grads: int | None, optimizer: int | None, formats: Formats
+) -> Factors:
+    grads = params if grads is None else grads
+    optimizer = grid.data if optimizer is None else optimizer
     numbers = (params, grads, optimizer, grid.data)
-    legal = min(numbers) > 0 and not any(after % before for before, after in pairwise(numbers))
+    legal = all(type(n) is int and n > 0 for n in numbers) and not any(
+        after % before for before, after in pairwise(numbers)
+    )
     if not legal:
         raise ConfigError(
             "params, grads, optimizer",

@@ -1,9 +1,10 @@
 """What `shard` can be told: number formats of messages, dtypes of the computation, the update."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, SupportsFloat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, ClassVar, Literal, SupportsFloat, get_args
 
 import torch
 from torch import nn
@@ -14,19 +15,29 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.formats import Feedback, Format, LevelFormats, StateFormats
 
 Name = Literal["fp32", "bf16", "int8", "int4"]
-Group = Literal["embedding", "matrices", "head", "norms"]
+Group = Literal["embedding", "matrices", "norms"]
 """A kind of parameters: the weights of `nn.Embedding`, other tensors of two or more dimensions, and
-tensors of one dimension (norms and biases). `shard` makes no group `head`."""
+tensors of one dimension (norms and biases)."""
+Fits = Callable[[Any], bool]
+FACTOR: tuple[str, Fits] = "a number from 0 on", lambda n: 0 <= n < math.inf
+POSITIVE: tuple[str, Fits] = "a positive number", lambda n: 0 < n < math.inf
+COUNT: tuple[str, Fits] = "a whole number from 1 on", lambda n: n > 0 and isinstance(n, Integral)
 
 
-def number_of(learning_rate: object) -> float:
+def check_numbers(
+    wants: str, fits: Fits, todo: str = "pass such a number", **numbers: object
+) -> None:
+    """Raise a ConfigError that names the first of the numbers that is none, or does not fit."""
+    for key, got in numbers.items():
+        if isinstance(got, bool) or not isinstance(got, SupportsFloat) or not fits(got):
+            raise ConfigError(key, repr(got), wants, todo)
+
+
+def number_of(learning_rate: Any) -> float:
     """Return a learning rate as a number; refuse text, which `1e-3` is in a file of YAML."""
-    found = float(learning_rate) if isinstance(learning_rate, SupportsFloat) else math.nan
-    if not 0 <= found < math.inf:
-        wants = "a number from 0 on"
-        todo = "pass a number such as 1e-3; convert text by float(), and write 1.0e-3 in YAML"
-        raise ConfigError("learning rate", repr(learning_rate), wants, todo)
-    return found
+    todo = "pass a number such as 1e-3; convert text by float(), and write 1.0e-3 in YAML"
+    check_numbers(*FACTOR, todo, **{"learning rate": learning_rate})
+    return float(learning_rate)
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,18 @@ class Formats:
     ZEROPP: ClassVar["Formats"]
     """Parameters in int8, gradients in int8 inside a node and in int4 between nodes (ZeRO++,
     arXiv:2306.10209)."""
+
+    def __post_init__(self) -> None:
+        names = get_args(Name)
+        for key in ("params", "refresh", "grads", "grads_across", "sums"):
+            if (got := getattr(self, key)) not in names and (key, got) != ("grads_across", None):
+                raise ConfigError(key, repr(got), ", ".join(names), "write one of them")
+        sizes, wants = range(32, 8193, 32), "a multiple of 32 up to 8192"
+        check_numbers(wants, sizes.__contains__, block_elements=self.block_elements)
+        across = {self.grads_across or self.grads, self.sums}
+        if self.keep_errors and across.isdisjoint(("int8", "int4")):
+            todo = "set grads_across to int8 or int4, or leave keep_errors out"
+            raise ConfigError("keep_errors", True, "integers between nodes to have errors of", todo)
 
     def at_each_step(self) -> StateFormats:
         """Return the formats of all collectives, which are those of every step."""
@@ -134,7 +157,6 @@ class RateFactors:
 
     embedding: float = 1.0
     matrices: float = 1.0
-    head: float = 1.0
     norms: float = 1.0
 
 
@@ -146,6 +168,14 @@ class ParameterGroup:
     rate_factor: float = 1.0
     weight_decay: float | None = None
     """The learning rate and `rate_factor` multiply it; None = that of the update."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "params", tuple(self.params))
+        if not self.params:
+            todo = "pass a list: a generator such as module.parameters() is empty after one use"
+            raise ConfigError("params", "none", "parameters of the module", todo)
+        decay = 0.0 if self.weight_decay is None else self.weight_decay
+        check_numbers(*FACTOR, rate_factor=self.rate_factor, weight_decay=decay)
 
 
 @dataclass(frozen=True)
@@ -163,12 +193,18 @@ class AdamW:
     clip_norm: float | None = 1.0
     """Gradients with a larger norm are scaled down to it; None = no limit."""
     groups: Sequence[ParameterGroup] = ()
-    name: Literal["adamw"] = "adamw"
-    momentum: None = None
+    name: Literal["adamw"] = field(default="adamw", init=False)
+    momentum: None = field(default=None, init=False)
     """Not used by AdamW."""
 
     def __post_init__(self) -> None:
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigError(
-                "clip_norm", self.clip_norm, "a positive number", "use None for no limit"
-            )
+        limit = 1.0 if self.clip_norm is None else self.clip_norm
+        check_numbers(*POSITIVE, "use None for no limit", clip_norm=limit)
+        check_numbers(*POSITIVE, epsilon=self.epsilon)
+        wants = "a number from 0 to below 1"
+        check_numbers(wants, lambda n: 0 <= n < 1, beta1=self.beta1, beta2=self.beta2)
+        check_numbers(*FACTOR, weight_decay=self.weight_decay, **vars(self.rate_factors))
+        if isinstance(self.decayed, str) or not set(self.decayed) <= set(get_args(Group)):
+            wants = f"some of {', '.join(get_args(Group))}"
+            raise ConfigError("decayed", repr(self.decayed), wants, "pass a tuple of them")
+        object.__setattr__(self, "groups", tuple(self.groups))

@@ -47,7 +47,7 @@ class Sharded:
         self._updates = 0
         self.missed: dict[str, int] = {}
         self._before_update: list[Callable[[], None]] = []
-        self._update = Update(states, self._call_before_update)
+        self._update = Update(states, self.fence)
         module.register_load_state_dict_pre_hook(Hook(self._before_load))
         module.register_load_state_dict_post_hook(Hook(lambda *_: passes.take_written()))
 
@@ -125,6 +125,7 @@ class Sharded:
         Collective over all ranks. If parameters are written, all ranks must write the same.
         """
         units = self.states.all_units
+        self.fence()
         self.states.settle()
         self.states.acquire(units)
         try:
@@ -187,8 +188,13 @@ class Sharded:
             yield record.name, parameter
 
     def before_update(self, call: Callable[[], None]) -> None:
-        """Call a function before each update, such as `Checkpoints`' wait for its copies."""
+        """Call a function before states are written, such as `Checkpoints`' wait for its copies."""
         self._before_update.append(call)
+
+    def fence(self) -> None:
+        """Call the functions of `before_update`; then the states may be written."""
+        for call in self._before_update:
+            call()
 
     def continue_from(
         self, step: int, updates: int, missed: Mapping[str, int] | None = None
@@ -249,11 +255,8 @@ class Sharded:
                     "  do: use the same layers on all ranks, or call shard with params=1"
                 )
 
-    def _call_before_update(self) -> None:
-        for call in self._before_update:
-            call()
-
     def _before_load(self, *_: Any) -> None:
+        self.fence()
         if self.states.factors.params > 1 and not self.states.reads.is_gathered:
             raise ConfigError(
                 "module.load_state_dict",

@@ -271,6 +271,19 @@ class ShardedStates:
                 yield StateShard(unit.records[index], start, states)
         yield from self._optimizer.more_shards()
 
+    def frozen_shards(self, *, writable: bool = False) -> Iterator[StateShard]:
+        """Yield this rank's part of each frozen parameter, in its own dtype, as the state `master`.
+
+        All ranks of a replica have each element once. If they are `writable`, a rank has all
+        elements that it stores, and the caller may overwrite them.
+        """
+        for unit in self.all_units:
+            if not unit.is_trainable:
+                within = unit.params_interval if writable else unit.optimizer_interval
+                for index, interval, start in unit.held_parameters(within):
+                    values = unit.shard_part(interval)
+                    yield StateShard(unit.records[index], start, {"master": values})
+
     @property
     def saved_bytes(self) -> int:
         """Bytes of the optimizer states of this rank in a checkpoint, padding included."""

@@ -178,13 +178,15 @@ class Unit:
         with torch._C.DisableTorchFunctionSubclass():
             return parameter.untyped_storage()._cdata in self._storages
 
-    def held_parameters(self) -> Iterator[tuple[int, Interval, int]]:
-        """Yield each record that overlaps with the optimizer interval of this rank.
+    def held_parameters(
+        self, within: Interval | None = None
+    ) -> Iterator[tuple[int, Interval, int]]:
+        """Yield each record that overlaps with an interval; None = this rank's optimizer interval.
 
         These are the index of the record, the overlap as an interval of the buffer, and the index
         of its first element in the flattened parameter.
         """
-        own = self.optimizer_interval
+        own = within or self.optimizer_interval
         for index, start in enumerate(self.layout.starts):
             first = max(start, own.start)
             stop = min(start + self.records[index].parameter.numel(), own.stop)

@@ -69,9 +69,9 @@ class Settings:
         the rate changes with the width of the model (muP), must not change this product (Tensor
         Programs V, arXiv:2203.03466, appendix B.3), so the weight decay is divided by it.
         """
-        decay = rule.weight_decay / record.rate_factor if record.group in rule.decayed else 0.0
-        if record.weight_decay is not None:
-            decay = record.weight_decay
+        decay = record.weight_decay
+        if decay is None:
+            decay = rule.weight_decay / record.rate_factor if record.group in rule.decayed else 0.0
         factor: float = getattr(rule.rate_factors, record.group)
         is_orthogonal = rule.name == "muon" and record.is_matrix_of_layer
         return cls(decay, factor * record.rate_factor, is_orthogonal)

@@ -88,7 +88,7 @@ CHECKS: dict[str, tuple[tuple[Any, ...], Mutation]] = {
     ),
     "buffers are not read": (
         test_states.CHECKS["buffers"],
-        (Checkpoints._load_buffers, "persistent_buffers(self._sharded.module)", "()"),
+        (Checkpoints._load, "if name in stored", "if name not in stored"),
     ),
     "buffers are converted": (
         test_states.CHECKS["buffers"],
