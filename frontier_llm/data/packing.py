@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from frontier_llm.atomic_files import publish_folder
 from frontier_llm.config.data import DataConfig
-from frontier_llm.data.corpus_manifest import find_damage, is_verified, write_digests
+from frontier_llm.data.corpus_manifest import DIGESTS_FILE, find_damage, is_verified, write_digests
 from frontier_llm.data.pair_packing import Pairs
 from frontier_llm.errors import DataError
 
@@ -207,8 +207,9 @@ def open_packing(
     files = [f"{name}.npy" for name in _ARRAYS[: 3 if pairs is None else 4]]
     try:
         if folder.exists() and not _is_whole(folder, files):
-            _LOG.warning("%s is damaged, or has no digests: the samples are packed again", folder)
-            shutil.rmtree(folder.rename(draft), ignore_errors=True)
+            _LOG.warning("%s is damaged: the samples are packed again", folder)
+            with suppress(FileNotFoundError):  # another process was faster
+                shutil.rmtree(folder.rename(draft), ignore_errors=True)
         if not folder.exists():
             _write(draft, folder, files, pack(document_lengths, length, pairs, report))
         arrays = [np.load(folder / name, mmap_mode="r") for name in files]
@@ -222,6 +223,8 @@ def open_packing(
 
 def _is_whole(folder: Path, files: Sequence[str]) -> bool:
     with suppress(OSError):  # a file is missing
+        if not (folder / DIGESTS_FILE).exists():  # of a version that wrote none
+            return all((folder / file).stat().st_size for file in files)
         return is_verified(folder, files) or find_damage(folder, files=files) is None
     return False
 

@@ -139,8 +139,10 @@ class Checkpoints:
         module, buffers = self._sharded.module, persistent_buffers(self._sharded.module)
         stored, kinds = checkpoint.manifest.tensors, checkpoint.manifest.meta.get("buffers")
         known, names = {*kinds_of(buffers)}, set(stored)
+        if kinds is not None and not isinstance(kinds, list):
+            raise CheckpointError(f"{checkpoint.folder} is damaged at meta.buffers: {kinds!r}")
         if kinds is not None:
-            names = {name for name in stored if not name.startswith(PREFIX)}.union(kinds)
+            names = {name for name in stored if not name.startswith(PREFIX)}.union(map(str, kinds))
         else:  # FSDP2 stores buffers as parameters, and shared ones under all names
             known.update(dict(module.named_parameters(remove_duplicate=False)))
             known.update(dict(module.named_buffers(remove_duplicate=False)))

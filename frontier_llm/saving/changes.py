@@ -68,7 +68,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """
     old, new = (defaults() | dict(leaves(values)) for values in (before, now))
     ordered = {**dict(leaves(now)), **old, **new}
-    keys = [key for key in ordered if not _is_within(key, _IRRELEVANT)]
+    keys = [key for key in ordered if not is_within(key, _IRRELEVANT)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
@@ -114,7 +114,7 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
     guarded = [
         key
         for key in found
-        if key not in fixed and not _is_within(name(key), config.run.allow_changes)
+        if key not in fixed and not is_within(name(key), config.run.allow_changes)
         if (_changes_outputs(key) if initial else _is_guarded(key, now))
     ]
     idle = {key for key, _ in unused(config)}
@@ -182,13 +182,16 @@ def check_corpus(
         reasons.add("data.corpora")
     if stored and not is_same:
         reasons = {"data.tokenizer", *(OF_CORPUS & found.keys())}
-    if not any(_is_within(reason, config.run.allow_changes) for reason in reasons):
+    if not any(is_within(reason, config.run.allow_changes) for reason in reasons):
         other = "" if is_same or not stored else f", and its tokenizer {stored[:12]}"
         own = f" and tokenizer {corpus.tokenizer_sha256[:12]}" if other else ""
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
         todo = f"use the same text and tokenizer, or allow it: {_allowing(config, key)}"
         if other:
             todo = _keep_tokens(config, meta, checkpoint)
+        if corpus.account and corpus.account.marked_files:  # which older versions did not divide
+            todo += f"; or keep <|endoftext|> in the text: {_allowing(config, 'data.format')}"
+            todo += " data.format=text"
         raise ConfigError(
             key,
             f"{place}, which gives a corpus with digest {corpus.digest}{own}",
@@ -215,7 +218,7 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
 
 
 def _other_shapes(found: Changes, now: Mapping[str, Any]) -> _Impossible | None:
-    old = {key: found[key][0] for key in found if key == _LENGTH or _is_within(key, ("model",))}
+    old = {key: found[key][0] for key in found if key == _LENGTH or is_within(key, ("model",))}
     saved, current = _shapes(now, old), _shapes(now, {})
     if saved is None or current is None or saved == current:
         return None
@@ -303,14 +306,15 @@ def _is_guarded(key: str, now: Mapping[str, Any]) -> bool:
     optimizer = now["optimizer"]
     if key == "trainer.steps":  # schedules that end depend on it unless decay_steps is set
         return optimizer["schedule"] in ENDING and optimizer["decay_steps"] is None
-    return _is_within(key, _GUARDED) and not _is_within(key, _FREE)
+    return is_within(key, _GUARDED) and not is_within(key, _FREE)
 
 
 def _changes_outputs(key: str) -> bool:
-    return _is_within(key, ("model",)) and key not in _OF_TRAINING
+    return is_within(key, ("model",)) and key not in _OF_TRAINING
 
 
-def _is_within(key: str, names: Sequence[str]) -> bool:
+def is_within(key: str, names: Sequence[str]) -> bool:
+    """Whether a key, or a section that contains it, is among some names."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 

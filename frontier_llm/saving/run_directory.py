@@ -15,8 +15,10 @@ import yaml
 from frontier_llm.atomic_files import replace_text
 from frontier_llm.checkpoint.folders import committed
 from frontier_llm.config.decode import leaves
+from frontier_llm.config.paths import at_home
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, advise_to_write, print_error
+from frontier_llm.saving.changes import is_within
 from frontier_llm.saving.tiers import local_root, newest_folder, tiers_of
 from frontier_llm.telemetry.jsonl import LEDGER, METRICS_FILE, lines_from_end, parse
 
@@ -178,8 +180,8 @@ def refuse_other_place(config: RunConfig) -> None:
     in_memory = old.get("recovery.partner_copies") is True
     key = "recovery.copies_path" if in_memory else "checkpoint.tiers.local.path"
     place = old.get(key)
-    root = local_root(config, place if isinstance(place, str) else None)
-    if root is None or root == local_root(config) or key in allowed:
+    root = local_root(config, at_home(place)) if isinstance(place, str) and place else None
+    if root is None or root == local_root(config) or is_within(key, allowed):
         return
     newest = max([0, *(step for t in tiers_of(config) for step, _ in committed(t.folder))])
     steps = [step for folder in root.glob("*") for step, _ in committed(folder)]

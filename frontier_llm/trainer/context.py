@@ -83,17 +83,20 @@ class TrainingData:
         """
         data = self.corpus.config
         if self.blend is not None:
-            digests = (corpus.manifest.digest for corpus in self.corpus.corpora)
-            own = dict(zip(digests, self.corpus.names, strict=True))
-            only = own.get(meta["corpus"], meta["config"]["data"]["name"])
-            history = meta.get("blend") or [{"first_sample": 0, "weights": {only: 1.0}}]
-            self.blend.resume(history, next_sample)
+            self.blend.resume(meta.get("blend") or self._only_corpus(meta), next_sample)
         lengths = meta.get("lengths")
         if lengths is None:
             tokens = window_tokens(data, meta["config"]["data"]["sequence_length"])
             lengths = [asdict(LengthSegment(0, tokens, keeps_all=True))]
         self.lengths[:] = resumed_lengths(lengths, next_sample, window_tokens(data))
         self.windows.set_lengths(self.lengths)
+
+    def _only_corpus(self, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the history of a blend of the one corpus that the run has read so far."""
+        digests = (corpus.manifest.digest for corpus in self.corpus.corpora)
+        own = dict(zip(digests, self.corpus.names, strict=True))
+        only = own.get(meta["corpus"], meta["config"]["data"]["name"])
+        return [{"first_sample": 0, "weights": {only: 1.0}}]
 
     def supplied(self, next_sample: int) -> dict[str, int]:
         """Return how many samples of each corpus come before a sample of the run, by name."""

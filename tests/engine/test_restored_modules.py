@@ -151,6 +151,16 @@ def test_older_checkpoints_leave_out_what_a_warning_counts(tmp_path: Path) -> No
     assert others == []
 
 
+def test_a_damaged_list_of_buffers_is_named_on_all_ranks(tmp_path: Path) -> None:
+    run_ranks(saved, 2, tmp_path, FROZEN, {})
+    path = tmp_path / f"step_{STEP:08d}" / MANIFEST
+    manifest = Manifest.load(path.parent)
+    meta = {**manifest.meta, "buffers": 3}
+    path.write_bytes(manifest.model_copy(update={"meta": meta}).to_bytes())
+    for error, _, _ in run_ranks(restored, 2, tmp_path, FROZEN, {}):
+        assert "is damaged at meta.buffers: 3" in error
+
+
 def save_with_fsdp(world: World, folder: Path) -> dict[str, torch.Tensor]:
     module = FROZEN()
     adamw = torch.optim.AdamW(p for p in module.parameters() if p.requires_grad)

@@ -115,6 +115,19 @@ def end(training: Training, watched: list[psutil.Process]) -> Ended:
     return training.wait()
 
 
+def blended(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Add a second corpus to the only one."""
+    path = next(key.removeprefix("data.path=") for key in keys if key.startswith("data.path="))
+    other = Path(path).with_name("other.txt")
+    other.write_text(prose(40, 40))
+    corpora = f"[{{name: a, path: {path}, weight: 3}}, {{name: b, path: {other}, weight: 1}}]"
+    kept = [key for key in keys if key != f"data.path={path}" and key != "data=text"]
+    return (*kept, "data=blend", f"data.corpora={corpora}")
+
+
+PIPELINE = ("launch.ranks=4", "parallel.pipeline=2", "sharding=zero1", "sharding.optimizer=1",
+            "sharding.grads=1", "precision=bf16")  # fmt: skip
+
 EIGHT_BITS = ("launch.ranks=4", "parallel.tensor=2", "parallel.pipeline=1", "sharding=zero1",
               "sharding.optimizer=1", "sharding.grads=1", "optimizer=adamw_8bit",
               "model.dropout=0.1")  # fmt: skip
@@ -133,18 +146,18 @@ CROSS_ATTENTION = ("launch.ranks=4", "parallel.pipeline=2", "sharding=zero1", "s
 @pytest.mark.parametrize(
     "layout",
     [
-        ("launch.ranks=4", "parallel.pipeline=2", "sharding=zero1", "sharding.optimizer=1",
-         "sharding.grads=1", "precision=bf16"),
+        PIPELINE,
         pytest.param(EIGHT_BITS, marks=pytest.mark.exhaustive),
         pytest.param(CONTEXT, marks=pytest.mark.exhaustive),
         pytest.param(CROSS_ATTENTION, marks=pytest.mark.exhaustive),
     ],
-    ids=["pipeline bf16", "tensor 8-bit states", "context", "cross-attention"],
+    ids=["pipeline bf16 blend", "tensor 8-bit states", "context", "cross-attention"],
 )  # fmt: skip
 def test_ranks_die_and_the_others_keep_their_states(
     layout: tuple[str, ...], corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:
     keys = (*corpus, *layout, "checkpoint.every_steps=100")
+    keys = blended(keys) if layout is PIPELINE else keys
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
     training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")

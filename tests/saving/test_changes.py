@@ -184,11 +184,14 @@ def test_the_list_grows_by_what_is_refused_and_by_another_path() -> None:
     assert refusal(tiny_values("model.rotary_base=77")) is None
 
 
-def corpus_refusal(*overrides: str, stored: str | None = "t1", own: str = "t1") -> str | None:
+def corpus_refusal(
+    *overrides: str, stored: str | None = "t1", own: str = "t1", marked_files: int = 0
+) -> str | None:
     """Resume with another corpus; return the refusal or the warning."""
     config = decode(tiny_values(*overrides))
     saved = decode(tiny_values()).model_dump(mode="json")
-    corpus: Any = SimpleNamespace(digest="new", tokenizer_sha256=own)
+    account = SimpleNamespace(marked_files=marked_files)
+    corpus: Any = SimpleNamespace(digest="new", tokenizer_sha256=own, account=account)
     meta = {"corpus": "old"} | ({} if stored is None else {"tokenizer": stored})
     try:
         found = changes(saved, config.model_dump(mode="json"))
@@ -213,6 +216,8 @@ def test_a_corpus_is_refused_by_the_name_of_what_differs() -> None:
     for path in ("data.path", "data.corpora"):
         text = corpus_refusal(f"run.allow_changes=[{path}]", own="t2")
         assert "data.tokenizer=PATH, the tokenizer until now" in (text or "")
+    divided = corpus_refusal(marked_files=1)
+    assert "run.allow_changes=[data.format]' data.format=text" in (divided or "")
     text = corpus_refusal("run.allow_changes=[data.tokenizer]", own="t2")
     assert "changed their meaning" in (text or "")
 

@@ -50,9 +50,13 @@ def test_the_newest_checkpoint_of_all_tiers_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_changed_place_on_the_nodes_is_looked_into(
-    in_memory: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_memory: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     root = local_root(make(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert root is not None
     copies = "recovery.partner_copies=true", f"recovery.copies_path={tmp_path}/disk"
     other = "checkpoint.tiers.local.path=null"
@@ -69,7 +73,13 @@ def test_a_changed_place_on_the_nodes_is_looked_into(
     key = "recovery.copies_path" if in_memory else "checkpoint.tiers.local.path"
     with pytest.raises(ConfigError, match=f"has steps up to 6(.|\n)*{key}={tmp_path}/disk, or"):
         refuse_other_place(now)
-    refuse_other_place(make(tmp_path, other, f"run.allow_changes=[{key}]"))
+    for allowed in (key, key.partition(".")[0]):
+        refuse_other_place(make(tmp_path, other, f"run.allow_changes=[{allowed}]"))
+    values = to_yaml(before.model_dump(mode="json")).replace(f"{tmp_path}/disk", "~/disk")
+    write_config(tmp_path / "run", values)
+    refuse_other_place(make(tmp_path))
+    with pytest.raises(ConfigError, match="has steps up to 6"):
+        refuse_other_place(now)
     (tmp_path / "run/checkpoints" / step_folder(6)).mkdir(parents=True)
     refuse_other_place(now)
     assert not capsys.readouterr().err

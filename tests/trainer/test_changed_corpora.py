@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from frontier_lab.commands.inspect_data import View
+from frontier_lab.single_process_model import read_config
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.sentencepiece_tokenizer import train_tokenizer
-from frontier_llm.trainer.single_process_model import read_config
 from tests.forked_train import TINY, Ended, train
 from tests.texts import prose
 
