@@ -23,7 +23,7 @@ import json
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +56,8 @@ IDX_HEADER = struct.Struct("<9sQBQQ")
 DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
 BLOCK_BYTES = 64 * MIB
 """Size of a block in bytes. It is part of the format of digests.json."""
-_FILES = [
-    f"{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx", "places")
-]
+SPLITS = ("train", "validation")
+_FILES = [f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx", "places")]
 _DIGESTS = TypeAdapter(dict[str, list[str]])
 OnRead = Callable[[int], None]
 """A function that is called with the number of bytes after each read."""
@@ -134,8 +133,8 @@ class TextCounts(BaseModel):
 
     @property
     def changed_share(self) -> str | None:
-        """Share of the characters that normalisation changes, if so much that a run warns."""
-        share = self.changed / max(1, self.characters)
+        """Share of the characters that the tokens do not give back, if a run warns of so many."""
+        share = (self.changed + self.lost + self.unknown) / max(1, self.characters)
         return f"{share:.1%} of the characters" if share > CHANGED_SHARE else None
 
     @property
@@ -426,8 +425,10 @@ def write_digests(folder: Path) -> None:
     (folder / DIGESTS_FILE).write_text(json.dumps(digests))
 
 
-def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
-    """Read all files of a corpus; note that they are whole, or return the first damage."""
+def find_damage(
+    folder: Path, on_read: OnRead | None = None, splits: Sequence[str] = SPLITS
+) -> Damage | None:
+    """Read the files of splits; note that all are whole, or return the first damage."""
     before = _fingerprint(folder)
     try:
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())
@@ -436,10 +437,14 @@ def find_damage(folder: Path, on_read: OnRead | None = None) -> Damage | None:
     if not before.keys() <= known.keys():
         return Damage(folder / DIGESTS_FILE, 0, 0)
     for name, (size, *_) in before.items():
+        if not name.startswith(tuple(splits)):
+            continue
         for number, digest in enumerate(_digests(folder / name, BLOCK_BYTES, on_read)):
             if [digest] != known[name][number : number + 1]:
                 start = number * BLOCK_BYTES
                 return Damage(folder / name, start, min(start + BLOCK_BYTES, size))
+    if set(splits) < set(SPLITS):
+        return None
     with suppress(OSError):  # the folder of another user: every start reads the files
         draft = folder / f".{NOTE_FILE}-{uuid.uuid4().hex[:12]}"
         draft.write_text(json.dumps(before))
