@@ -323,6 +323,7 @@ def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypat
         ({"activation_function": "relu"}, "activation_function='relu' is not supported"),
         ({"n_embd": None}, "config.json lacks 'n_embd'"),
         ({"n_head": 5}, "heads"),
+        ({"embd_pdrop": 0.5}, "embd_pdrop=0.5 and resid_pdrop=0.0, but our dropout is one number"),
     ],
 )
 def test_what_ours_does_not_compute_is_refused(
@@ -422,7 +423,7 @@ def test_weights_without_a_tokenizer_get_no_other(tmp_path: Path, monkeypatch, c
     assert "these weights have no tokenizer: write data.tokenizer=PATH" in said
     words = [*shlex.split(said.partition("frontier-llm train ")[2]), f"run.dir={tmp_path}/run"]
     printed = configured(words).config
-    with pytest.raises(ConfigError, match="set data.tokenizer=PATH") as caught:
+    with pytest.raises(ConfigError, match=r"set data\.tokenizer=PATH") as caught:
         check_initial_tokenizer(printed, printed.data.known_tokenizer)
     assert f"run.init_from={imported} (which they do not record)" in str(caught.value)
     allowed = configured([*words, "run.allow_changes=[data.tokenizer]"]).config
