@@ -110,7 +110,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="key=value",
         help="overrides; cluster=NAME names the file to start from",
     )
-    return parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    return parser.refuse_useless(options, {"--any-load": "--write"}, {})
 
 
 def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:

@@ -262,6 +262,8 @@ NEEDS: tuple[Need, ...] = (
          "other objectives have no goal", lambda c: c.planner.objective == "nodes"),
     Need("telemetry", "wandb_project", "telemetry.wandb=offline", "Weights & Biases is not used",
          lambda c: c.telemetry.wandb != "off"),
+    Need("telemetry", "trace_from_step", "trainer.steps=1000", "the run ends before this step",
+         lambda c: (c.telemetry.trace_from_step or 1) <= c.trainer.steps),
     Need("telemetry", "trace_steps", "telemetry.trace_from_step=10", "no step is traced",
          lambda c: c.telemetry.trace_from_step is not None),
 )

@@ -71,7 +71,9 @@ def _without(need: Need) -> list[str]:
     return [] if need.setting == "optimizer.schedule=wsd" else WITHOUT.get(need.setting, [])
 
 
-SETTINGS = [need for need in NEEDS if need.setting != SWEEP]
+TRACED = "trainer.steps=1000"
+"""What a trace that begins after the last step needs; the first step is always one of the run."""
+SETTINGS = [need for need in NEEDS if need.setting not in (SWEEP, TRACED)]
 
 
 @pytest.mark.parametrize("need", SETTINGS, ids=lambda need: f"{need.full_keys[-1]}-{need.setting}")
@@ -129,6 +131,13 @@ def test_trials_and_axes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         configured([axes[1]])
     monkeypatch.setenv(TRIAL_VARIABLE, "1")
     configured([axes[1]])
+
+
+def test_a_trace_after_the_last_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"to be used with {TRACED}: the run ends") as caught:
+        configured(["telemetry.trace_from_step=9", "trainer.steps=8"])
+    assert caught.value.key == "telemetry.trace_from_step"
+    configured(["telemetry.trace_from_step=9", "trainer.steps=9"])
 
 
 @pytest.mark.parametrize("word", ["minutes=1", "value=loss", "runner=plan", "micro_batches=2"])
