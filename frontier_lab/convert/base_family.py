@@ -203,12 +203,12 @@ class Family(ABC):
                     + f"\n  do: our {self.name} has no such variant; nothing was written"
                 )
         for setting in self.settings:
-            values = {key: look_up(theirs, [key], NEEDED) for key in setting.keys}
-            first, *others = [key for key in values if values[key] is not NEEDED] or [""]
+            given = {key: look_up(theirs, [key], NEEDED) for key in setting.keys}
+            first, *others = [key for key in given if given[key] is not NEEDED] or [""]
             for key in others:
-                if values[key] != values[first]:
+                if given[key] != given[first]:
                     raise DataError(
-                        f"config.json: {key}={values[key]!r} and {first}={values[first]!r}, but "
+                        f"config.json: {key}={given[key]!r} and {first}={given[first]!r}, but "
                         f"our {setting.ours} is one number for both\n"
                         "  do: give both the same value in config.json; nothing was written"
                     )
