@@ -30,7 +30,7 @@ from frontier_lab.calibration.foreign_load import (
 from frontier_lab.calibration.host_times import CASES, SIZES, SmallCase
 from frontier_lab.calibration.ranks import Figures, measure, measured
 from frontier_lab.commands.conf_files import new_conf_file
-from frontier_lab.option_values import write_text
+from frontier_lab.option_values import refuse_useless, write_text
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, tool_parser
@@ -111,7 +111,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="key=value",
         help="overrides; cluster=NAME names the file to start from",
     )
-    return parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    return refuse_useless(parser, options, {"--any-load": "--write"}, {})
 
 
 def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:

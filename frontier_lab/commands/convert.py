@@ -93,6 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if converted.overrides:
         words = [f"run.init_from={out.absolute()}", *converted.overrides]
+        if config.data.tokenizer is None:
+            print(
+                "these weights have no tokenizer: write data.tokenizer=PATH instead of "
+                "data.vocabulary, or, to train new embeddings for another one, add "
+                "'run.allow_changes=[data.tokenizer]'"
+            )
         print(f"start a run with these weights:\n  frontier-llm train {shlex.join(words)}")
     return 0
 

@@ -148,6 +148,7 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
         corpora = open_all(config.data, prepare_all(config.data, progress))
+    corpora.check_validation()
     meta, manifest = checkpoint.manifest.meta, corpora.manifest
     if meta.get("tokenizer") not in (None, manifest.tokenizer_sha256):
         raise ConfigError(

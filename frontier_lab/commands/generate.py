@@ -78,7 +78,10 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
 
     data = config.data
     weights = options.checkpoint or Path(config.run.dir)
-    options.prompts = options.prompts or list(prompts_of(config, open_data(data)))
+    if not options.prompts:
+        corpora = open_data(data)
+        corpora.check_validation()  # the prompts are its first words
+        options.prompts = list(prompts_of(config, corpora))
     tokenizer = open_trained_tokenizer(config, weights)
     before = words_before(data, tokenizer)
     wide_console(stderr=True, highlight=False).print(f"before each prompt: {before}", markup=False)

@@ -202,6 +202,16 @@ class Family(ABC):
                     + " or ".join(map(repr, values))
                     + f"\n  do: our {self.name} has no such variant; nothing was written"
                 )
+        for setting in self.settings:
+            given = {key: look_up(theirs, [key], NEEDED) for key in setting.keys}
+            first, *others = [key for key in given if given[key] is not NEEDED] or [""]
+            for key in others:
+                if given[key] != given[first]:
+                    raise DataError(
+                        f"config.json: {key}={given[key]!r} and {first}={given[first]!r}, but "
+                        f"our {setting.ours} is one number for both\n"
+                        "  do: give both the same value in config.json; nothing was written"
+                    )
 
 
 def query_key_value(model: ModelConfig, *, joined: bool = False) -> Transform:

@@ -55,6 +55,7 @@ from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.config.decode import leaves
+from frontier_llm.config.needed import SWEEP
 from frontier_llm.errors import ConfigError, FrontierError, install_command
 
 JOBS_AT_ONCE = 4
@@ -155,8 +156,9 @@ def first_configuration(arguments: Sequence[str]) -> RunConfig:
     """Return the configuration with the first value of each axis."""
     overrides = [text for text in arguments if not text.lstrip("+~").startswith("hydra")]
     axes = {key_of(override).partition(".")[0] for override in overrides if is_axis(override)}
+    searched = {*axes, *SWEEP.split()}
     values = [_with_first_value(override) for override in overrides]
-    return (Composed.of(values) if "experiment" in axes else configured(values, axes)).config
+    return (Composed.of(values) if "experiment" in axes else configured(values, searched)).config
 
 
 def plugin_defaults(config: RunConfig, arguments: Sequence[str]) -> list[str]:
@@ -250,6 +252,9 @@ def _check(config: RunConfig, settings: Sequence[str]) -> None:
     for key, _, got in (setting.partition("=") for setting in settings):
         if key_of(key) == "hydra.sweep.dir":
             check_writable("hydra.sweep.dir", Path(got))
+        if key_of(key) == "data.global_batch" and config.launch.trial_micro_batches is not None:
+            wants = "nothing: the global batch follows from launch.trial_micro_batches"
+            raise ConfigError("data.global_batch", got, wants, "leave out one of the two keys")
         if key_of(key) == "run.dir":
             wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
             todo = f"set the folder of the sweep instead: hydra.sweep.dir={got}"

@@ -107,8 +107,8 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
             "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
             f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
         )  # fmt: skip
-    if config.data.tokenizer is not None:  # before the hours that a large corpus may take
-        check_initial_tokenizer(config, Path(config.data.tokenizer))
+    # before the hours that a large corpus may take
+    check_initial_tokenizer(config, config.data.known_tokenizer)
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress)
     check_initial_tokenizer(config, folders[0])

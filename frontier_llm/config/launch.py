@@ -52,8 +52,7 @@ class LaunchConfig(Section):
     speed and memory, which needs no devices."""
     trial_micro_batches: int | None = Field(None, ge=1)
     """Number of micro-batches that each replica of a trial processes per step. data.global_batch of
-    the trial follows from it, whatever its number of replicas. null = data.global_batch counts.
-    Runs that are not trials of a sweep ignore this key."""
+    the trial follows from it, whatever its number of replicas. null = data.global_batch counts."""
     elastic: bool
     """Whether a run may resume with another number of replicas. Then data.micro_batch and sharding
     factors that are numbers are fitted to this number. The global batch stays the same."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
 
+SWEEP = "frontier-llm sweep"
+"""The command that uses keys of trials."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -21,7 +24,7 @@ class Need:
     keys: str
     """Names of the keys in the section, separated by spaces."""
     setting: str
-    """What to add to the command line."""
+    """What to add to the command line, or the command itself."""
     why: str
     is_met: Callable[[RunConfig], bool]
 
@@ -216,6 +219,8 @@ NEEDS: tuple[Need, ...] = (
          lambda c: c.model.kind == "t5" and c.run.init_from is not None),
     Need("launch", "trial_minutes", "launch.trial_runner=train", "predicted trials do not run",
          lambda c: c.launch.trial_runner == "train"),
+    Need("launch", "trial_minutes trial_value trial_runner trial_micro_batches", SWEEP,
+         "a run that is no trial ignores it", lambda c: False),
     Need("recovery", "spares tries timeout_seconds", "recovery.enabled=true",
          "dead ranks are not replaced", lambda c: c.recovery.enabled),
     Need("recovery", "copies_path", "recovery.partner_copies=true", "no copies are kept in memory",
@@ -257,6 +262,8 @@ NEEDS: tuple[Need, ...] = (
          "other objectives have no goal", lambda c: c.planner.objective == "nodes"),
     Need("telemetry", "wandb_project", "telemetry.wandb=offline", "Weights & Biases is not used",
          lambda c: c.telemetry.wandb != "off"),
+    Need("telemetry", "trace_from_step", "trainer.steps=1000", "the run ends before this step",
+         lambda c: (c.telemetry.trace_from_step or 1) <= c.trainer.steps),
     Need("telemetry", "trace_steps", "telemetry.trace_from_step=10", "no step is traced",
          lambda c: c.telemetry.trace_from_step is not None),
 )

@@ -16,7 +16,14 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import corpus_shares
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
-from frontier_llm.data.corpus_manifest import Manifest, Split, TextCounts
+from frontier_llm.data.corpus_manifest import (
+    VALIDATION_FILES,
+    Manifest,
+    Split,
+    TextCounts,
+    find_damage,
+    is_verified,
+)
 from frontier_llm.data.document_rows import Row, Tokens
 from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import packing_of
@@ -95,6 +102,15 @@ class Corpora:
         for corpus in self.corpora:
             text.add(corpus.manifest.account.text if corpus.manifest.account else TextCounts())
         return text.bits_note
+
+    def check_validation(self) -> None:
+        """Raise a DataError if bytes of a validation split have changed since it was prepared."""
+        for corpus in self.corpora:
+            folder = corpus.validation.prefix.parent
+            if is_verified(folder) or is_verified(folder, VALIDATION_FILES):
+                continue
+            if damage := find_damage(folder, files=VALIDATION_FILES):
+                raise DataError(str(damage))
 
     @property
     def warnings(self) -> list[tuple[str, str]]:

@@ -57,9 +57,10 @@ IDX_HEADER = struct.Struct("<9sQBQQ")
 DIGESTS_FILE, NOTE_FILE = "digests.json", "verified.json"
 BLOCK_BYTES = 64 * MIB
 """Size of a block in bytes. It is part of the format of digests.json."""
-_FILES = [
-    f"{split}.{kind}" for split in ("train", "validation") for kind in ("bin", "idx", "places")
-]
+SPLITS = ("train", "validation")
+_KINDS = ("bin", "idx", "places")
+_FILES = [f"{split}.{kind}" for split in SPLITS for kind in _KINDS]
+VALIDATION_FILES = _FILES[len(_KINDS) :]
 _DIGESTS = TypeAdapter(dict[str, list[str]])
 OnRead = Callable[[int], None]
 """A function that is called with the number of bytes after each read."""
@@ -137,8 +138,8 @@ class TextCounts(BaseModel):
 
     @property
     def changed_share(self) -> str | None:
-        """Share of the characters that normalisation changes, if so much that a run warns."""
-        share = self.changed / max(1, self.characters)
+        """Share of the characters that the tokens do not give back, if a run warns of so many."""
+        share = (self.changed + self.lost + self.unknown) / max(1, self.characters)
         return f"{share:.1%} of the characters" if share > CHANGED_SHARE else None
 
     @property
@@ -436,7 +437,7 @@ def write_digests(folder: Path, files: Sequence[str] = _FILES) -> None:
 def find_damage(
     folder: Path, on_read: OnRead | None = None, files: Sequence[str] = _FILES
 ) -> Damage | None:
-    """Read all files of a corpus; note that they are whole, or return the first damage."""
+    """Read files of a corpus; note that these are whole, or return the first damage."""
     before = _fingerprint(folder, files)
     try:
         known = _DIGESTS.validate_json((folder / DIGESTS_FILE).read_bytes())

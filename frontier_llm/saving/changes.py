@@ -385,30 +385,34 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
             )
 
 
-def check_initial_tokenizer(config: RunConfig, tokenizer: Path) -> None:
+def check_initial_tokenizer(config: RunConfig, tokenizer: str | Path | None) -> None:
     """Refuse initial weights whose token ids stand for other texts than those of the new corpus.
 
-    Weights that do not say which tokenizer they belong to are accepted. `tokenizer` is a file, or
-    a folder such as that of a prepared corpus. Raises a ConfigError unless the tokenizers are equal
-    or `run.allow_changes` names `data.tokenizer`, and a CheckpointError if there is no checkpoint.
+    `tokenizer` is a file, or a folder such as that of a prepared corpus; None if it is still to be
+    trained on the text. Weights that do not record their tokenizer are accepted with a given one.
+    Raises a ConfigError unless the tokenizers are equal or `run.allow_changes` names
+    `data.tokenizer`, and a CheckpointError if there is no checkpoint.
     """
     run, data = config.run, config.data
     if {"data", "data.tokenizer"} & set(run.allow_changes):
         return
-    found = digest_tokenizer(tokenizer)
+    found = None if tokenizer is None else digest_tokenizer(Path(tokenizer))
     for key, checkpoint in _initial_weights(config):
         meta = checkpoint.manifest.meta
         wanted = meta.get("tokenizer")
-        if wanted in (None, found):
+        is_own = found in (wanted, None) if wanted else found is not None
+        if is_own:
             continue
-        path = tokenizer_of(checkpoint.folder, meta, data.directory)
+        path = wanted and tokenizer_of(checkpoint.folder, meta, data.directory)
         named = path or "PATH, the tokenizer that these weights were trained with"
         allowed = ",".join([*run.allow_changes, "data.tokenizer"])
+        given = found and f" (digest {found[:_SHOWN]})"
+        recorded = f"digest {str(wanted)[:_SHOWN]}" if wanted else "which they do not record"
         raise ConfigError(
             "data.tokenizer",
-            f"{data.tokenizer or 'null, which trained one on the text'} (digest {found[:_SHOWN]})",
-            f"the tokenizer of {key}={getattr(run, key[4:])} (digest {str(wanted)[:_SHOWN]}): to "
-            "the weights, the tokens of another one are other texts",
+            f"{data.known_tokenizer or 'null, which trains one on the text'}{given or ''}",
+            f"the tokenizer of {key}={getattr(run, key[4:])} ({recorded}): to the weights, the "
+            "tokens of another one are other texts",
             f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
             f"another tokenizer: 'run.allow_changes=[{allowed}]'",
         )
@@ -434,14 +438,27 @@ def open_trained_tokenizer(config: RunConfig, weights: Path) -> "Tokenizer":
 def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -> Path:
     """Return the tokenizer of a checkpoint; if it is not found, that of the run's configuration.
 
-    The latter may be trained on the text of the run again. Raises a FrontierError without a text.
+    The latter may be trained on the text of the run again. Raises a FrontierError without a text,
+    or if nothing shows that this gives the tokenizer of the checkpoint.
     """
-    from frontier_llm.data.corpora import prepare_all
+    from frontier_llm.data.corpora import open_all, prepare_all
 
-    if meta.get("tokenizer") and (found := tokenizer_of(checkpoint, meta, config.data.directory)):
+    wanted, corpus = meta.get("tokenizer"), meta.get("corpus")
+    if wanted and (found := tokenizer_of(checkpoint, meta, config.data.directory)):
         return found
-    given = config.data.tokenizer
-    return Path(given) if given else prepare_all(config.data)[0]
+    if given := config.data.known_tokenizer:
+        return Path(given)
+    if wanted or corpus:
+        folders = prepare_all(config.data)
+        if wanted or open_all(config.data, folders).manifest.digest == corpus:
+            return folders[0]
+    again = "convert them again from a folder with their tokenizer.json or tokenizer.model"
+    raise ConfigError(
+        "data.tokenizer",
+        f"null, and {checkpoint} does not record its tokenizer",
+        "the tokenizer of these weights: to them, the tokens of another one are other texts",
+        "restore the text of the run" if corpus else again,
+    )
 
 
 def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:

@@ -1,5 +1,7 @@
 """Samples text from a model in any layout."""
 
+import logging
+import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +19,7 @@ from frontier_llm.model.loss import mask_padding
 from frontier_llm.parallel.groups import Groups
 from frontier_llm.trainer.pipeline import Pipeline
 
+_LOG = logging.getLogger(__name__)
 CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
 _NO_TOKEN = -1
@@ -69,6 +72,8 @@ class Sampler:
         """
         generator = torch.Generator().manual_seed(seed)
         encoded = [encode_marked(self._tokenizer, prompt, self._sentinels) for prompt in prompts]
+        for text, prompt in zip(prompts, encoded, strict=True):
+            self._warn_of_cut(text, prompt)
         written: list[list[int]] = [[] for _ in prompts]
         with self._pipeline.evaluating():
             for _ in range(tokens):
@@ -113,14 +118,30 @@ class Sampler:
         self, prompt: Sequence[int], written: Sequence[int]
     ) -> tuple[Seq2SeqBatch, int]:
         """As `_batch`: the encoder reads the prompt, the decoder what is written."""
-        is_marked = not set(self._sentinels).isdisjoint(prompt)
-        before, after, start = self._marked if is_marked else self._unmarked
+        before, after, start = self._ends(prompt)
         source = [*before, *prompt[-(self._window - len(before) - len(after)) :], *after]
         target = [*start, *written]
         encoder, decoder = self._padded(source), self._padded(target)
         mask = (torch.arange(encoder.shape[1]) < len(source))[None]
         batch = Seq2SeqBatch(encoder, mask, decoder, decoder, torch.ones(decoder.shape))
         return batch, len(target) - 1
+
+    def _ends(self, prompt: Sequence[int]) -> _Ends:
+        is_marked = not set(self._sentinels).isdisjoint(prompt)
+        return self._marked if is_marked else self._unmarked
+
+    def _warn_of_cut(self, text: str, prompt: Sequence[int]) -> None:
+        ends = map(len, self._ends(prompt)[:2]) if self._has_encoder else ()
+        room = self._window - sum(ends)
+        if len(prompt) > room and dist.get_rank() == 0:
+            _LOG.warning(
+                "the prompt %r is longer than a sample (data.sequence_length=%d): the model reads "
+                "only the last %d of its %d tokens",
+                textwrap.shorten(text, 40),
+                self._window,
+                room,
+                len(prompt),
+            )
 
     def _padded(self, context: Sequence[int]) -> torch.Tensor:
         """Pad on the right, where no token attends to it, to a multiple of the tensor ranks."""

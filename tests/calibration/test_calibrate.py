@@ -46,6 +46,12 @@ def test_a_name_that_cannot_be_written_is_refused_before_measuring(name, monkeyp
     assert cluster_file("my-own_1").name == "my-own_1.yaml"
 
 
+def test_a_load_is_allowed_for_a_file_alone(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--any-load"])
+    assert "--any-load without --write" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("foreign", "options", "writes"),
     [(3.0, [], False), (3.0, ["--any-load"], True), (0.05, [], True)],

@@ -27,6 +27,7 @@ from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.trainer.pipeline import Pipeline
+from tests.data.test_corpus_check import flip
 from tests.forked_train import TINY, train
 from tests.texts import prose
 
@@ -151,6 +152,21 @@ def test_the_training_and_the_command_give_one_figure_for_the_same_samples(
     (score,) = json.loads((run / "all.json").read_text())
     assert score["samples"] > int(read) > 0
     assert abs(score["loss"] - float(loss)) > 1e-3, "the other samples have another loss"
+
+
+@pytest.mark.parametrize("command", [evaluate, generate])
+def test_changed_bytes_of_the_validation_split_are_refused(
+    command: ModuleType, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = Path(single_process_config(run).data.directory).glob("*/validation.bin")
+    before = file.read_bytes()
+    flip(file, len(before) // 2)
+    try:
+        assert run_command(lambda: command.main([str(run)])) != 0
+    finally:
+        file.write_bytes(before)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{file} is damaged: its content has changed since it was prepared, in bytes 0" in said
 
 
 def test_bits_per_byte_are_marked_where_the_tokenizer_drops_characters(

@@ -15,7 +15,7 @@ from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.cli.train import configure
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.data import CORPUS_FILES
-from frontier_llm.config.needed import NEEDS, Need, unused
+from frontier_llm.config.needed import NEEDS, SWEEP, Need, unused
 from frontier_llm.errors import ConfigError
 from tests.config.test_every_key import others
 
@@ -71,7 +71,12 @@ def _without(need: Need) -> list[str]:
     return [] if need.setting == "optimizer.schedule=wsd" else WITHOUT.get(need.setting, [])
 
 
-@pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.full_keys[-1]}-{need.setting}")
+TRACED = "trainer.steps=1000"
+"""What a trace that begins after the last step needs; the first step is always one of the run."""
+SETTINGS = [need for need in NEEDS if need.setting not in (SWEEP, TRACED)]
+
+
+@pytest.mark.parametrize("need", SETTINGS, ids=lambda need: f"{need.full_keys[-1]}-{need.setting}")
 def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need, tmp_path: Path) -> None:
     override, key = _setting(need)
     for name in CORPUS_FILES:
@@ -126,6 +131,22 @@ def test_trials_and_axes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         configured([axes[1]])
     monkeypatch.setenv(TRIAL_VARIABLE, "1")
     configured([axes[1]])
+
+
+def test_a_trace_after_the_last_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"to be used with {TRACED}: the run ends") as caught:
+        configured(["telemetry.trace_from_step=9", "trainer.steps=8"])
+    assert caught.value.key == "telemetry.trace_from_step"
+    configured(["telemetry.trace_from_step=9", "trainer.steps=9"])
+
+
+@pytest.mark.parametrize("word", ["minutes=1", "value=loss", "runner=plan", "micro_batches=2"])
+def test_a_key_of_trials_is_refused_outside_of_a_sweep(word: str) -> None:
+    key = f"launch.trial_{word.partition('=')[0]}"
+    with pytest.raises(ConfigError, match="to be used with frontier-llm sweep") as caught:
+        configured([f"launch.trial_{word}"])
+    assert (caught.value.key, caught.value.todo[:20]) == (key, f"leave {key}"[:20])
+    assert first_configuration([f"launch.trial_{word}", "trainer.seed=1,2"])
 
 
 def test_an_older_run_resumes_without_its_idle_key(

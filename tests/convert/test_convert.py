@@ -3,7 +3,6 @@
 import importlib
 import json
 import shlex
-import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frontier_lab.commands import convert as convert_checkpoint
-from frontier_lab.commands import evaluate
+from frontier_lab.commands import evaluate, generate
 from frontier_lab.convert import compare_logits
 from frontier_lab.convert.decoders import Llama, Qwen3
 from frontier_lab.convert.families import FAMILIES, family_for
@@ -324,6 +323,7 @@ def test_a_wrong_transform_is_found_and_leaves_nothing(tmp_path: Path, monkeypat
         ({"activation_function": "relu"}, "activation_function='relu' is not supported"),
         ({"n_embd": None}, "config.json lacks 'n_embd'"),
         ({"n_head": 5}, "heads"),
+        ({"embd_pdrop": 0.5}, "embd_pdrop=0.5 and resid_pdrop=0.0, but our dropout is one number"),
     ],
 )
 def test_what_ours_does_not_compute_is_refused(
@@ -415,6 +415,32 @@ def test_the_tokenizer_goes_along_both_ways(tmp_path: Path, capsys):
     assert len({file.read_bytes() for file in written}) == 1
 
 
+def test_weights_without_a_tokenizer_get_no_other(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    imported, back = tmp_path / "imported", tmp_path / "back"
+    assert main(["--from", "hf", str(their_gpt2(tmp_path)), str(imported), "--no-check"]) == 0
+    said = capsys.readouterr().out
+    assert "these weights have no tokenizer: write data.tokenizer=PATH" in said
+    words = [*shlex.split(said.partition("frontier-llm train ")[2]), f"run.dir={tmp_path}/run"]
+    printed = configured(words).config
+    with pytest.raises(ConfigError, match=r"set data\.tokenizer=PATH") as caught:
+        check_initial_tokenizer(printed, printed.data.known_tokenizer)
+    assert f"run.init_from={imported} (which they do not record)" in str(caught.value)
+    allowed = configured([*words, "run.allow_changes=[data.tokenizer]"]).config
+    check_initial_tokenizer(allowed, allowed.data.known_tokenizer)
+    train_tokenizer(["the old man and the sea, " * 20], 280, tmp_path / "given.model")
+    check_initial_tokenizer(printed, tmp_path / "given.model")
+    for command in (generate.main, evaluate.main):
+        text = ["--text", __file__] if command is evaluate.main else ["a prompt"]
+        assert run_command(lambda call=command, words=text: call([str(imported), *words])) == 2
+        said = capsys.readouterr().err
+        assert "does not record its tokenizer" in said
+        assert "do:     convert them again from a folder with their tokenizer.json" in said
+    assert main(["--to", "hf", str(imported), str(back), "--no-check"]) == 0
+    assert not list(back.glob("token*"))
+    assert not Path("corpora").exists(), "no corpus was prepared for a tokenizer"
+
+
 def test_a_folder_of_converted_weights_is_no_run(tmp_path: Path, capsys):
     imported = tmp_path / "imported"
     assert main(["--from", "hf", str(their_gpt2(tmp_path)), str(imported), "--no-check"]) == 0
@@ -434,7 +460,6 @@ def test_an_imported_model_is_evaluated_on_given_texts_alone(
     Path("text.py").write_text(text)
     train_tokenizer([text], 300, theirs / "tokenizer.model")
     assert main(["--from", "hf", str(theirs), str(imported), "--no-check"]) == 0
-    shutil.rmtree("corpora", ignore_errors=True)  # from the export
     capsys.readouterr()
     assert run_command(lambda: evaluate.main([str(imported)])) == 2
     said = capsys.readouterr().err.splitlines()

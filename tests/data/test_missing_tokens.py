@@ -76,6 +76,10 @@ def test_a_text_in_another_script_is_refused_or_counted(tmp_path: Path, kind: st
     letters_in_text = sum(len(part.replace(" ", "")) for part in written)
     assert letters_in_text <= text.lost + text.unknown <= text.characters
     assert text.characters == sum(map(len, written))
+    share = (text.lost + text.unknown + text.changed) / text.characters
+    assert text.bits_note == (
+        f" (too low: the tokenizer drops or replaces {share:.1%} of the characters)"
+    )
     known = texts(tmp_path / "b.jsonl", LETTERS)
     if kind != "byte_level":
         prepare(config(tmp_path / "c", known, **values))

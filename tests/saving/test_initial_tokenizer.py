@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.single_process_model import single_process_config
+from frontier_llm.checkpoint.discovery import find
+from frontier_llm.data.tokenizer_source import digest_tokenizer
+from frontier_llm.errors import ConfigError
+from frontier_llm.saving.changes import find_tokenizer
 from tests.forked_train import TINY, train
 from tests.texts import prose
 
@@ -67,6 +72,17 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     # a run that has begun resumes, with its own weights
     ended = train(*other, advised[2], f"run.dir={tmp_path}/1", "trainer.steps=2")
     assert ended.code == 0, ended.text
+
+
+def test_the_text_shows_the_tokenizer_that_a_checkpoint_does_not_record(tmp_path: Path) -> None:
+    assert train(*of_text(tmp_path, "one")).code == 0
+    checkpoint = find(tmp_path / "run-one")
+    config, meta = single_process_config(tmp_path / "run-one"), dict(checkpoint.manifest.meta)
+    wanted = meta.pop("tokenizer")
+    assert digest_tokenizer(find_tokenizer(config, meta, checkpoint.folder)) == wanted
+    Path(str(config.data.path)).write_text(prose(20, FIRST["other"]))
+    with pytest.raises(ConfigError, match="restore the text of the run"):
+        find_tokenizer(config, meta, checkpoint.folder)
 
 
 def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:

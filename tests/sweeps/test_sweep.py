@@ -166,6 +166,12 @@ def test_the_planner_predicts_no_loss():
         sweeps.main(["launch.trial_runner=plan", "launch.trial_value=loss"])
 
 
+def test_a_batch_and_the_micro_batches_that_it_follows_from_are_refused():
+    with pytest.raises(ConfigError, match=r"follows from launch\.trial_micro_batches") as caught:
+        sweeps.main(["data.global_batch=8,16", "launch.trial_micro_batches=5"])
+    assert caught.value.key == "data.global_batch"
+
+
 def test_a_trial_that_takes_too_long_is_ended(corpus, tmp_path):
     """Its steps would take hours."""
     trial = run_trial([*SMALL, *corpus, "trainer.steps=10000000", "launch.ranks=1"], tmp_path, 1.0)

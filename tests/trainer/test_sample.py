@@ -1,5 +1,7 @@
 """Text sampled from a model is the same in whatever layout it lies."""
 
+import io
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -56,6 +58,30 @@ def test_every_layout_says_the_same(model: str) -> None:
             continue  # refused
         for texts in run_ranks(sample, size, tiny_values(*MODELS[model], *overrides), 0.5):
             assert texts == alone
+
+
+CUT = {"gpt": (16, []), "t5": (14, list(TINY_T5))}
+"""How many tokens of a prompt a model reads, and its overrides."""
+
+
+def warnings_of(world: World, values: dict[str, Any], prompts: Sequence[str]) -> list[str]:
+    """Return what a rank logs when it continues prompts."""
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger(Sampler.__module__).addHandler(handler)
+    sample(world, values, 0.0, prompts)
+    return said.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("model", CUT)
+def test_a_prompt_that_is_cut_is_named_once(model: str) -> None:
+    room, overrides = CUT[model]
+    values = tiny_values(*overrides, "data.sequence_length=16", "parallel.pipeline=2")
+    logs = run_ranks(warnings_of, 2, values, ["a" * room, "b" * (room + 1)])
+    assert logs[1] == []
+    wants = f"(data.sequence_length=16): the model reads only the last {room} of its {room + 1} tok"
+    (line,) = logs[0]
+    assert line.startswith(f"the prompt '{'b' * (room + 1)}' is longer than a sample {wants}")
 
 
 R, S = "{mode: R}", "{rate: 0.5, span: null, mode: S}"

@@ -98,6 +98,8 @@ class Divergence(Callback):
 
 _BYTES_PER_SECOND = 200 * MIB
 """Largest rate of reading, a small share of what a file system delivers."""
+_END_SECONDS = 10.0
+"""How long the end of a run waits for the corpus to be read."""
 _SEARCHED_SAMPLES = 1 << 18
 """Number of samples among which the first reader of damaged bytes is searched."""
 
@@ -141,13 +143,14 @@ class _StoppedError(Exception):
 class CorpusIntegrity(Callback):
     """Ends the run if a corpus no longer has the digests that it was prepared with.
 
-    Reads in the background of the first steps, once per corpus, on rank 0. Runs no collectives.
+    Reads in the background of the first steps, once per corpus, on rank 0. Runs no collectives. At
+    the end of a shorter run it reads on for up to `_END_SECONDS`, without pauses.
     """
 
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context)
         self._found: Damage | OSError | None = None
-        self._stop = threading.Event()
+        self._is_closed, self._hurries = False, threading.Event()
         self._thread = threading.Thread(target=self._check, name="corpus check", daemon=True)
 
     def on_start(self, validation_loss: float, resumed: Resumed | None) -> None:
@@ -161,10 +164,22 @@ class CorpusIntegrity(Callback):
 
     def on_step_end(self, end: StepEnd) -> None:
         """End the run if the thread has found damage."""
-        self.on_stop(is_early=False)
+        self._raise_damage()
 
     def on_stop(self, *, is_early: bool) -> None:
-        """Let the run fail if the thread has found damage."""
+        """Let the run fail if there is damage; log a warning if the files were not all read."""
+        if self._thread.is_alive() and not is_early:
+            self._hurries.set()
+            self._thread.join(_END_SECONDS)
+        self._raise_damage()
+        if self._thread.is_alive():
+            _LOG.warning(
+                "the run ended before its prepared corpus was compared with its digests, so that "
+                "changed bytes may be unnoticed; frontier-llm inspect-data %s --verify compares it",
+                self.context.config.run.dir,
+            )
+
+    def _raise_damage(self) -> None:
         if isinstance(self._found, OSError):
             raise DataError(f"a prepared corpus cannot be read: {self._found}")
         if self._found is not None:
@@ -172,7 +187,8 @@ class CorpusIntegrity(Callback):
 
     def close(self) -> None:
         """End the thread."""
-        self._stop.set()
+        self._is_closed = True
+        self._hurries.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -192,7 +208,8 @@ class CorpusIntegrity(Callback):
             return
 
     def _pause(self, count: int) -> None:
-        if self._stop.wait(count / _BYTES_PER_SECOND):
+        self._hurries.wait(count / _BYTES_PER_SECOND)
+        if self._is_closed:
             raise _StoppedError
 
     def _readers(self, damage: Damage) -> str:

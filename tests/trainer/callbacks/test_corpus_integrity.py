@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from frontier_llm.data.prepared_corpus import Samples, open_corpus
 from frontier_llm.data.run_loader import window_corpus
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.errors import DataError
+from frontier_llm.trainer.callbacks import run_checks
 from frontier_llm.trainer.callbacks.run_checks import CorpusIntegrity
 from frontier_llm.trainer.progress import Progress
 from tests.data.conftest import config, write_jsonl
@@ -47,9 +49,13 @@ def windows(folder: Path, lengths: Sequence[LengthSegment]) -> Samples:
 
 
 def checked(
-    folder: Path, rank: int = 0, lengths: Sequence[LengthSegment] = ONE_LENGTH
+    folder: Path,
+    rank: int = 0,
+    lengths: Sequence[LengthSegment] = ONE_LENGTH,
+    *,
+    waits: bool = True,
 ) -> CorpusIntegrity:
-    """Return the callback after it has read all files."""
+    """Return the callback after it has read all files, if the caller waits for it."""
     context = SimpleNamespace(
         config=CONFIG,
         world=SimpleNamespace(rank=rank),
@@ -61,7 +67,7 @@ def checked(
     )
     callback = CorpusIntegrity(cast(Any, context))
     callback.on_start(1.0, None)
-    if rank == 0:
+    if rank == 0 and waits:
         callback._thread.join()
     return callback
 
@@ -100,6 +106,21 @@ def test_the_first_step_that_has_read_damaged_bytes_is_named(
         assert "no step so far has read these bytes" in message
     else:
         assert f"steps {min(readers)} to {STEPS} may have read these bytes" in message
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_run_that_ends_first_reads_on_or_says_so(
+    folder: Path, is_early: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_checks, "_BYTES_PER_SECOND", 1)  # a minute for one block
+    damage_validation(folder)
+    callback = checked(folder, waits=False)
+    with nullcontext() if is_early else pytest.raises(DataError, match="may be wrong"):
+        callback.on_stop(is_early=is_early)
+    said = "ended before its prepared corpus was compared with its digests"
+    assert (said in caplog.text) == is_early
+    callback.close()
+    assert not callback._thread.is_alive()
 
 
 def damage_validation(folder: Path) -> None:
