@@ -102,6 +102,13 @@ def file_failure(path: Path, done: str, error: OSError) -> str:
     return f"{path} cannot be {done}: {error.strerror or error}\n  do: {todo}"
 
 
+def flush_output() -> None:
+    """Write what stdout and stderr still hold; a full disk or a closed terminal is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+
+
 def print_error(text: str) -> None:
     """Print a line to stderr at once; a terminal that is gone is no error."""
     with suppress(OSError):

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -63,6 +64,7 @@ def load(name: str) -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of this process or of `arguments`; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
     return run_command(lambda: _dispatch(given))
 
 
@@ -80,6 +82,11 @@ def _dispatch(given: Sequence[str]) -> int:
         similar = difflib.get_close_matches(name, COMMANDS, n=1)
         todo = f"did you mean frontier-llm {similar[0]}?" if similar else "see frontier-llm --help"
         raise ConfigError(THE_LINE, name, "a command: " + ", ".join(COMMANDS), todo)
+    try:
+        Path.cwd()
+    except OSError:
+        todo = "cd to a folder that exists"
+        raise ConfigError("the working folder", "a removed folder", "a folder", todo) from None
     sys.argv = [f"frontier-llm {name}", *rest]  # argparse shows this name in its help
     refuse_search(name, rest)
     redirect_libraries(os.environ)
@@ -87,6 +94,23 @@ def _dispatch(given: Sequence[str]) -> int:
     module = load(name)
     gc.enable()
     return int(module.main(rest))
+
+
+def prepare_streams() -> None:
+    """Let closed standard streams, as of `>&-`, read and write nothing; escape what has no code.
+
+    Otherwise the next files get their numbers, and output of libraries lands in a checkpoint.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):  # not in some tests
+            stream.reconfigure(errors="backslashreplace")
+    if os.environ.get("COLUMNS") == "0":  # unknown; rich would print nothing
+        del os.environ["COLUMNS"]
 
 
 def take_conf_dir(given: Sequence[str]) -> list[str]:

@@ -2,9 +2,9 @@
 
 import argparse
 import difflib
+import errno
 import os
 import re
-import select
 import signal
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
 from frontier_llm.config.paths import expanded
-from frontier_llm.errors import ConfigError, DataError, FrontierError, advise_to_write
+from frontier_llm.errors import NO_ROOM, ConfigError, DataError, FrontierError, advise_to_write
 from frontier_llm.units import counted
 
 STOPPED_BY = 128
@@ -181,11 +181,14 @@ def run_command(main: Callable[[], int]) -> int:
         print(error, file=sys.stderr, end="\n" if str(error) else "")
         # before the ranks start, a corpus that cannot be read is a mistake like a wrong key
         return ConfigError.exit_code if isinstance(error, DataError) else error.exit_code
-    except BrokenPipeError:
-        if _is_closed(sys.stdout.fileno()):  # the reader has ended, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *NO_ROOM) or _takes_output(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader has ended, as `head` does
             return PIPE_CLOSED
-        raise
+        print(f"the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as stop:
         number, *what = stop.args or (signal.SIGINT,)
         print("; ".join(("interrupted", *what)), file=sys.stderr)
@@ -200,8 +203,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def _is_closed(descriptor: int) -> bool:
-    """Return whether nothing reads a pipe any more."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+def _takes_output(descriptor: int) -> bool:
+    try:
+        os.write(descriptor, b"\n")
+    except OSError:
+        return False
+    return True

@@ -10,8 +10,8 @@ from pydantic import AfterValidator
 
 def at_home(text: str) -> str:
     """Return a path with `~` replaced; raise a ValueError if no file can have this path."""
-    if not text.strip() or "\0" in text:
-        raise ValueError("not empty, without NUL")
+    if not text.strip() or re.search("[\0\ud800-\udfff]", text):  # bytes that are not UTF-8
+        raise ValueError("not empty, in UTF-8 (LC_ALL=C.UTF-8), without NUL")
     if not text.startswith("~"):
         return text
     try:

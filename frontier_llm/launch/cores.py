@@ -58,7 +58,7 @@ def share(ranks_on_machine: int, environ: Mapping[str, str]) -> int:
     of the cores that this process may use.
     """
     for name in ("OMP_NUM_THREADS", *([_CPUS_OF_TASK] if is_srun_task(environ) else [])):
-        if environ.get(name, "").isdigit():
+        if environ.get(name, "").isdecimal():
             return max(1, int(environ[name]))
     return max(1, available() // ranks_on_machine)
 

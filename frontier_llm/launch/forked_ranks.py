@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from frontier_llm.errors import LaunchError
+from frontier_llm.errors import LaunchError, flush_output
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS
 from frontier_llm.launch.stop import STOP_SIGNALS, StopFlag
 from frontier_llm.launch.world import World
@@ -78,8 +78,7 @@ class ForkedRanks:
         Stop signals must be blocked by the caller. The kernel kills the rank if this process ends.
         """
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         pid = os.fork()
         if pid:
             self.running[rank] = pid
@@ -90,8 +89,7 @@ class ForkedRanks:
             _die_with_parent(parent)
             code = run()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()
             os._exit(code)  # skips the exit handlers, which belong to the parent
 
     def poll(self) -> None:

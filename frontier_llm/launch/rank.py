@@ -1,13 +1,12 @@
 """Run the work of one rank, and report its failure under srun and torchrun."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from frontier_llm.errors import print_error
+from frontier_llm.errors import flush_output, print_error
 from frontier_llm.launch import failure
 
 _PATIENCE_SECONDS = 2.0
@@ -78,6 +77,5 @@ def exit_without_handlers(code: int) -> NoReturn:
 
     Otherwise Triton's bindings print pages about leaks while Python shuts down.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)

@@ -91,8 +91,9 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
         )
     # In old versions of Slurm, SLURM_NTASKS can be the number of tasks of the allocation;
     # SLURM_STEP_NUM_TASKS is that of the step.
-    size = int(environ.get("SLURM_STEP_NUM_TASKS", environ["SLURM_NTASKS"]))
-    rank, local_rank = int(environ["SLURM_PROCID"]), int(environ["SLURM_LOCALID"])
+    of_step = "SLURM_STEP_NUM_TASKS"
+    size = number(environ, of_step if of_step in environ else "SLURM_NTASKS")
+    rank, local_rank = number(environ, "SLURM_PROCID"), number(environ, "SLURM_LOCALID")
     per_node = _tasks_per_node(environ, size)
     if rank % per_node != local_rank:
         raise EnvironmentMismatchError(
@@ -111,8 +112,22 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
         per_node,
         names,
         environ.get("MASTER_ADDR", names[0] if names else ""),
-        int(environ.get("MASTER_PORT", job_port(job, step, secret))),
+        number(
+            {"MASTER_PORT": str(job_port(job, step, secret)), **environ},
+            "MASTER_PORT",
+            range(1 << 16),
+        ),
         f"{job}.{step}.{secret}" if secret else f"{job}.{step}",
+    )
+
+
+def number(environ: Mapping[str, str], name: str, allowed: range = range(1 << 31)) -> int:
+    """Return the value of a variable that srun or torchrun sets."""
+    if environ[name].isdecimal() and int(environ[name]) in allowed:
+        return int(environ[name])
+    raise EnvironmentMismatchError(
+        f"{name}={environ[name]!r} is not a whole number from {allowed[0]} to {allowed[-1]}: start "
+        f"with torchrun or srun, or unset {name} for a local run"
     )
 
 

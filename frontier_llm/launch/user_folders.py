@@ -94,6 +94,7 @@ def redirect_libraries(environ: MutableMapping[str, str]) -> None:
     wandb, matplotlib and others would print warnings or fail. Variables that are set are kept, and
     so is a cache of Hugging Face that can be read. Must be called before libraries are imported.
     """
+    environ.setdefault("HOME", str(_home()))  # some libraries do not look into the user database
     for variable, (default, base) in _LIBRARY_FOLDERS.items():
         folder = _home() / default
         if environ.get(base):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from frontier_llm.launch import slurm
 from frontier_llm.launch.slurm import EnvironmentMismatchError, SlurmTask, is_srun_task, read_task
 
 _MOST_NAMED = 16
@@ -82,22 +83,23 @@ class World:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> World:
-    size = int(environ["WORLD_SIZE"])
-    per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    size = slurm.number(environ, "WORLD_SIZE", range(1, 1 << 31))
+    of_node = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "WORLD_SIZE"
+    per_node = slurm.number(environ, of_node, range(1, size + 1))
     if size % per_node:
         raise EnvironmentMismatchError(
             f"WORLD_SIZE={size} is not a multiple of LOCAL_WORLD_SIZE={per_node}: start the same "
             "number of ranks on each node (torchrun --nproc-per-node)"
         )
     return World(
-        rank=int(environ["RANK"]),
+        rank=slurm.number(environ, "RANK", range(size)),
         size=size,
-        local_rank=int(environ["LOCAL_RANK"]),
+        local_rank=slurm.number(environ, "LOCAL_RANK"),
         ranks_per_node=per_node,
         host=platform.node(),
         launcher="torchrun",
         master_address=environ["MASTER_ADDR"],
-        master_port=int(environ["MASTER_PORT"]),
+        master_port=slurm.number(environ, "MASTER_PORT", range(1 << 16)),
         job=environ.get("TORCHELASTIC_RUN_ID", ""),
     )
 

@@ -57,9 +57,9 @@ def test_a_folder_that_a_stranger_may_have_made_is_not_used(monkeypatch, tmp_pat
 def test_a_home_that_can_be_written_is_used(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "frontier_llm"
-    environ = {"HOME": str(tmp_path)}
-    redirect_libraries(environ)
-    assert environ == {"HOME": str(tmp_path)}
+    for environ in ({"HOME": str(tmp_path)}, {}):  # what expanduser finds, if it is not set
+        redirect_libraries(environ)
+        assert environ == {"HOME": str(tmp_path)}
     assert not (tmp_path / ".config").exists()
 
 

@@ -118,6 +118,28 @@ def test_a_missing_torchrun_variable_is_named(name):
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("launcher", "change"),
+    [
+        (TORCHRUN, {"RANK": "abc"}),
+        (TORCHRUN, {"RANK": "4"}),
+        (TORCHRUN, {"WORLD_SIZE": "0", "LOCAL_WORLD_SIZE": "0"}),
+        (TORCHRUN, {"LOCAL_WORLD_SIZE": "0"}),
+        (TORCHRUN, {"LOCAL_RANK": "-1"}),
+        (TORCHRUN, {"MASTER_PORT": ""}),
+        (SRUN, {"MASTER_PORT": "port"}),
+        (SRUN, {"SLURM_NTASKS": ""}),
+    ],
+)
+def test_a_variable_that_is_no_valid_number_is_named(launcher, change):
+    name, value = next(iter(change.items()))
+    with pytest.raises(
+        LaunchError, match=f"^{name}='?{value}'? is not a whole number from [01] to "
+    ) as caught:
+        World.from_environment({**launcher, **change})
+    assert caught.value.exit_code == 2
+
+
 def test_unequal_nodes_under_torchrun():
     with pytest.raises(LaunchError, match="WORLD_SIZE=5"):
         World.from_environment({**TORCHRUN, "WORLD_SIZE": "5"})
@@ -173,5 +195,6 @@ def test_a_ranks_share_of_the_cores():
     assert share(1, {}) == cores
     assert share(10 * cores, {}) == 1
     assert share(4, {"OMP_NUM_THREADS": "3"}) == 3
+    assert share(1, {"OMP_NUM_THREADS": "²"}) == cores
     assert share(4, {**SRUN, "SLURM_CPUS_PER_TASK": "7"}) == 7
     assert share(10 * cores, {"SLURM_CPUS_PER_TASK": "7"}) == 1  # a local launch in one task
