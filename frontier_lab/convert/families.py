@@ -135,7 +135,13 @@ def model_overrides(
     if tokenizer is None:
         # the sentinels of span corruption need ids after the tokenizer's vocabulary
         available_ids = settings["model.vocabulary"] - (SENTINELS if spans else 0)
-        settings["data.vocabulary"] = max(2, min(NEW_VOCABULARY, available_ids))
+        if available_ids < 2:
+            raise DataError(
+                f"config.json: vocab_size={settings['model.vocabulary']} is too small: ids are "
+                f"needed for {SENTINELS} sentinels, which mark removed spans, and for a text\n"
+                f"  do: convert a model of {SENTINELS + 2} or more tokens, or one with its tokenizer"
+            )
+        settings["data.vocabulary"] = min(NEW_VOCABULARY, available_ids)
     data = "stdlib_spans" if spans else "stdlib"
     bases = [f"model={base}", f"data={data}"]
     return bases + [f"{key}={_override_value(value)}" for key, value in settings.items()]

@@ -21,6 +21,9 @@ Format = Literal["auto", "mixed", "text", "jsonl", "json", "parquet", "csv", "ts
 
 CORPUS_FILES = ("manifest.json", "train.bin", "train.idx")
 """Files by which the folder of a prepared corpus is recognised."""
+FIXED_PIECES = 256 + 3
+"""Number of pieces in every vocabulary that is trained: 256 bytes, unknown, end of document, line
+break."""
 
 
 class CorpusConfig(Section):

@@ -108,18 +108,23 @@ def nearest(key: str) -> str | None:
     known = [name for name, _, _ in keys()]
     full_names = {name.rpartition(".")[2]: name for name in reversed(known)}
     sections = {name.rpartition(".")[0] for name in known} - {""}
-    last_part = key.rpartition(".")[2]
+    section, _, last_part = key.rpartition(".")
     if last_part in KEYS and last_part not in full_names:
         return KEYS[last_part]
     if last_part == key and not difflib.get_close_matches(key, sections, cutoff=0.8):
         if similar := difflib.get_close_matches(key, list(full_names), n=1, cutoff=0.7):
             return full_names[similar[0]]
-    similar = difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5)
-    if similar and not (similar[0] in sections and key.startswith(f"{similar[0]}.")):
+    if section in sections:  # the section, which all of its keys share, is no similarity
+        start = f"{section}."
+        own = [n.removeprefix(start) for n in [*known, *sections] if n.startswith(start)]
+        if similar := difflib.get_close_matches(last_part, own, n=1, cutoff=0.6):
+            return start + similar[0]
+    elif similar := difflib.get_close_matches(key, [*known, *sections], n=1, cutoff=0.5):
         return similar[0]
     # compare the last part of the key alone, because its section may be wrong or missing
     similar = difflib.get_close_matches(last_part, list(full_names), n=1, cutoff=0.7)
-    return full_names[similar[0]] if similar else None
+    several = similar and sum(name.endswith(f".{similar[0]}") for name in known) > 1
+    return full_names[similar[0]] if similar and not several else None
 
 
 def unknown_key(key: str, got: object) -> ConfigError:

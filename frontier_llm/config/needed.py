@@ -113,7 +113,7 @@ NEEDS: tuple[Need, ...] = (
          lambda c: c.data.tokenizer is None),
     Need("data", "end_of_document", "data.tokenizer=FILE", "a tokenizer that is trained on the "
          "corpus has its own token", lambda c: c.data.tokenizer is not None),
-    Need("data", "denoisers decoder_length", "data.objective=spans",
+    Need("data", "denoisers decoder_length", "model=mt5_tiny data.objective=spans",
          "a decoder alone predicts the next token", lambda c: c.data.objective == "spans"),
     Need("data", "read_share", "data.documents=separate", "joined documents read each other",
          lambda c: c.data.documents == "separate"),

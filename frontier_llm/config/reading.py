@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.config.data import FIXED_PIECES, CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -201,5 +201,6 @@ def _check_vocabulary(config: RunConfig) -> None:
             data.vocabulary,
             f"at most model.vocabulary ({config.model.vocabulary}){reserved}: every token needs a "
             "row of the embedding",
-            f"set model.vocabulary={data.vocabulary + reserved_ids} or data.vocabulary={limit}",
+            f"set model.vocabulary={data.vocabulary + reserved_ids}"
+            + (f" or data.vocabulary={limit}" if limit > FIXED_PIECES else ""),
         )

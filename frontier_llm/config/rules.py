@@ -197,14 +197,15 @@ def _check_tensor(config: RunConfig, section: str) -> None:
 def _check_pipeline_schedule(config: RunConfig) -> None:
     parallel = config.parallel
     name, chunks = parallel.schedule, parallel.chunks
-    if parallel.pipeline == 1 and name not in ("auto", "1f1b"):
-        raise ConfigError(
-            "parallel.schedule",
-            f"{name}, with parallel.pipeline=1",
-            "auto or 1f1b if parallel.pipeline is 1, because schedules differ only in when stages "
-            "wait for each other",
-            "set parallel.schedule=auto, or parallel.pipeline to 2 or more",
-        )
+    refuse(  # chunks first, because several of them also choose a schedule
+        (chunks > 1 and parallel.pipeline == 1, "parallel.chunks", chunks,
+         "1 if parallel.pipeline is 1, because only the stages of a pipeline can be interleaved",
+         "set parallel.chunks=1, or parallel.pipeline to 2 or more"),
+        (parallel.pipeline == 1 and name not in ("auto", "1f1b"), "parallel.schedule",
+         f"{name}, with parallel.pipeline=1",
+         "auto or 1f1b if parallel.pipeline is 1, because schedules differ only in when stages "
+         "wait for each other", "set parallel.schedule=auto, or parallel.pipeline to 2 or more"),
+    )  # fmt: skip
     fitting = {"1f1b": (1,), "zb_h1": (1,), "zb_v": (2,), "v_half": (2,)}
     is_fitting = chunks > 1 if name == "interleaved" else chunks in fitting.get(name, (chunks,))
     if not is_fitting:
@@ -249,9 +250,6 @@ def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.model.layers
     chunks = parallel.pipeline * parallel.chunks
     refuse(
-        (parallel.chunks > 1 and parallel.pipeline == 1, "parallel.chunks", parallel.chunks,
-         "1 if parallel.pipeline is 1, because only the stages of a pipeline can be interleaved",
-         "set parallel.chunks=1, or parallel.pipeline to 2 or more"),
         (chunks > layers, "parallel.pipeline x parallel.chunks",
          f"{parallel.pipeline} x {parallel.chunks} = {chunks} model chunks",
          f"at most one model chunk per layer: model.layers is {layers}",

@@ -29,7 +29,7 @@ def check_support(config: RunConfig) -> None:
         (collectives.error_feedback and precision == "fp16", FEEDBACK,
          "true, with precision=fp16",
          "false in fp16, because kept errors contain the loss scale, which changes between steps",
-         "set collectives=zeropp, or precision=bf16"),
+         "set collectives.error_feedback=false, or precision=bf16"),
         (collectives.error_feedback and not has_errors, FEEDBACK,
          f"true, with {' and '.join(dict.fromkeys(between_nodes))} between nodes",
          "gradients in int8 or int4 between nodes, because other formats have no error to keep",

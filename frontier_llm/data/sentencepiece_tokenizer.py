@@ -15,6 +15,7 @@ from pathlib import Path
 
 import sentencepiece
 
+from frontier_llm.config.data import FIXED_PIECES
 from frontier_llm.data.corpus_manifest import TextCounts
 from frontier_llm.data.tokenizer import Splitting, Tokenizer, check_unicode
 from frontier_llm.errors import ConfigError, DataError
@@ -41,8 +42,6 @@ _RUNS = Splitting(
 """A run is a series of blanks and the letters after it, or the digits and signs after it."""
 _LOG = logging.getLogger(__name__)
 sentencepiece.set_min_log_level(3)  # a broken file is an exception, too
-FIXED_PIECES = 256 + 3
-"""Number of pieces in every vocabulary: 256 bytes, unknown, end of document, line break."""
 MAX_LINE_CHARACTERS = 1024
 """Longer lines are split for training, because sentencepiece drops lines of more than 4 KiB."""
 COVERAGE = 0.9995

@@ -81,8 +81,8 @@ def test_later_overrides_win_and_groups_keep_single_keys():
             "model=llama",
             "model",
             "leaves model.layers open",
-            "builds on it: llama3_405b, llama3_70b",
-            "choose one, such as model=llama3_405b",
+            "builds on it: llama_7b, llama_13b",
+            "choose one, such as model=llama_7b, or",
         ),
         ("checkpoint=base", "checkpoint", "base, a base file", "blocking, lazy, off", "set checkp"),
         (

@@ -11,11 +11,12 @@ import pytest
 from frontier_lab.sweeps.sweep_trials import Trial
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli import train
-from frontier_llm.cli.compose import compose, groups
+from frontier_llm.cli.compose import compose, configured, groups
 from frontier_llm.cli.main import take_conf_dir
 from frontier_llm.config import decode
 from frontier_llm.config.decode import keys
 from frontier_llm.config.reading import absent_advice
+from frontier_llm.config.rules import check
 from frontier_llm.config.synonyms import KEYS
 from frontier_llm.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from frontier_llm.engine.shard_settings import number_of
@@ -118,6 +119,10 @@ WORDS = {
     "optimizer.rate_factors.embedding=1,2": "start two runs, or a sweep",
     "data.path=/tmp/text trainer.step": "write trainer.steps=VALUE",
     "data.path=/tmp/text lr 1e-4": "write optimizer.learning_rate=VALUE",
+    "data.cache_dir=/tmp/x": "choose a key of frontier-llm train --help data",
+    "checkpoint.tiers.archive.path=/tmp/x": "choose a key of frontier-llm train --help checkpoint",
+    "telemetry.directory=/tmp/x": "did you mean data.directory?",
+    "optimizer.rate_factor=2": "did you mean optimizer.rate_factors?",
     "lr=1e-4": "did you mean optimizer.learning_rate?",
     "train_micro_batch_size_per_gpu=4": "did you mean data.micro_batch?",
     "zero_optimization.stage=3": "did you mean sharding=zero3?",
@@ -160,6 +165,16 @@ def test_blanks_beside_the_equals_sign_are_named(word: str, setting: str) -> Non
     assert caught.value.todo == f"write {setting}, without blanks"
     assert compose(["data.path= a"])["data"]["path"] == "a"
     assert compose(["data.path=", "trainer.steps=5"])["trainer"]["steps"] == 5
+
+
+def test_a_key_of_an_encoder_decoder_is_refused_with_a_way_out() -> None:
+    words = ["model=gpt_tiny", "data.decoder_length=16"]
+    with pytest.raises(ConfigError) as caught:
+        configured(words)
+    setting = "model=mt5_tiny data.objective=spans"
+    assert f"or write {setting} instead of model=gpt_tiny" in caught.value.todo
+    config = configured([*setting.split(), *words[1:], "parallel.pipeline=1"]).config
+    check(config, 1)
 
 
 def test_names_of_other_programs_stand_for_keys_that_exist() -> None:

@@ -8,6 +8,7 @@ import yaml
 
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
+from frontier_llm.config.data import FIXED_PIECES
 from frontier_llm.config.rules import check, data_size
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
@@ -415,6 +416,17 @@ def test_an_uneven_cut_is_accepted_as_given(defaults):
 )
 def test_schedules_that_fit_are_accepted(defaults, changes):
     check(decode(_changed(defaults, changes)), 4)
+
+
+def test_chunks_without_a_pipeline_are_refused_before_the_schedule_they_choose(defaults):
+    changes = {"parallel.pipeline": 1, "parallel.chunks": 2, "parallel.schedule": "interleaved"}
+    assert _refusal(_changed(defaults, changes), 4).todo.startswith("set parallel.chunks=1")
+
+
+@pytest.mark.parametrize(("rows", "is_enough"), [(FIXED_PIECES, False), (FIXED_PIECES + 1, True)])
+def test_no_vocabulary_is_advised_that_cannot_be_trained(defaults, rows, is_enough):
+    todo = _refusal(_changed(defaults, {"model.vocabulary": rows}), 4).todo
+    assert (f"data.vocabulary={rows}" in todo) == is_enough
 
 
 def test_what_remains_is_data_parallelism(defaults):

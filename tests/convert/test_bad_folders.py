@@ -124,6 +124,13 @@ def test_no_config_ends_in_a_traceback(tmp_path: Path) -> None:
     assert refused > 0.8 * count
 
 
+def test_a_model_without_ids_for_sentinels_is_refused_for_its_vocabulary(tmp_path: Path) -> None:
+    write(tmp_path / "theirs", {**T5, "vocab_size": 101}, llama_tensors() | {"x": torch.ones(101)})
+    refusal = converts(tmp_path / "theirs", tmp_path / "out")
+    assert "vocab_size=101 is too small" in refusal
+    assert "convert a model of 102 or more tokens" in refusal
+
+
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "theirs" / "config.json"
     for text in ("{", "[]"):

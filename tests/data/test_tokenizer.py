@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.config.data import FIXED_PIECES
 from frontier_llm.data.prepare import find_prepared
 from frontier_llm.data.sentencepiece_tokenizer import (
-    FIXED_PIECES,
     SPACE_MARK,
     SentencePieceTokenizer,
     train_tokenizer,

@@ -111,7 +111,7 @@ def test_what_is_refused_is_refused_with_a_way_out() -> None:
     assert refused.keys() == {("fp16", preset) for preset in KEEP_ERRORS}
     for error in refused.values():
         assert error.key == "collectives.error_feedback"
-        assert "collectives=zeropp" in error.todo
+        assert "collectives.error_feedback=false" in error.todo
 
 
 @pytest.mark.parametrize(
