@@ -139,7 +139,7 @@ def model_overrides(
             raise DataError(
                 f"config.json: vocab_size={settings['model.vocabulary']} is too small: ids are "
                 f"needed for {SENTINELS} sentinels, which mark removed spans, and for a text\n"
-                f"  do: convert a model of {SENTINELS + 2} or more tokens, or one with its tokenizer"
+                f"  do: convert a model of {SENTINELS + 2} or more tokens"
             )
         settings["data.vocabulary"] = min(NEW_VOCABULARY, available_ids)
     data = "stdlib_spans" if spans else "stdlib"

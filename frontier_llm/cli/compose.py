@@ -41,6 +41,7 @@ from frontier_llm.cli.group_files import (
     quoted,
     refuse_blanks,
     section_of,
+    size_of,
 )
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
@@ -336,7 +337,7 @@ def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
     chosen = choices.get(group, "")
     files = [file for file in groups().get(group, ()) if chosen in bases(group, file)]
     complete = [file for file in files if file_values(group, file).get(name, "???") != "???"]
-    complete.sort(key=lambda file: (not file.startswith(f"{chosen}_"), _size(group, file)))
+    complete.sort(key=lambda file: (not file.startswith(f"{chosen}_"), size_of(group, file)))
     if not complete:
         path = conf_file(group, chosen)
         got = f"nothing: {path} does not set it" if path.exists() else "nothing"
@@ -345,13 +346,6 @@ def _missing(overrides: Sequence[Override], key: str) -> ConfigError:
     wanted = f"a complete file that builds on it: {', '.join(complete)}"
     todo = f"choose one, such as {group}={complete[0]}, or set {key}=VALUE and what else is open"
     return ConfigError(group, got, wanted, todo)
-
-
-def _size(group: str, file: str) -> int:
-    """Return a number by which the files of a group ascend in size; 0 if they are no models."""
-    values = file_values(group, file)
-    layers, hidden = values.get("layers"), values.get("hidden")
-    return layers * hidden**2 if isinstance(layers, int) and isinstance(hidden, int) else 0
 
 
 def _unresolved(overrides: Sequence[Override], error: OmegaConfBaseException) -> ConfigError:

@@ -90,6 +90,13 @@ def bases(group: str, name: str) -> set[str]:
     return own.union(*(bases(group, base) for base in own))
 
 
+def size_of(group: str, file: str) -> int:
+    """Return a number by which the files of a group ascend in size; 0 if they are no models."""
+    values = file_values(group, file)
+    layers, hidden = values.get("layers"), values.get("hidden")
+    return layers * hidden**2 if isinstance(layers, int) and isinstance(hidden, int) else 0
+
+
 def _extended(defaults: Sequence[object]) -> Iterator[str]:
     for base in defaults:
         if isinstance(base, str) and base != "_self_":
