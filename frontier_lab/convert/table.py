@@ -102,8 +102,10 @@ def surplus_names(rows: Sequence[Row], found: Iterable[str]) -> list[str]:
     """Return the names of the tensors in their folder that have no row in the table."""
     names, wanted = set(found), {name for row in rows for name in row.theirs}
     if missing := sorted(wanted - names):
+        todo = "restore its files and config.json from where the model is from"
+        if missing == ["lm_head.weight"]:  # transformers 5 ties the head if the tensor is absent
+            todo = "convert a model with a head of its own: here it is the embedding, or is lost"
         raise DataError(
-            f"the model lacks {missing[0]} ({len(missing)} tensors in all)\n"
-            "  do: restore its files and config.json from where the model is from"
+            f"the model lacks {missing[0]} ({len(missing)} tensors in all)\n  do: {todo}"
         )
     return sorted(names - wanted)

@@ -36,6 +36,11 @@ from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import counted
 
 REPORT = "funnel.md"
+_OWN = {
+    "hydra.sweep.dir": "use --folder", "run.dir": "use --folder", "hydra/sweeper": "leave it out",
+    "hydra.sweeper.n_trials": "use --stage OVERRIDES TRIALS", "launch.trial_value": "leave it out",
+}  # fmt: skip
+"""Keys that a funnel sets for its trials, and what a user writes instead."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for _, trials in options.stage:
         if not trials.isdigit() or int(trials) < 1:
             parser.error(f"--stage OVERRIDES TRIALS: {trials!r} is not a number of trials")
+    of_stages = [word for overrides, _ in options.stage for word in overrides.split()]
+    for word in (*of_stages, *options.overrides):
+        if (key := key_of(word)) in _OWN:
+            got = word.partition("=")[2]
+            raise ConfigError(key, got, "nothing: a funnel sets this key for its trials", _OWN[key])
     return options
 
 

@@ -78,6 +78,8 @@ BYTES_SHARE = 0.2
 """Share of the text in single bytes above which a run warns. Texts in the language of a tokenizer
 have few rare characters; of a text in another script, most characters are missing."""
 
+MARKS_SHARE = 0.1
+"""Number of END_MARKS per document above which a run warns of them."""
 CHANGED_SHARE = 0.01
 """Share of the characters that the tokenizer drops or replaces, above which a run warns."""
 
@@ -186,7 +188,7 @@ class Account(BaseModel):
 
     @property
     def warnings(self) -> list[str]:
-        """What to do if the tokenizer lacks, drops or replaces many characters of the text."""
+        """What to do about many characters that the tokenizer lacks or changes, and about marks."""
         found, changed = [self.warning], self.text.changed_share
         if changed is not None:
             most = "".join(f", mostly {kind}" for kind, _ in self.text.changed_by.most_common(1))
@@ -194,6 +196,11 @@ class Account(BaseModel):
                 f"the tokenizer drops or replaces {changed}{most}: no model can learn them, and "
                 "bits per byte are too low. Set data.tokenizer to one that keeps all text, or to "
                 "null to train one"
+            )
+        if self.text.end_marks > MARKS_SHARE * self.documents:
+            found.append(
+                f"<|endoftext|> stands {self.text.end_marks:,} times in documents as ordinary "
+                "text. Remove it or, to divide documents there, end lines of a text file with it"
             )
         return [warning for warning in found if warning is not None]
 

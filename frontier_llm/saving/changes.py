@@ -46,6 +46,8 @@ OF_CORPUS = {
     "data.vocabulary", "data.validation_percent", "data.broken", "data.unique",
 }  # fmt: skip
 """Keys that change how a text becomes a corpus."""
+_OF_TOKENS = {"data.tokenizer", "data.end_of_document", "data.vocabulary"}
+"""Keys that are changed to get other tokens."""
 OF_ORDER = {"trainer.seed", "data.packing", "data.documents", "data.objective"}
 """Other keys that change which samples a corpus has, or their order."""
 _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attention_dropout"}
@@ -177,12 +179,15 @@ def check_corpus(
     data, stored = config.data, meta.get("tokenizer", "")
     is_same = stored == corpus.tokenizer_sha256
     key = "data.path" if is_same or data.tokenizer is None else "data.tokenizer"
-    reasons = {"data.path", *(OF_CORPUS & found.keys())}
+    of_text = {"data.path", *(OF_CORPUS & found.keys())}
     if data.kind == "blend":
-        reasons.add("data.corpora")
-    if stored and not is_same:
-        reasons = {"data.tokenizer", *(OF_CORPUS & found.keys())}
-    if not any(is_within(reason, config.run.allow_changes) for reason in reasons):
+        of_text.add("data.corpora")
+    elif "data.path" in found:  # no other key explains another text
+        of_text = {"data.path"}
+    of_tokens = {"data.tokenizer", *(_OF_TOKENS & found.keys())}
+    reasons = [of_text] if is_same or not stored else [of_text | of_tokens, of_tokens]
+    allowed = config.run.allow_changes
+    if not all(any(is_within(key, allowed) for key in keys) for keys in reasons):
         other = "" if is_same or not stored else f", and its tokenizer {stored[:12]}"
         own = f" and tokenizer {corpus.tokenizer_sha256[:12]}" if other else ""
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name

@@ -124,6 +124,14 @@ def test_no_config_ends_in_a_traceback(tmp_path: Path) -> None:
     assert refused > 0.8 * count
 
 
+def test_a_tied_head_is_no_damage(tmp_path: Path) -> None:
+    tensors = {name: value for name, value in llama_tensors().items() if name != "lm_head.weight"}
+    write(tmp_path / "theirs", {**LLAMA, "tie_word_embeddings": False}, tensors)
+    refusal = converts(tmp_path / "theirs", tmp_path / "out")
+    assert "the model lacks lm_head.weight" in refusal
+    assert "convert a model with a head of its own" in refusal
+
+
 def test_a_model_without_ids_for_sentinels_is_refused_for_its_vocabulary(tmp_path: Path) -> None:
     write(tmp_path / "theirs", {**T5, "vocab_size": 101}, llama_tensors() | {"x": torch.ones(101)})
     refusal = converts(tmp_path / "theirs", tmp_path / "out")

@@ -471,9 +471,13 @@ def test_the_account_counts_marks_that_divide_files_and_marks_in_documents(tmp_p
     (root / "notes.txt").write_text(f"A text about {mark} and <|end_of_text|>.\n")
     account = account_of(tmp_path, root)
     assert (account.documents, account.marked_files, account.text.end_marks) == (91, 1, 2)
+    assert account.warnings == []
     rows = dict(reversed(row) for row in account_rows(account, {}))
     assert rows["file divided at <|endoftext|>, which is left out"] == "1"
     assert rows["marks such as <|endoftext|> in documents, as ordinary text"] == "2"
+    (root / "inline.txt").write_text(mark.join(f"story {n}" for n in range(40)))
+    (warning,) = account_of(tmp_path, root).warnings
+    assert "stands 41 times in documents as ordinary text" in warning
 
 
 @examples(60)

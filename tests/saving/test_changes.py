@@ -226,6 +226,15 @@ def test_an_allowed_change_of_the_preparation_explains_another_corpus() -> None:
     assert corpus_refusal("data.unique=true", "run.allow_changes=[data.unique]") is None
     smaller = ("data.vocabulary=99", "run.allow_changes=[data.vocabulary]")
     assert "changed their meaning" in (corpus_refusal(*smaller, own="t2") or "")
+    # other records give another tokenizer, which no other key than the tokenizer's allows
+    records = ("data.text_key=body", "run.allow_changes=[data.text_key]")
+    assert "data.tokenizer=PATH, the tokenizer until now" in (
+        corpus_refusal(*records, own="t2") or ""
+    )
+    assert corpus_refusal(*records) is None
+    # nor do they explain another file
+    other = corpus_refusal("data.path=other.jsonl", *records)
+    assert "run.allow_changes=[data.text_key,data.path]" in (other or "")
     # a list of keys that do not change the corpus explains nothing
     assert "error at data.path" in (corpus_refusal("run.allow_changes=[data.unique]") or "")
     assert corpus_refusal("run.allow_changes=[data.path]", stored=None) is None

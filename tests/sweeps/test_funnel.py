@@ -120,6 +120,10 @@ def test_nothing_to_search_for_and_wrong_keys_are_refused(tmp_path, capsys):
     assert "gpt_tiny" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--stage", "model=gpt_tiny", "many", *AXES])
+    with pytest.raises(ConfigError, match="use --folder"):
+        main(["--stage", "model=gpt_tiny", "2", *AXES, f"hydra.sweep.dir={tmp_path}/other"])
+    with pytest.raises(ConfigError, match="a funnel sets this key"):
+        main(["--stage", "model=gpt_tiny launch.trial_value=speed", "2", *AXES])
 
 
 @pytest.mark.exhaustive
