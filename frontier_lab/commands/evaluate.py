@@ -40,6 +40,7 @@ from frontier_lab.single_process_model import (
     single_process_model,
 )
 from frontier_lab.tables import tracked
+from frontier_lab.trained_tokenizer import open_trained_tokenizer
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.options import at_least, folder, run_folder, tool_parser  # fmt: skip
@@ -51,7 +52,6 @@ from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
 from frontier_llm.model.build import Model
 from frontier_llm.parallel.groups import Groups
-from frontier_llm.saving.changes import open_trained_tokenizer
 from frontier_llm.telemetry.metrics import BITS_PER_BYTE
 from frontier_llm.trainer.evaluate import Validation, summarize
 from frontier_llm.trainer.pipeline import Pipeline

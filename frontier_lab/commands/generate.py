@@ -71,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
+    from frontier_lab.trained_tokenizer import open_trained_tokenizer
     from frontier_llm.data.corpora import open_data
     from frontier_llm.device.accelerator import Accelerator
-    from frontier_llm.saving.changes import open_trained_tokenizer
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
     data = config.data

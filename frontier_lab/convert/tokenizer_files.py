@@ -13,6 +13,7 @@ from typing import Any
 
 from frontier_lab.convert.sentencepiece_json import needs_json, write_json
 from frontier_lab.convert.theirs import read_config
+from frontier_lab.trained_tokenizer import check_trained_with, find_tokenizer
 from frontier_llm.config import RunConfig
 from frontier_llm.data.tokenizer import SENTINEL, Tokenizer
 from frontier_llm.data.tokenizer_source import (
@@ -23,7 +24,6 @@ from frontier_llm.data.tokenizer_source import (
     tokens_before_text,
 )
 from frontier_llm.errors import ConfigError, DataError, FrontierError
-from frontier_llm.saving.changes import check_trained_with, find_tokenizer
 
 SAMPLE_TEXT = "def main(x):\n    return  x + 1\n\n\tNaïve — 雪 42.\n"
 """A text that both tokenizers must encode equally. Many tokenizers normalise its characters."""

@@ -21,7 +21,7 @@ from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.tokenizer_source import check_vocabulary, digest_tokenizer, open_tokenizer
+from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.tiers import newest_folder
@@ -29,7 +29,6 @@ from frontier_llm.saving.tiers import newest_folder
 if TYPE_CHECKING:
     from frontier_llm.checkpoint.discovery import Checkpoint
     from frontier_llm.data.corpus_manifest import Manifest
-    from frontier_llm.data.tokenizer import Tokenizer
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
 """Sections and keys that determine the losses. They may change only if `run.allow_changes` names
@@ -54,6 +53,7 @@ _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attentio
 """Keys that do not change what a trained model computes."""
 _LENGTH = "data.sequence_length"
 _PAIR_LENGTHS = "data.decoder_length", "data.denoisers"
+_WITHOUT_WEIGHTS = "start a new run without these weights: run.dir=NEW_RUN"
 _NEW_RUN = "start a new run from the weights: run.init_from=RUN run.dir=NEW_RUN"
 
 SHOWN = 10
@@ -103,14 +103,15 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
     """Refuse changes to the data, the model or the update rule, unless they are allowed by name.
 
     Changes of keys without effect are not refused. Changes that no run can make are refused even if
-    they are allowed: other shapes of parameters, an optimizer whose states the checkpoint does not
-    hold, another length of packed samples, and one corpus instead of a blend. For `initial` weights
-    only keys count that change what a trained model computes. One ConfigError names all refused
-    changes, the first SHOWN with their values, and says how to undo and how to allow them.
+    they are allowed: other shapes of parameters, other heads, an optimizer whose states the
+    checkpoint does not hold, another length of packed samples, and one corpus instead of a blend.
+    For `initial` weights only keys count that change what a trained model computes. One ConfigError
+    names all refused changes, the first SHOWN with their values, and says how to undo and how to
+    allow them.
     """
     now, name = config.model_dump(mode="json"), initial.name if initial else str
-    checks = [_absent_states(found, now), _other_lengths(found, config), _single_corpus(found)]
-    resumed = checks if not initial else []
+    of_data = [_other_lengths(found, config), _single_corpus(found)]
+    resumed = [_other_heads(found), _absent_states(found, now), *of_data] if not initial else []
     impossible = [entry for entry in (_other_shapes(found, now), *resumed) if entry is not None]
     fixed = list(dict.fromkeys(key for entry in impossible for key in entry.keys))
     guarded = [
@@ -191,10 +192,12 @@ def check_corpus(
         other = "" if is_same or not stored else f", and its tokenizer {stored[:12]}"
         own = f" and tokenizer {corpus.tokenizer_sha256[:12]}" if other else ""
         place = data.tokenizer if key == "data.tokenizer" else data.path or data.name
-        todo = f"use the same text and tokenizer, or allow it: {_allowing(config, key)}"
+        same = "use the same text, in files of the same names, and tokenizer"
+        todo = f"{same}, or allow it: {_allowing(config, key)}"
         if other:
             todo = _keep_tokens(config, meta, checkpoint)
-        if corpus.account and corpus.account.marked_files:  # which older versions did not divide
+        # which older versions did not divide
+        if corpus.account and corpus.account.marked_files and "data.path" not in found:
             todo += f"; or keep <|endoftext|> in the text: {_allowing(config, 'data.format')}"
             todo += " data.format=text"
         raise ConfigError(
@@ -216,7 +219,8 @@ def _keep_tokens(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -
     found = tokenizer_of(checkpoint, meta, config.data.directory)
     allowing = _allowing(config, "data.path", "data.tokenizer")
     return (
-        f"use the same text; or go on with other text and the same tokens: {allowing} "
+        "use the same text, in files of the same names; or go on with other text and the same "
+        f"tokens: {allowing} "
         f"data.tokenizer={found or 'PATH, the tokenizer until now'} (without data.vocabulary); "
         f"with {allowing} alone the model has to learn other tokens"
     )
@@ -242,8 +246,15 @@ def _other_shapes(found: Changes, now: Mapping[str, Any]) -> _Impossible | None:
         " with model.positions=learned" if has_table else "",
         f", because shapes of parameters depend on it ({name} is {shapes[0]}, and would be "
         f"{shapes[1]})",
-        f"start a new run without these weights: run.dir=NEW_RUN{rotary if has_table else ''}",
+        f"{_WITHOUT_WEIGHTS}{rotary if has_table else ''}",
     )
+
+
+def _other_heads(found: Changes) -> _Impossible | None:
+    """Return changes of heads that leave all shapes as they are: rows get another meaning."""
+    keys = [key for key in ("model.heads", "model.kv_heads", "model.head_dim") if key in found]
+    reason = ", because the rows of queries, keys and values are ordered by heads"
+    return _Impossible(keys, "", reason, _WITHOUT_WEIGHTS) if keys else None
 
 
 def _absent_states(found: Changes, now: Mapping[str, Any]) -> _Impossible | None:
@@ -323,7 +334,7 @@ def is_within(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-_SHOWN = 12
+SHOWN_DIGITS = 12
 """Number of hexadecimal digits of a digest that an error shows."""
 
 
@@ -411,8 +422,8 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: str | Path | None) -> 
         path = wanted and tokenizer_of(checkpoint.folder, meta, data.directory)
         named = path or "PATH, the tokenizer that these weights were trained with"
         allowed = ",".join([*run.allow_changes, "data.tokenizer"])
-        given = found and f" (digest {found[:_SHOWN]})"
-        recorded = f"digest {str(wanted)[:_SHOWN]}" if wanted else "which they do not record"
+        given = found and f" (digest {found[:SHOWN_DIGITS]})"
+        recorded = f"digest {str(wanted)[:SHOWN_DIGITS]}" if wanted else "which they do not record"
         raise ConfigError(
             "data.tokenizer",
             f"{data.known_tokenizer or 'null, which trains one on the text'}{given or ''}",
@@ -420,62 +431,6 @@ def check_initial_tokenizer(config: RunConfig, tokenizer: str | Path | None) -> 
             "tokens of another one are other texts",
             f"set data.tokenizer={named} (without data.vocabulary); to train new embeddings for "
             f"another tokenizer: 'run.allow_changes=[{allowed}]'",
-        )
-
-
-def open_trained_tokenizer(config: RunConfig, weights: Path) -> "Tokenizer":
-    """Open the tokenizer that weights were trained with, also if the text of the run has changed.
-
-    `weights` is a checkpoint, or a folder that holds checkpoints. Raises a CheckpointError if there
-    is none, and a FrontierError if only another tokenizer is found, or nothing to train it on.
-    """
-    from frontier_llm.checkpoint.discovery import find
-
-    checkpoint = find(weights)
-    meta = checkpoint.manifest.meta
-    path = find_tokenizer(config, meta, checkpoint.folder)
-    check_trained_with(meta, path)
-    tokenizer = open_tokenizer(path, config.data.end_of_document)
-    check_vocabulary(config, tokenizer)
-    return tokenizer
-
-
-def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path) -> Path:
-    """Return the tokenizer of a checkpoint; if it is not found, that of the run's configuration.
-
-    The latter may be trained on the text of the run again. Raises a FrontierError without a text,
-    or if nothing shows that this gives the tokenizer of the checkpoint.
-    """
-    from frontier_llm.data.corpora import open_all, prepare_all
-
-    wanted, corpus = meta.get("tokenizer"), meta.get("corpus")
-    if wanted and (found := tokenizer_of(checkpoint, meta, config.data.directory)):
-        return found
-    if given := config.data.known_tokenizer:
-        return Path(given)
-    if wanted or corpus:
-        folders = prepare_all(config.data)
-        if wanted or open_all(config.data, folders).manifest.digest == corpus:
-            return folders[0]
-    again = "convert them again from a folder with their tokenizer.json or tokenizer.model"
-    raise ConfigError(
-        "data.tokenizer",
-        f"null, and {checkpoint} does not record its tokenizer",
-        "the tokenizer of these weights: to them, the tokens of another one are other texts",
-        "restore the text of the run" if corpus else again,
-    )
-
-
-def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:
-    """Refuse another tokenizer than that of a checkpoint, if this says which one it was."""
-    wanted, found = meta.get("tokenizer"), digest_tokenizer(tokenizer)
-    if wanted not in (None, found):
-        raise ConfigError(
-            "data.tokenizer",
-            f"{tokenizer} (digest {found[:_SHOWN]})",
-            f"the tokenizer of the checkpoint (digest {str(wanted)[:_SHOWN]}): to the model, the "
-            "tokens of another one are other texts",
-            "run it in the folder where the run was started, or restore its text or its tokenizer",
         )
 
 

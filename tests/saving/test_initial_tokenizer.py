@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from frontier_lab.single_process_model import single_process_config
+from frontier_lab.trained_tokenizer import find_tokenizer
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
-from frontier_llm.saving.changes import find_tokenizer
 from tests.forked_train import TINY, train
 from tests.texts import prose
 

@@ -206,7 +206,9 @@ def convert_model(kind: str, folder: Path) -> dict[str, str]:
         convert.main(["--from", "hf", f"{folder}/theirs", f"{folder}/ours", "--no-check"])
     words = shlex.split(printed.getvalue().splitlines()[-1])
     assert words[:2] == ["frontier-llm", "train"]
-    return dict(word.split("=", 1) for word in words[2:])
+    # the random model has no tokenizer of its own, so that one may be trained on the text
+    own = {"run.allow_changes": "[data.tokenizer]"}
+    return dict(word.split("=", 1) for word in words[2:]) | own
 
 
 def train_ours(folder: Path, overrides: dict[str, str]) -> Trained:
