@@ -46,7 +46,7 @@ from frontier_llm.cli.group_files import (
 from frontier_llm.cli.options import TRIAL_VARIABLE
 from frontier_llm.cli.package_files import CONF, CONF_DIR_OPTION, conf_file, conf_folders
 from frontier_llm.config.decode import decode, keys, leaves, nearest, unknown_key
-from frontier_llm.config.needed import Need, unused
+from frontier_llm.config.needed import SWEEP, Need, unused
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.section import Section
 from frontier_llm.config.synonyms import KEYS, nearest_value
@@ -440,7 +440,7 @@ def _check_idle_keys(name: str, idle: Collection[str]) -> None:
     values = compose([f"experiment={name}"])
     choices = [f"{group}={file}" for group, file in file_choices("experiment", name).items()]
     for key, need in unused(decode(values)):
-        if key in own and differs(choices, key, values):
+        if key in own & set(idle) and need.setting != SWEEP and differs(choices, key, values):
             todo = f"choose {need.setting} in experiment {name}, or take {key} out of it"
             raise _without_effect(key, _value(values, key), need, todo)
 

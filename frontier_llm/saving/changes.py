@@ -51,6 +51,7 @@ OF_ORDER = {"trainer.seed", "data.packing", "data.documents", "data.objective"}
 """Other keys that change which samples a corpus has, or their order."""
 _OF_TRAINING = {"model.name", "model.init_std", "model.dropout", "model.attention_dropout"}
 """Keys that do not change what a trained model computes."""
+_OF_HEADS = "heads", "kv_heads", "head_dim"
 _LENGTH = "data.sequence_length"
 _PAIR_LENGTHS = "data.decoder_length", "data.denoisers"
 _WITHOUT_WEIGHTS = "start a new run without these weights: run.dir=NEW_RUN"
@@ -252,7 +253,8 @@ def _other_shapes(found: Changes, now: Mapping[str, Any]) -> _Impossible | None:
 
 def _other_heads(found: Changes) -> _Impossible | None:
     """Return changes of heads that leave all shapes as they are: rows get another meaning."""
-    keys = [key for key in ("model.heads", "model.kv_heads", "model.head_dim") if key in found]
+    sides = (f"model.{side}{key}" for side in ("", "encoder_") for key in _OF_HEADS)
+    keys = [key for key in sides if key in found and None not in found[key]]
     reason = ", because the rows of queries, keys and values are ordered by heads"
     return _Impossible(keys, "", reason, _WITHOUT_WEIGHTS) if keys else None
 

@@ -1,7 +1,6 @@
 """Samples text from a model in any layout."""
 
 import logging
-import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +21,7 @@ from frontier_llm.trainer.pipeline import Pipeline
 _LOG = logging.getLogger(__name__)
 CONTEXT_MULTIPLE = 16
 """Inputs are padded to a multiple of this number of tokens per tensor rank."""
+_SHOWN_CHARACTERS = 40
 _NO_TOKEN = -1
 """Sent to all ranks instead of a token if the logits are not finite."""
 _Ends = tuple[list[int], list[int], list[int]]
@@ -137,7 +137,7 @@ class Sampler:
             _LOG.warning(
                 "the prompt %r is longer than a sample (data.sequence_length=%d): the model reads "
                 "only the last %d of its %d tokens",
-                textwrap.shorten(text, 40),
+                text[:_SHOWN_CHARACTERS],
                 self._window,
                 room,
                 len(prompt),

@@ -120,6 +120,9 @@ def test_an_experiment_of_the_user_is_refused_like_the_command_line(
     assert caught.value.key == "data.path"
     file.write_text(content.format("defaults: [{override /data: text}]\n"))
     configured(["experiment=mine"])
+    # sweeps may use it, too
+    file.write_text("# @package _global_\nlaunch: {trial_minutes: 3, trial_value: loss}\n")
+    configured(["experiment=mine"])
 
 
 def test_trials_and_axes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

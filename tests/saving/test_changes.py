@@ -181,6 +181,13 @@ def test_other_heads_are_refused_although_they_are_allowed() -> None:
     assert error is not None
     assert "are ordered by heads" in error.wants
     assert "run.dir=NEW_RUN" in error.todo
+    side = ("model=t5gemma_tiny", "data=stdlib_spans", "model.encoder_hidden=64")
+    heads = [[f"model.encoder_heads={n}", f"model.encoder_kv_heads={n}",
+              f"model.encoder_head_dim={64 // n}"] for n in (2, 4)]  # fmt: skip
+    before, now = (decode(tiny_values(*side, *own, "run.allow_changes=[model]")) for own in heads)
+    found = changes(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    with pytest.raises(ConfigError, match="are ordered by heads"):
+        refuse(found, now)
 
 
 def test_the_list_grows_by_what_is_refused_and_by_another_path() -> None:

@@ -118,10 +118,10 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
     - `PipelineTimeline` logs a line after those of `PlanCheck`, before the console shows the step.
     - The console removes its live line before `Announcements` prints the last lines.
     - `Tracer` ends its trace before `RunReport` samples text, so that the trace has only training.
-    - `FiniteModel` ends the run before `RunReport` samples text from a model that has none.
+    - `CorpusIntegrity` and `FiniteModel` end the run before `RunReport` says that all is well, and
+      samples text from a model that has none.
     - `Announcements` prints the summary that `RunReport` has written.
-    - `CorpusIntegrity` and `Divergence` may end the run, so they come after the callbacks that
-      record the step.
+    - These and `Divergence` may end the run, so they come after the callbacks that record the step.
 
     Raises:
         ConfigError: a callback that the configuration names cannot be imported.
@@ -135,10 +135,10 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
         KernelTrial(context),
         Stragglers(context),
         Tracer(context),
+        CorpusIntegrity(context),
         FiniteModel(context),
         report,
         *([Announcements(context, report)] if is_first else []),
-        CorpusIntegrity(context),
         Divergence(context),
     ]
     users = []

@@ -171,8 +171,9 @@ class CorpusIntegrity(Callback):
         if self._thread.is_alive() and not is_early:
             self._hurries.set()
             self._thread.join(_END_SECONDS)
+        is_unfinished = self._thread.is_alive()  # before the result is looked at
         self._raise_damage()
-        if self._thread.is_alive():
+        if is_unfinished:
             _LOG.warning(
                 "the run ended before its prepared corpus was compared with its digests, so that "
                 "changed bytes may be unnoticed; frontier-llm inspect-data %s --verify compares it",
