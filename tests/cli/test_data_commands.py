@@ -40,7 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = decode(values)
     run_directory.write_config(base, run_directory.to_yaml(values))
     shapes = model_shapes(config.model, config.data.sequence_length)
-    meta = {"corpus": open_data(config.data).manifest.digest}  # as of a run before tokenizers were
+    # as an older version saved it, without its tokenizer
+    meta = {"corpus": open_data(config.data).manifest.digest}
     write_weights(base, [[(name, torch.zeros(shape)) for name, shape in shapes.items()]], meta)
     return base
 

@@ -121,7 +121,8 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
     - `CorpusIntegrity` and `FiniteModel` end the run before `RunReport` says that all is well, and
       samples text from a model that has none.
     - `Announcements` prints the summary that `RunReport` has written.
-    - These and `Divergence` may end the run, so they come after the callbacks that record the step.
+    - `CorpusIntegrity`, `FiniteModel` and `Divergence` may end the run, so they come after the
+      callbacks that record the step.
 
     Raises:
         ConfigError: a callback that the configuration names cannot be imported.
