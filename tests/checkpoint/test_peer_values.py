@@ -106,7 +106,7 @@ def test_idle_connections_to_a_server_cost_no_threads() -> None:
     before, address = threading.active_count(), (server.peer.host, server.peer.port)
     idle = [socket.create_connection(address) for _ in range(40)]
     wait_until(lambda: len(server._listener._new) == len(idle), "the connections")
-    assert threading.active_count() == before
+    assert threading.active_count() <= before, "threads of other tests may end meanwhile"
     server.close()
     for connection in idle:
         connection.close()

@@ -154,6 +154,17 @@ def stop_after_6(tiny: tuple[str, ...], tmp_path: Path, *more: str) -> Path:
     return tmp_path / "run"
 
 
+def copy_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each copy wait for the one before: a slow machine skips the copies of some steps."""
+    enqueue = Mover.enqueue
+
+    def in_turn(self: Mover, *arguments: Any, **options: Any) -> None:
+        self.wait()
+        enqueue(self, *arguments, **options)
+
+    monkeypatch.setattr(Mover, "enqueue", in_turn)
+
+
 @pytest.mark.exhaustive
 def test_a_lost_node_is_replaced_by_the_copy_of_its_partner(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path
@@ -172,11 +183,7 @@ def test_a_copy_that_fails_ends_nothing(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy of one step is damaged on its way; with the next step all is copied again."""
-    read, enqueue = PeerConnection.read, Mover.enqueue
-
-    def in_turn(self: Mover, *arguments: Any, **options: Any) -> None:
-        self.wait()  # so that no step is skipped, however slowly this machine copies
-        enqueue(self, *arguments, **options)
+    read = PeerConnection.read
 
     def broken(self: PeerConnection, name: str, *arguments: Any) -> int:
         if name.startswith("step_00000003/rank"):
@@ -184,7 +191,7 @@ def test_a_copy_that_fails_ends_nothing(
         return read(self, name, *arguments)
 
     monkeypatch.setattr(PeerConnection, "read", broken)
-    monkeypatch.setattr(Mover, "enqueue", in_turn)
+    copy_each_step(monkeypatch)
     run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
     text = (run / "run.log").read_text()
     assert "step 3 is not copied to the next node: " in text

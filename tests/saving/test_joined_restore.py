@@ -13,6 +13,7 @@ from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.errors import CheckpointError
 from tests.forked_train import train
 from tests.saving.test_drain import (
+    copy_each_step,
     direct,
     events,
     lose,
@@ -116,8 +117,13 @@ def test_the_rest_is_read_from_the_run_directory(
 @pytest.mark.parametrize("name", ["rank_00002.safetensors", "manifest.json"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["own disk", "copy of a lost node"])
 def test_a_damaged_newest_step_on_a_disk_is_not_passed_over(
-    is_copy: bool, name: str, tiny: tuple[str, ...], tmp_path: Path
+    is_copy: bool,
+    name: str,
+    tiny: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    copy_each_step(monkeypatch)
     partner = f"checkpoint.partner={str(is_copy).lower()}"
     run = stop_after_6(tiny, tmp_path, partner)
     if is_copy:
