@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.html:
         subtitle = (
             f"{counted(best.candidate.grid.size, 'rank')} of {config.cluster.device.name}; "
-            f"{found.examined} legal combinations, step time predicted for {found.timed} layouts"
+            f"{_counts(found)}"
         )
         title = f"{config.model.name} on {config.cluster.name}"
         write_text(options.html, make_page(title, found, subtitle))
@@ -268,6 +268,14 @@ def _told_apart(values: Sequence[float]) -> list[str]:
     return texts
 
 
+def _counts(found: Found) -> str:
+    """Say how much was searched: one combination gives a layout with each set of its factors."""
+    return (
+        f"{counted(found.examined, 'legal combination')} before the choice of sharding factors; "
+        f"with factors, {counted(found.timed, 'layout')} with a predicted time"
+    )
+
+
 def layouts_table(found: Found) -> Table:
     """Return the table of the best layouts, one row per layout.
 
@@ -290,7 +298,7 @@ def layouts_table(found: Found) -> Table:
     title = (
         f"{config.model.name} on {counted(best.candidate.grid.size, 'rank')} of "
         f"{config.cluster.name}, {config.data.batch_in_words} per step: "
-        f"{counted(found.examined, 'legal combination')}, {found.timed} with a predicted time"
+        f"{_counts(found)}"
     )
     table = plain_table(title, ["", *columns])
     by_memory = config.planner.objective == "memory"

@@ -74,6 +74,12 @@ def test_the_best_layouts_are_printed_and_written(capsys, tmp_path):
     assert f"{best['step_seconds']:.1f}" in out
     assert "Refused" in out
     assert page.read_text().startswith("<!DOCTYPE html>")
+    counts = (
+        f"{found['examined']} legal combinations before the choice of sharding factors; with "
+        f"factors, {found['timed']} layouts with a predicted time"
+    )
+    assert counts in " ".join(out.split())
+    assert counts in page.read_text()
 
 
 def test_tables_are_narrow_and_links_keep_their_order(capsys):
