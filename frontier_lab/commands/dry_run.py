@@ -43,9 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         candidate = candidate_of(name)
         built = build(candidate, every=options.every)
         seconds = time.perf_counter() - start
+        size, equal = candidate.grid, candidate.grid.pipeline - len(built)
         console.print(
-            f"{name}: {len(built)} of {counted(candidate.grid.pipeline, 'stage')} at "
-            f"{counted(candidate.grid.size, 'rank')}, as planned ({seconds:.1f} s)"
+            f"{name}: {counted(size.pipeline, 'stage')} at {counted(size.size, 'rank')}, as "
+            f"planned ({f'{len(built)} built, {equal} equal to these, ' * bool(equal)}"
+            f"{seconds:.1f} s)"
         )
     return 0
 

@@ -170,8 +170,17 @@ def test_a_dry_run_takes_names_of_experiments_only():
 
 def test_a_dry_run_takes_an_experiment_like_every_command(capsys, monkeypatch):
     built = []
-    monkeypatch.setattr(dry_run, "build", lambda candidate, every: built.append(candidate) or [])
+
+    def build_kinds(candidate, every):
+        built.append(candidate)
+        return candidate.stages.kinds
+
+    monkeypatch.setattr(dry_run, "build", build_kinds)
     assert dry_run.main(["experiment=laptop_3d", "frontier_22b"]) == 0
+    few, many = capsys.readouterr().out.splitlines()
+    assert few.startswith("laptop_3d: 2 stages at 8 ranks, as planned (")
+    wanted = "frontier_22b: 8 stages at 16 ranks, as planned (3 built, 5 equal to these, "
+    assert many.startswith(wanted)
     assert [candidate.config.model.name for candidate in built] == ["gpt_tiny", "gpt_22b"]
 
 
