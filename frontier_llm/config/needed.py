@@ -6,7 +6,7 @@ takes effect as soon as the other setting is chosen.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
@@ -24,7 +24,7 @@ class Need:
     keys: str
     """Names of the keys in the section, separated by spaces."""
     setting: str
-    """What to add to the command line, or the command itself."""
+    """What to add to the command line, or the command itself. It may name keys in braces."""
     why: str
     is_met: Callable[[RunConfig], bool]
 
@@ -39,7 +39,7 @@ def unused(config: RunConfig) -> Iterator[tuple[str, Need]]:
     for need in NEEDS:
         if not need.is_met(config):
             for key in need.full_keys:
-                yield key, need
+                yield key, replace(need, setting=need.setting.format_map(dict(config)))
 
 
 def _refreshes(config: RunConfig) -> bool:
@@ -262,7 +262,8 @@ NEEDS: tuple[Need, ...] = (
          "other objectives have no goal", lambda c: c.planner.objective == "nodes"),
     Need("telemetry", "wandb_project", "telemetry.wandb=offline", "Weights & Biases is not used",
          lambda c: c.telemetry.wandb != "off"),
-    Need("telemetry", "trace_from_step", "trainer.steps=1000", "the run ends before this step",
+    Need("telemetry", "trace_from_step", "trainer.steps={telemetry.trace_from_step}",
+         "the run ends before this step",
          lambda c: (c.telemetry.trace_from_step or 1) <= c.trainer.steps),
     Need("telemetry", "trace_steps", "telemetry.trace_from_step=10", "no step is traced",
          lambda c: c.telemetry.trace_from_step is not None),

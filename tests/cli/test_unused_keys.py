@@ -71,7 +71,7 @@ def _without(need: Need) -> list[str]:
     return [] if need.setting == "optimizer.schedule=wsd" else WITHOUT.get(need.setting, [])
 
 
-TRACED = "trainer.steps=1000"
+TRACED = "trainer.steps={telemetry.trace_from_step}"
 """What a trace that begins after the last step needs; the first step is always one of the run."""
 SETTINGS = [need for need in NEEDS if need.setting not in (SWEEP, TRACED)]
 
@@ -137,10 +137,12 @@ def test_trials_and_axes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_trace_after_the_last_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"to be used with {TRACED}: the run ends") as caught:
-        configured(["telemetry.trace_from_step=9", "trainer.steps=8"])
+    words = ["telemetry.trace_from_step=1500", "trainer.steps=8"]
+    with pytest.raises(ConfigError, match="with trainer.steps=1500: the run ends") as caught:
+        configured(words)
     assert caught.value.key == "telemetry.trace_from_step"
-    configured(["telemetry.trace_from_step=9", "trainer.steps=9"])
+    assert "or write trainer.steps=1500 instead of trainer.steps=8" in caught.value.todo
+    configured([words[0], "trainer.steps=1500"])
 
 
 @pytest.mark.parametrize("word", ["minutes=1", "value=loss", "runner=plan", "micro_batches=2"])
