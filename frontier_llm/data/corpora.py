@@ -107,10 +107,9 @@ class Corpora:
         """Raise a DataError if bytes of a validation split have changed since it was prepared."""
         for corpus in self.corpora:
             folder = corpus.validation.prefix.parent
-            if is_verified(folder) or is_verified(folder, VALIDATION_FILES):
-                continue
-            if damage := find_damage(folder, files=VALIDATION_FILES):
-                raise DataError(str(damage))
+            if not is_verified(folder, VALIDATION_FILES):
+                if damage := find_damage(folder, files=VALIDATION_FILES):
+                    raise DataError(str(damage))
 
     @property
     def warnings(self) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ SPLITS = ("train", "validation")
 _KINDS = ("bin", "idx", "places")
 _FILES = [f"{split}.{kind}" for split in SPLITS for kind in _KINDS]
 VALIDATION_FILES = _FILES[len(_KINDS) :]
-_DIGESTS = TypeAdapter(dict[str, list[str]])
+_DIGESTS, _FINGERPRINTS = TypeAdapter(dict[str, list[str]]), TypeAdapter(dict[str, list[int]])
 OnRead = Callable[[int], None]
 """A function that is called with the number of bytes after each read."""
 
@@ -458,15 +458,23 @@ def find_damage(
                 start = number * BLOCK_BYTES
                 return Damage(folder / name, start, min(start + BLOCK_BYTES, size))
     with suppress(OSError):  # the folder of another user: every start reads the files
-        replace_text(folder / NOTE_FILE, json.dumps(before), f"-{uuid.uuid4().hex[:12]}")
+        note = json.dumps(_note(folder) | before)
+        replace_text(folder / NOTE_FILE, note, f"-{uuid.uuid4().hex[:12]}")
     return None
 
 
 def is_verified(folder: Path, files: Sequence[str] = _FILES) -> bool:
     """Return whether `find_damage` has found the files whole, and they have not changed since."""
-    with suppress(OSError, ValueError, RecursionError):
-        return bool(json.loads((folder / NOTE_FILE).read_bytes()) == _fingerprint(folder, files))
+    with suppress(OSError):
+        return _fingerprint(folder, files).items() <= _note(folder).items()
     return False
+
+
+def _note(folder: Path) -> dict[str, list[int]]:
+    """Return the fingerprints of the files that were found whole; none without a usable note."""
+    with suppress(OSError, ValidationError):
+        return _FINGERPRINTS.validate_json((folder / NOTE_FILE).read_bytes())
+    return {}
 
 
 def _fingerprint(folder: Path, files: Sequence[str]) -> dict[str, list[int]]:

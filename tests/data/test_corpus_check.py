@@ -14,6 +14,7 @@ from frontier_llm.data.corpus_manifest import (
     DIGESTS_FILE,
     MANIFEST_FILE,
     NOTE_FILE,
+    VALIDATION_FILES,
     find_damage,
     is_verified,
 )
@@ -86,6 +87,15 @@ def test_files_are_read_again_only_after_a_change(fresh: Path) -> None:
     assert is_verified(fresh)
     (fresh / NOTE_FILE).write_text("[" * 100_000)
     assert not is_verified(fresh)
+
+
+def test_one_split_read_later_leaves_the_note_of_the_other(fresh: Path) -> None:
+    find_damage(fresh)
+    assert is_verified(fresh, VALIDATION_FILES)
+    os.utime(fresh / "validation.bin", ns=(1, 1))
+    assert not is_verified(fresh)
+    find_damage(fresh, files=VALIDATION_FILES)
+    assert is_verified(fresh)
 
 
 def test_an_id_beyond_the_vocabulary_is_refused_with_its_place(fresh: Path) -> None:
