@@ -17,6 +17,7 @@ from tests.values import tiny_values
 pytestmark = pytest.mark.slow
 
 STEPS = 8
+NEW_SCHEDULE = "the schedule is that of a run with the new settings"
 ENDS = "optimizer.decay_steps=8"
 SCHEDULES = {
     "cosine": (ENDS,),
@@ -56,9 +57,18 @@ def test_a_resumed_run_continues_with_the_same_rates(
         ended = train(*chosen, f"run.dir={tmp_path}/parts", f"trainer.steps={steps}")
         assert ended.code == 0, ended.text
     assert "resumed    step 5" in ended.text
+    assert NEW_SCHEDULE not in " ".join(ended.text.split()), "the rates do not depend on the steps"
     assert learned(tmp_path / "parts") == learned(tmp_path / "whole")
     rate = LearningRate.of(read_config(tmp_path / "whole"))
     assert [m[1] for m in learned(tmp_path / "whole")] == [rate(n) for n in range(1, STEPS + 1)]
+
+
+def test_a_longer_schedule_says_how_its_rates_go_on(tiny: tuple[str, ...], tmp_path: Path) -> None:
+    chosen = (*tiny, "optimizer.schedule=cosine", f"run.dir={tmp_path}/run")
+    assert train(*chosen, "trainer.steps=3").code == 0
+    ended = train(*chosen, "trainer.steps=6", "run.allow_changes=[trainer.steps]")
+    assert ended.code == 0, ended.text
+    assert f"in step 4: {NEW_SCHEDULE}" in " ".join(ended.text.split())
 
 
 @pytest.mark.parametrize("schedule", covering(["wsd", "inverse_sqrt"], ["wsd"]))

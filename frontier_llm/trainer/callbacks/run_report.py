@@ -233,13 +233,16 @@ class Announcements(Callback):
         if is_other or not OF_ORDER.isdisjoint(resumed.changes):
             places = ", ".join(f"{n} of {name}" for name, n in data.supplied(position).items())
             _log_line("order", f"of samples has changed: the run reads on at sample {places}")
-        if any(key.startswith("optimizer.") for key in resumed.changes):
-            config = self.context.config
-            rate = LearningRate.of(config)
+        config = self.context.config
+        rate, steps = LearningRate.of(config), config.trainer.steps
+        steps_before, _ = resumed.changes.get("trainer.steps", (steps, steps))
+        before = LearningRate.of(config.changed("trainer", steps=steps_before))
+        is_longer = before.describe(steps) != rate.describe(steps)
+        if is_longer or any(key.startswith("optimizer.") for key in resumed.changes):
             _log_line(
                 "rates",
                 f"{rate(step + 1):.3g} in step {step + 1}: the schedule is that of a run with the "
-                f"new settings from step 0 on ({rate.describe(config.trainer.steps)})",
+                f"new settings from step 0 on ({rate.describe(steps)})",
             )
 
     def on_rewind(self, rewind: Rewind) -> None:
