@@ -236,8 +236,10 @@ def test_a_flipped_bit_is_detected_and_its_file_named(saved: Path) -> None:
     assert resumed(saved) == 2
 
 
-def fill_disk(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list[str]:
-    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), mode, 9, SMALL)
+def fill_disk(
+    rank: int, size: int, store: Any, folder: Path, mode: Any, keep: int = 9
+) -> list[str]:
+    manager = CheckpointManager(folder, Ranks(rank, size, store, PATIENCE), mode, keep, SMALL)
     wrong, states = [], States(tensor=2, rank=rank)
     for step in range(1, 5):
         states.advance(step)
@@ -251,16 +253,23 @@ def fill_disk(rank: int, size: int, store: Any, folder: Path, mode: Any) -> list
 
 
 @pytest.mark.parametrize("mode", ["blocking", "lazy"])
-def test_a_full_disk(mode: str, small_disk: Path) -> None:
-    outcomes = run_crew(fill_disk, 2, small_disk, mode)
+@pytest.mark.parametrize(("keep", "fitting"), [(9, 2), (1, 1)])
+def test_a_full_disk(mode: str, keep: int, fitting: int, small_disk: Path) -> None:
+    """The only checkpoint that is to be kept stays until a newer one is committed, too."""
+    other = small_disk / "other"
+    other.write_bytes(bytes((2 - fitting) * 100 * 1024))
+    outcomes = run_crew(fill_disk, 2, small_disk, mode, keep)
+    other.unlink()
     assert outcomes[0].result == outcomes[1].result
-    assert [text[:2] for text in outcomes[0].result] == ["3:", "4:"], outcomes
+    failed = [f"{step}:" for step in range(fitting + 1, 5)]
+    assert [text[:2] for text in outcomes[0].result] == failed, outcomes
     for text in outcomes[0].result:
         assert "No space left on device" in text
         assert "free space there, or start again with a lower checkpoint.keep" in text
-    assert resumed(small_disk) == 2
+    assert resumed(small_disk) == fitting
     left = sorted(path.name for path in small_disk.iterdir())
-    assert left == ["step_00000001", "step_00000002"], "failed checkpoints must take no space"
+    wanted = ["step_00000001", "step_00000002"][:fitting]
+    assert left == wanted, "failed checkpoints must take no space"
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
