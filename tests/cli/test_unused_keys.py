@@ -138,7 +138,7 @@ def test_trials_and_axes_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_trace_after_the_last_step_is_refused() -> None:
     words = ["telemetry.trace_from_step=1500", "trainer.steps=8"]
-    with pytest.raises(ConfigError, match="with trainer.steps=1500: the run ends") as caught:
+    with pytest.raises(ConfigError, match=r"with trainer\.steps=1500: the run ends") as caught:
         configured(words)
     assert caught.value.key == "telemetry.trace_from_step"
     assert "or write trainer.steps=1500 instead of trainer.steps=8" in caught.value.todo
