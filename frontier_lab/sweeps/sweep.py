@@ -39,7 +39,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from frontier_lab.sweeps.sweep_trials import Trial
+from frontier_lab.sweeps.sweep_trials import ONLY_CHANCE, Trial, ranks_by_chance
 from frontier_lab.sweeps.trial_runner import (
     derived_overrides,
     finished_trial,
@@ -92,6 +92,8 @@ def main(arguments: Sequence[str]) -> int:
         from frontier_lab.sweeps import slurm_trials  # noqa: F401  (replaces hydra's launcher)
     _silence(settings)
     axes = {key_of(setting) for setting in settings if is_axis(setting)}
+    if ranks_by_chance(config.launch.trial_value, axes):
+        print(ONLY_CHANCE)
 
     folders: list[Path] = []
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from frontier_lab.option_values import write_text
 from frontier_lab.sweeps.sweep_trials import (
+    ONLY_CHANCE,
     TRIAL_FILE,
     Trial,
     axes,
@@ -27,6 +28,7 @@ from frontier_lab.sweeps.sweep_trials import (
     markdown_table,
     pareto,
     peak_memory,
+    ranks_by_chance,
     read_in_order,
     read_with_folders,
     sensitivity,
@@ -86,10 +88,13 @@ def write(
 ) -> str:
     """Return the report as Markdown."""
     better, influenced = _WORDS[trials[0].goal == "loss"]
+    best = f"Best: {_value(trials[0])}: `{_settings(trials)[0]}`"
+    if ranks_by_chance(trials[0].goal, axes(trials)):
+        best = ONLY_CHANCE
     lines = [
         f"# Sweep: {len(done_trials(trials))} of {counted(len(trials), 'trial')} done",
         "",
-        *([f"Best: {_value(trials[0])}: `{_settings(trials)[0]}`", ""] * bool(pareto(trials))),
+        *([best, ""] * bool(pareto(trials))),
         "Memory is the peak of the rank that used most. An asterisk (*) marks a trial if no other "
         f"trial is both {better} and smaller in memory.",
         "",

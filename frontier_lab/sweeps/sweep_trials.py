@@ -23,6 +23,11 @@ TRIAL_FILE = "trial.json"
 Status = Literal["done", "refused", "out of memory", "failed", "too slow"]
 """How a trial ended: "refused" if its configuration is invalid, "too slow" at its time limit."""
 
+ONLY_CHANCE = (
+    "These settings change the losses and hardly the speed, so the order of the trials is chance; "
+    "to rank them by validation loss, sweep with launch.trial_value=loss."
+)
+"""What is said of a search for the fastest learning rate, and the like."""
 WORST_LOSS = 1e9
 """The loss that a search receives for a trial that is not done."""
 
@@ -152,6 +157,12 @@ def read_in_order(sweep_dir: Path) -> list[Trial]:
     folders = [path.parent for path in sweep_dir.glob(f"*/{TRIAL_FILE}")]
     numbered = [folder for folder in folders if folder.name.isdigit()]
     return [Trial.read(folder) for folder in sorted(numbered, key=lambda path: int(path.name))]
+
+
+def ranks_by_chance(goal: str, keys: Iterable[str]) -> bool:
+    """Return whether a search looks for speed along axes that have no influence on it."""
+    names = tuple(keys)
+    return goal != "loss" and bool(names) and all(key.startswith("optimizer.") for key in names)
 
 
 def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ attention attn_implementation use_flash_attn
 checkpoint.every_steps save_interval save_steps
 checkpoint.keep save_total_limit keep_latest_k
 cluster machine device_type
-data.global_batch batch_size global_batch_size train_batch_size gradient_accumulation_steps
+data.global_batch batch_size global_batch_size train_batch_size
 data.micro_batch micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu \
     local_batch_size
 data.path dataset data_path train_file dataset_path
@@ -102,11 +102,18 @@ parallel.schedule=1f1b gpipe
 parallel.schedule=zb_h1 zero_bubble zb
 """
 
+_ACCUMULATED = """
+gradient_accumulation_steps gradient_accumulation grad_accumulation_steps accumulate_grad_batches
+""".split()
 KEYS = {name: key for key, *names in map(str.split, _lines(_KEYS)) for name in names}
+KEYS |= dict.fromkeys(_ACCUMULATED, "data.global_batch")
 """The key of this configuration, or a setting, by the last part of another program's name."""
 NOTES = {
-    "gradient_accumulation_steps": "samples per step: those of a micro-batch, times the replicas, "
-    "times the accumulated micro-batches",
+    **dict.fromkeys(
+        _ACCUMULATED,
+        "samples per step: those of a micro-batch, times the replicas, times the accumulated "
+        "micro-batches",
+    ),
     "num_train_epochs": "a run counts steps; its first lines say how many samples an epoch has",
 }
 """What a key means, by another program's name with a different meaning."""

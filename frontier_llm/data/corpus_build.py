@@ -228,7 +228,10 @@ class CorpusBuild:
         unread = files_without_text(self.source.files, self.scans, self.config.format)
         problems = [f"{file.path}: {problem}" for file, why, problem in unread if why == BROKEN]
         self.source.refuse(
-            problems, "convert them to UTF-8 (iconv -f cp1252 -t utf-8 FILE), or remove them"
+            problems,
+            "convert them to UTF-8: iconv -f ENCODING -t utf-8 FILE > NEW_FILE, and read the "
+            "result, because a wrong ENCODING (cp1252 and cp1251 are common) gives other letters "
+            "without an error; or remove them",
         )
         if self.config.format in CONTENT_DECIDES:
             left_out, read = self._files_left_out()

@@ -47,6 +47,8 @@ BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 END_MARKS = ("<|endoftext|>", "<|end_of_text|>")
 """What ends a document in files of text that hold many, such as those of TinyStories."""
+_UTF_16_NULLS = 4
+"""Fewest null bytes that suggest UTF-16. Spaces and line ends have one each in every language."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {
     "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
@@ -227,11 +229,20 @@ def decode(content: bytes, start: int = 0) -> str:
     if start == 0 and content.startswith(BOM):
         content, start = content[len(BOM) :], len(BOM)
     if (position := content.find(b"\0")) >= 0:
-        raise NoTextError(f"null byte at byte {start + position}")
+        hint = _utf_16_hint(content[: 4 * KIB], start)
+        raise NoTextError(f"null byte at byte {start + position}{hint}")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise NoTextError(f"{error.reason} at byte {start + error.start}") from None
+
+
+def _utf_16_hint(head: bytes, start: int) -> str:
+    """Say if all null bytes are the first, or all the second, of the bytes of a character."""
+    nulls = {(start + place) % 2 for place, byte in enumerate(head) if byte == 0}
+    if len(nulls) > 1 or head.count(0) < _UTF_16_NULLS:
+        return ""
+    return f"; it may be UTF-16 (iconv -f UTF-16{'LE' if nulls == {1} else 'BE'} -t utf-8)"
 
 
 def kind_of(value: object) -> str:

@@ -128,6 +128,7 @@ WORDS = {
     "zero_optimization.stage=3": "did you mean sharding=zero3?",
     "training.local_batch_size=4": "did you mean data.micro_batch?",
     "gradient_accumulation_steps=4": "did you mean data.global_batch? (samples per step: ",
+    "gradient_accumulation=4": "did you mean data.global_batch? (samples per step: ",
     "model.tie_word_embeddings=true": "did you mean model.tied?",
     "trainer.steps=1e3": "write trainer.steps=1000",
     "data.path=my book.txt": """write 'data.path="my book.txt"'""",

@@ -249,6 +249,18 @@ def test_a_small_text_in_another_encoding_is_not_left_out(tmp_path: Path, chosen
         prepare(config(tmp_path / "c", root, format=chosen))
 
 
+@pytest.mark.parametrize("text", ["a river\n\n" * 9, "Река и лес, лес и река.\n" * 9])
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+def test_utf_16_without_a_mark_is_named(tmp_path: Path, text: str, encoding: str):
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=rf"it may be UTF-16 \(iconv -f {encoding} -t utf-8\)"):
+        prepare(config(tmp_path / "c", path))
+    path.write_bytes(bytes(9) + text.encode())
+    with pytest.raises(DataError, match=r"null byte at byte 0\n"):
+        prepare(config(tmp_path / "c", path))
+
+
 def test_broken_bytes_deep_in_a_long_text_are_named(tmp_path: Path):
     path = tmp_path / "book.txt"
     good = "A paragraph of a book.\n\n" * 3000

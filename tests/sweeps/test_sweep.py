@@ -11,7 +11,7 @@ import pytest
 from frontier_lab.sweeps import sweep as sweeps
 from frontier_lab.sweeps import trial_runner as runner
 from frontier_lab.sweeps.sweep import first_configuration, plugin_defaults
-from frontier_lab.sweeps.sweep_trials import Trial
+from frontier_lab.sweeps.sweep_trials import ONLY_CHANCE, Trial
 from frontier_lab.sweeps.trial_runner import (
     derived_overrides,
     finished_trial,
@@ -97,9 +97,11 @@ def test_a_sweep_without_a_trial_that_can_run_fails(tmp_path):
     command = [
         sys.executable, "train.py", "-m", "experiment=frontier_22b", "planner.nodes=2",
         "launch.trial_runner=plan", "parallel.pipeline=2", f"hydra.sweep.dir={tmp_path}",
+        "optimizer.learning_rate=1e-4,2e-4",
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(100))
     assert ended.returncode == 2, ended.stderr
+    assert ended.stdout.startswith(ONLY_CHANCE), "learning rates have no influence on the speed"
 
 
 @pytest.mark.parametrize(

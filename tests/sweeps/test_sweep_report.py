@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_lab.sweeps.sweep_report import main, sensitivity_table
-from frontier_lab.sweeps.sweep_trials import Trial, axes, by_chance, pareto, read, sensitivity
+from frontier_lab.sweeps.sweep_trials import (
+    ONLY_CHANCE,
+    Trial,
+    axes,
+    by_chance,
+    pareto,
+    read,
+    sensitivity,
+)
 from frontier_llm.errors import DataError
 from frontier_llm.units import GIB
 
@@ -94,6 +102,21 @@ def folder(tmp_path):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "trial.json").write_text(json.dumps(asdict(trial)))
     return tmp_path
+
+
+def test_the_fastest_learning_rate_is_not_called_the_best(tmp_path, capsys):
+    def report(**changes):
+        for number, rate in enumerate((0.001, 0.01)):
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+            overrides = [f"optimizer.learning_rate={rate}"]
+            replace(TRIALS[number], overrides=overrides, **changes).write(tmp_path / str(number))
+        assert main([str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    said = report()
+    assert ONLY_CHANCE in said
+    assert "Best: " not in said
+    assert "Best: validation loss 3.0000" in report(goal="loss", validation_loss=3.0)
 
 
 def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):
