@@ -71,15 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
-    from frontier_lab.trained_tokenizer import open_trained_tokenizer
-    from frontier_llm.data.corpora import open_data
+    from frontier_lab.trained_tokenizer import open_trained_tokenizer, prepare_again
+    from frontier_llm.data.corpora import open_all
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
     data = config.data
     weights = options.checkpoint or Path(config.run.dir)
     if not options.prompts:
-        corpora = open_data(data)
+        todo = 'restore it, or write prompts: RUN_DIR "PROMPT" ...'
+        corpora = open_all(data, prepare_again(config, todo))
         corpora.check_validation()  # the prompts are its first words
         options.prompts = list(prompts_of(config, corpora))
     tokenizer = open_trained_tokenizer(config, weights)

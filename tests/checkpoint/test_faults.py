@@ -208,8 +208,9 @@ def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(
         (saved / f"step_{step:08d}" / MANIFEST).unlink()
     with pytest.raises(
         CheckpointError, match=r"every checkpoint of .* is damaged; the newest: .*step_00000002"
-    ):
+    ) as caught:
         newest(saved)
+    assert str(caught.value).count("\n  do: ") == 1, "only what the last error says to do"
     assert newest(tmp_path_factory.mktemp("empty")) is None
     assert newest(saved / "absent") is None
 
