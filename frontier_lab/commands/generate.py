@@ -31,7 +31,7 @@ from frontier_lab.single_process_model import (
     single_process_model,
 )
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_folder, tool_parser
+from frontier_llm.cli.options import at_least, tool_parser, trained_run
 from frontier_llm.config import RunConfig
 from frontier_llm.config.data import DataConfig
 from frontier_llm.errors import TrainingError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each prompt with its continuation; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run", type=trained_run, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
         "prompts", nargs="*", help="texts to continue (default: trainer.sample_prompts of the run)"
     )

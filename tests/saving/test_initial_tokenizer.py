@@ -89,7 +89,7 @@ def test_the_text_shows_the_tokenizer_that_a_checkpoint_does_not_record(tmp_path
 def test_what_generate_says_to_do_without_a_tokenizer_helps(tmp_path: Path) -> None:
     assert train(*of_text(tmp_path, "one")).code == 0
     command = ["generate", f"{tmp_path}/run-one", "a", "--tokens=1"]
-    (prepared,) = (tmp_path / "prepared").iterdir()
+    (prepared,) = (tmp_path / "prepared").glob("[!.]*")
     kept = (prepared / "tokenizer.model").rename(tmp_path / "tokenizer.model")
     ended = run(lambda: main(command))
     assert "tokenizer.* is damaged: it is absent or cannot be read\n  do: delete" in ended.text
@@ -119,6 +119,20 @@ def test_commands_without_keys_advise_no_key_without_a_text(tmp_path: Path) -> N
         assert f"{tmp_path}/one.txt\n  do: restore it" in ended.text
         assert todo in ended.text
         assert "set data.path" not in ended.text
+
+
+def test_a_lost_configuration_is_written_again_as_advised(tmp_path: Path) -> None:
+    assert train(*of_text(tmp_path, "one")).code == 0
+    file = tmp_path / "run-one" / "config.yaml"
+    for damage in (file.unlink, lambda: file.write_text("{")):
+        damage()
+        ended = run(lambda: main(["generate", str(file.parent), "a", "--tokens=1"]))
+        assert ended.code == 2
+        advised = re.search(r"do: +frontier-llm (inspect .*) > (\S+)", ended.text)
+        assert advised is not None, ended.text
+        Path(advised[2]).write_text(run(lambda words=advised[1]: main(words.split())).text)
+        ended = run(lambda: main(["generate", str(file.parent), "a", "--tokens=1"]))
+        assert ended.code == 0, ended.text
 
 
 def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:
