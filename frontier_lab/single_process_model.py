@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frontier_llm.cli.options import restored_config
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, DataError
 from frontier_llm.saving.run_directory import CONFIG, last_values
@@ -64,8 +65,7 @@ def _read_values(run: Path) -> dict[str, Any]:
         )
     if not isinstance(values.get("run"), dict):
         raise DataError(
-            f"{file} is damaged: it holds no configuration\n"
-            "  do: copy it from another folder of the same run"
+            f"{file} is damaged: it holds no configuration\n  do: {restored_config(run)}"
         )
     _begin_at_start(values, run)
     return values

@@ -7,9 +7,11 @@ from typing import Any
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import open_all, prepare_all
+from frontier_llm.data.corpus_build import Progress
+from frontier_llm.data.source import NoTextError
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, digest_tokenizer, open_tokenizer
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.saving.changes import SHOWN_DIGITS, tokenizer_of
 
 
@@ -37,11 +39,18 @@ def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path)
     wanted, corpus = meta.get("tokenizer"), meta.get("corpus")
     if wanted and (found := tokenizer_of(checkpoint, meta, config.data.directory)):
         return found
+    copying = (
+        f", or copy its tokenizer.model or tokenizer.json to {checkpoint.absolute().parents[1]}"
+    )
+    todo = f"restore it{copying if wanted else ''}"
     if given := config.data.known_tokenizer:
+        if not Path(given).exists():
+            raise DataError(f"there is no {given}, the tokenizer of the run\n  do: {todo}")
         return Path(given)
     if wanted or corpus:
-        folders = prepare_all(config.data)
-        if wanted or open_all(config.data, folders).manifest.digest == corpus:
+        folders = prepare_again(config, todo)
+        digest = open_all(config.data, folders).manifest.digest  # refuses a damaged tokenizer
+        if wanted or digest == corpus:
             return folders[0]
     again = "convert them again from a folder with their tokenizer.json or tokenizer.model"
     raise ConfigError(
@@ -50,6 +59,19 @@ def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path)
         "the tokenizer of these weights: to them, the tokens of another one are other texts",
         "restore the text of the run" if corpus else again,
     )
+
+
+def prepare_again(
+    config: RunConfig, todo: str, on_progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Prepare the corpora of a run for a command that takes no keys, such as data.path.
+
+    Raises a DataError that says what `todo` if there is no text.
+    """
+    try:
+        return prepare_all(config.data, on_progress)
+    except NoTextError as error:
+        raise DataError(f"{error.reason}\n  do: {todo}") from None
 
 
 def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:

@@ -29,6 +29,11 @@ class FrontierError(Exception):
     def __str__(self) -> str:
         return printable(super().__str__())
 
+    @property
+    def reason(self) -> str:
+        """What is wrong, without what to do: for a message that says something else to do."""
+        return str(self).partition("\n  do: ")[0]
+
 
 class ConfigError(FrontierError):
     """A value of the configuration is wrong: the key, what it got, what it wants, what to do."""
@@ -47,6 +52,13 @@ class ConfigError(FrontierError):
             f"  wants:  {self.wants}\n"
             f"  do:     {self.todo}"
         )
+
+
+def damaged_checkpoint(what: str) -> "CheckpointError":
+    """Return the error for a damaged checkpoint, which also says what to do."""
+    return CheckpointError(
+        f"{what}\n  do: move this checkpoint away, and use another one or a copy of it"
+    )
 
 
 def refuse(*cases: tuple[object, str, object, str, str]) -> None:

@@ -36,7 +36,7 @@ from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, wri
 from frontier_lab.option_values import refuse_useless, saved
 from frontier_lab.single_process_model import single_process_config
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.options import folder, path, run_folder, tool_parser
+from frontier_llm.cli.options import folder, path, tool_parser, trained_run
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.data.tokenizer_source import digest_tokenizer, mode_tokens
@@ -193,7 +193,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     options = refuse_useless(parser, parser.parse_args(arguments), NEEDS, {})
     if options.to:
-        run_folder(str(options.source))
+        trained_run(str(options.source))
     return options
 
 

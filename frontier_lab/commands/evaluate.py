@@ -40,13 +40,13 @@ from frontier_lab.single_process_model import (
     single_process_model,
 )
 from frontier_lab.tables import tracked
-from frontier_lab.trained_tokenizer import open_trained_tokenizer
+from frontier_lab.trained_tokenizer import open_trained_tokenizer, prepare_again
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
-from frontier_llm.cli.options import at_least, folder, run_folder, tool_parser  # fmt: skip
+from frontier_llm.cli.options import at_least, folder, tool_parser, trained_run  # fmt: skip
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
-from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all, prepare_all
+from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all
 from frontier_llm.data.run_loader import make_batch_maker, make_windows, window_corpus
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.errors import ConfigError
@@ -81,7 +81,7 @@ class Score:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and print the scores; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run", type=trained_run, metavar="RUN_DIR", help="the run directory")
     parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
     parser.add_argument("--text", type=file, nargs="+", metavar="FILE", help="evaluate these files")
@@ -147,7 +147,8 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
     print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
-        corpora = open_all(config.data, prepare_all(config.data, progress))
+        todo = "restore it, or evaluate other texts: add --text FILE ..."
+        corpora = open_all(config.data, prepare_again(config, todo, progress))
     corpora.check_validation()
     meta, manifest = checkpoint.manifest.meta, corpora.manifest
     if meta.get("tokenizer") not in (None, manifest.tokenizer_sha256):

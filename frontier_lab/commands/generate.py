@@ -31,7 +31,7 @@ from frontier_lab.single_process_model import (
     single_process_model,
 )
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, run_folder, tool_parser
+from frontier_llm.cli.options import at_least, tool_parser, trained_run
 from frontier_llm.config import RunConfig
 from frontier_llm.config.data import DataConfig
 from frontier_llm.errors import TrainingError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each prompt with its continuation; return the exit code."""
     parser = tool_parser(__doc__)
-    parser.add_argument("run", type=run_folder, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("run", type=trained_run, metavar="RUN_DIR", help="the run directory")
     parser.add_argument(
         "prompts", nargs="*", help="texts to continue (default: trainer.sample_prompts of the run)"
     )
@@ -71,15 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
-    from frontier_lab.trained_tokenizer import open_trained_tokenizer
-    from frontier_llm.data.corpora import open_data
+    from frontier_lab.trained_tokenizer import open_trained_tokenizer, prepare_again
+    from frontier_llm.data.corpora import open_all
     from frontier_llm.device.accelerator import Accelerator
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
     data = config.data
     weights = options.checkpoint or Path(config.run.dir)
     if not options.prompts:
-        corpora = open_data(data)
+        todo = 'restore it, or write prompts: RUN_DIR "PROMPT" ...'
+        corpora = open_all(data, prepare_again(config, todo))
         corpora.check_validation()  # the prompts are its first words
         options.prompts = list(prompts_of(config, corpora))
     tokenizer = open_trained_tokenizer(config, weights)

@@ -151,7 +151,7 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
                 unreadable.add(str(content))
             elif isinstance(content, CheckpointError):
                 damages += 1
-                progress.console.print(str(content), style="bold red", soft_wrap=True)
+                progress.console.print(content.reason, style="bold red", soft_wrap=True)
     for reason in sorted(unreadable):
         console.print(reason, style="bold red", soft_wrap=True)
     if not damages and not unreadable:

@@ -19,13 +19,14 @@ from rich.text import Text
 from frontier_lab.commands.origins import find_origins
 from frontier_lab.option_values import refuse_useless
 from frontier_lab.single_process_model import read_config
+from frontier_lab.trained_tokenizer import prepare_again
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import run_folder, tool_parser
 from frontier_llm.cli.preprocess import show_account
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
-from frontier_llm.data.corpora import Corpora, initial_schedule, open_data, set_lengths
+from frontier_llm.data.corpora import Corpora, initial_schedule, open_all, set_lengths
 from frontier_llm.data.corpus_manifest import find_damage
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_useless(parser, options, {"--validation": "INDEX"}, {})
     console = wide_console()
     config = read_config(options.run)
-    corpora = open_data(config.data)
+    corpora = open_all(config.data, prepare_again(config, "restore it"))
     for corpus in corpora.corpora if options.verify else ():
         prepared = corpus.train.prefix.parent
         if damage := find_damage(prepared):

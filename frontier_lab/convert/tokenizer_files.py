@@ -196,5 +196,5 @@ def copy_to_ours(folder: Path, out: Path) -> Path | None:
     try:
         return copy_tokenizer(folder, out)
     except ConfigError as error:
-        _LOG.warning("the tokenizer is not converted: %s", error)
+        _LOG.warning("the tokenizer is not converted: %s", error.reason)
         return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, committed
 from frontier_llm.checkpoint.manifest import Manifest, stored_bytes
 from frontier_llm.checkpoint.peer_files import Peer
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import CheckpointError, damaged_checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ class Checkpoint:
             try:
                 status = path.stat()
             except OSError as error:
-                raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+                raise damaged_checkpoint(f"{path} cannot be read: {error.strerror}") from None
             if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path} is damaged: it is not a regular file")
+                raise damaged_checkpoint(f"{path} is damaged: it is not a regular file")
             size = status.st_size
             if size != file.size:
-                raise CheckpointError(
+                raise damaged_checkpoint(
                     f"{path} is damaged: it has {size} bytes and should have {file.size}"
                 )
         return cls(folder, manifest)
@@ -75,14 +75,17 @@ def newest(folder: Path) -> Checkpoint | None:
     for _, path in committed(folder):
         try:
             found = Checkpoint.open(path)
-        except CheckpointError as error:
-            damaged.append(error)
+        except CheckpointError as failure:
+            damaged.append(failure)
             continue
-        for reason in damaged:
-            _log.warning("%s; this checkpoint is skipped", reason)
+        for error in damaged:
+            _log.warning("%s; this checkpoint is skipped", error.reason)
         return found
     if damaged:
-        raise CheckpointError(f"every checkpoint of {folder} is damaged; the newest: {damaged[0]}")
+        raise CheckpointError(
+            f"every checkpoint of {folder} is damaged; the newest: {damaged[0].reason}\n"
+            "  do: put an undamaged copy of one there, or train again: run.dir=NEW_RUN"
+        )
     return None
 
 
@@ -138,10 +141,8 @@ def check_headers(checkpoint: Checkpoint) -> None:
 
 
 def _differs(checkpoint: Checkpoint, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{checkpoint.folder} is damaged: its manifest and the headers of its files differ in "
-        f"{what}\n  do: move this checkpoint away, and use another one or a copy of it"
-    )
+    problem = f"its manifest and the headers of its files differ in {what}"
+    return damaged_checkpoint(f"{checkpoint.folder} is damaged: {problem}")
 
 
 def _entries(path: Path, size: int) -> dict[str, tuple[int, int]]:
@@ -155,4 +156,4 @@ def _entries(path: Path, size: int) -> dict[str, tuple[int, int]]:
         spans = {key: entry["data_offsets"] for key, entry in entries.items()}
         return {key: (8 + length + begin, 8 + length + end) for key, (begin, end) in spans.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} has an unreadable header: {error}") from None
+        raise damaged_checkpoint(f"{path} has an unreadable header: {error}") from None

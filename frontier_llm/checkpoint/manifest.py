@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.stored_ranges import Shape
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import CheckpointError, damaged_checkpoint
 from frontier_llm.geometry.state_memory import MOMENT_BLOCK_ELEMENTS, MOMENT_BLOCK_WORDS
 from frontier_llm.units import GIB
 
@@ -205,22 +205,24 @@ class Manifest(_Model):
         """
         head = _HEAD.match(text)
         if head is None:
-            raise CheckpointError(f"{name} is damaged: it does not begin as a manifest does")
+            raise damaged_checkpoint(f"{name} is damaged: it does not begin as a manifest does")
         if int(head[2]) != FORMAT:
             raise CheckpointError(
                 f"{name} is of format {int(head[2])}, this version of frontier_llm reads format "
                 f"{FORMAT}: read it with the version that wrote it"
             )
         if head[1].decode() != xxhash.xxh3_128_hexdigest(text[head.end() :]):
-            raise CheckpointError(f"{name} is damaged: its digest does not match its content")
+            raise damaged_checkpoint(f"{name} is damaged: its digest does not match its content")
         try:
             manifest = cls.model_validate_json(b"{" + text[head.end() :])
         except ValidationError as error:
             first = error.errors()[0]
             where, got = ".".join(map(str, first["loc"])), repr(first["input"])[:99]
-            raise _damaged(name, f"{where}: {first['msg']}, it is {got}") from None
+            raise damaged_checkpoint(
+                f"{name} is damaged at {where}: {first['msg']}, it is {got}"
+            ) from None
         for problem in problems(manifest):
-            raise _damaged(name, problem)
+            raise damaged_checkpoint(f"{name} is damaged at {problem}")
         return manifest
 
 
@@ -258,13 +260,6 @@ class SplitManifest:
         files = {name: File.model_validate_json(self.files[name]) for name in sorted(used)}
         head = Manifest.model_validate_json(self.head)
         return head.model_copy(update={"files": files, "tensors": tensors})
-
-
-def _damaged(name: str, problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"{name} is damaged at {problem}\n"
-        "  do: move this checkpoint away, and use another one or a copy of it"
-    )
 
 
 def _join_parts(name: str, parts: Sequence[FilePart]) -> File:

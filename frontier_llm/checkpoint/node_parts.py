@@ -48,7 +48,7 @@ def find_parts(root: Path) -> tuple[list[NodePart], dict[int, str]]:
             try:
                 manifest = Checkpoint.open(path).manifest
             except CheckpointError as error:
-                damage[step] = str(error)
+                damage[step] = error.reason
                 continue
             is_copy, start = f"{prefix}_" == COPY, str(manifest.meta.get("start"))
             moments = manifest.moments or ""

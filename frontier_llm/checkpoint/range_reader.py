@@ -16,7 +16,7 @@ from frontier_llm.checkpoint.chunk_pool import ChunkPool
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.peer_files import Peer, PeerConnection
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES
-from frontier_llm.errors import CheckpointError
+from frontier_llm.errors import CheckpointError, damaged_checkpoint
 
 _BUFFERS = 2
 _MOST_THREADS = 4
@@ -110,7 +110,8 @@ class RangeReader:
         count = self._connections[peer].read(range_.file, range_.first_page, content)
         if count < wanted:
             end = range_.first_page + count
-            raise CheckpointError(f"{range_.file} on {peer.host} is damaged: it ends at byte {end}")
+            what = f"{range_.file} on {peer.host} is damaged: it ends at byte {end}"
+            raise damaged_checkpoint(what)
 
     def _close_file(self) -> None:
         if self._descriptor >= 0:
@@ -146,7 +147,7 @@ class RangeReader:
                 continue
             if not count:
                 end = range_.first_page + done
-                raise CheckpointError(f"{path} is damaged: it ends at byte {end}")
+                raise damaged_checkpoint(f"{path} is damaged: it ends at byte {end}")
             done += count
 
     def damage(self, range_: FileRange, content: torch.Tensor) -> CheckpointError | None:
@@ -159,9 +160,9 @@ class RangeReader:
             return None
         where = f" on {place.host}" if isinstance(place, Peer) else ""
         path = range_.file if isinstance(place, Peer) else place / range_.file
-        return CheckpointError(
+        return damaged_checkpoint(
             f"{path}{where} is damaged: bytes {range_.start} to {range_.stop} do not match their "
-            "digest; move this checkpoint away to use an earlier one"
+            "digest"
         )
 
 

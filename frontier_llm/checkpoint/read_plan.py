@@ -152,7 +152,11 @@ def _copies_of(checkpoint: Checkpoint, targets: Targets, part: PlacedRange) -> I
     if absent := [state for state in targets if state not in tensor.states]:
         raise CheckpointError(
             f"{checkpoint.folder}: {placement.name} has no state {absent[0]}, only "
-            f"{', '.join(tensor.states)}; was it frozen, or is it of another optimizer?"
+            f"{', '.join(tensor.states)}; was it frozen, or is it of another optimizer?\n"
+            "  do: freeze it, or use that optimizer; or save to another folder, and read weights "
+            "alone before shard(): from frontier_llm.checkpoint.torch_dcp import Reader; "
+            'torch.distributed.checkpoint.load({"model": dict(module.named_parameters())}, '
+            f"storage_reader=Reader({str(checkpoint.folder)!r}))"
         )
     if tensor.shape != placement.global_shape:
         raise CheckpointError(

@@ -211,7 +211,7 @@ def _rename(task: Task) -> None:
 
 def _describe(error: Exception) -> str:
     if isinstance(error, FrontierError):
-        return str(error)
+        return error.reason
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'}: {error.strerror or error}"
     return f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from frontier_llm.checkpoint.folders import MANIFEST, parse_folder
+from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
 from frontier_llm.config.paths import expanded
 from frontier_llm.errors import NO_ROOM, ConfigError, DataError, FrontierError, advise_to_write
 from frontier_llm.units import counted
@@ -83,17 +84,31 @@ def folder(text: str) -> Path:
     return found
 
 
-def run_folder(text: str) -> Path:
+def trained_run(text: str) -> Path:
+    """Parse the value of an option: a run directory, of a command that has `--checkpoint` too."""
+    return run_folder(text, has_weights=True)
+
+
+def run_folder(text: str, *, has_weights: bool = False) -> Path:
     """Parse the value of an option: a run directory."""
     found = folder_of_one(text)
     if not (found / RUN_CONFIG).is_file():
         runs = (folder for folder in found.absolute().parents if (folder / RUN_CONFIG).is_file())
         todo, run = "name the run.dir of a run", next(runs, None)
+        if is_saved(found / FOLDER):
+            todo = restored_config(found)
         if run is not None:
             todo = f"name {os.path.relpath(run)}"
-            todo += f"; to choose weights, add --checkpoint {text}" if is_saved(found) else ""
+            if has_weights and is_saved(found):
+                todo += f"; to choose weights, add --checkpoint {text}"
         raise ConfigError(THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", todo)
     return found
+
+
+def restored_config(run: Path) -> str:
+    """Return how to write again the configuration that a run directory has lost."""
+    shown = shlex.quote(str(run))
+    return f"frontier-llm inspect {shown} --config > {shown}/{RUN_CONFIG}"
 
 
 def is_saved(folder: Path) -> bool:

@@ -243,6 +243,7 @@ def check_tokenizer(folder: Path, manifest: Manifest) -> None:
     try:
         found = digest_tokenizer(folder)
     except ConfigError:
-        found = "no tokenizer"
+        why = "it is absent or cannot be read"
+        raise damaged(folder / "tokenizer.*", why) from None
     if found != manifest.tokenizer_sha256:
         raise damaged(folder / "tokenizer.*")

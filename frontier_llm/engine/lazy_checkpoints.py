@@ -21,7 +21,7 @@ from frontier_llm.checkpoint.restore import check_model, load, record_of_box
 from frontier_llm.checkpoint.write_plan import part_of
 from frontier_llm.engine.shard_settings import COUNT, POSITIVE, check_numbers
 from frontier_llm.engine.sharded import Sharded
-from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.errors import CheckpointError, ConfigError, damaged_checkpoint
 from frontier_llm.protocols import StateShard
 
 _LOG = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ class Checkpoints:
         meta = checkpoint.manifest.meta
         updates, missed = meta.get("updates"), meta.get("missed", {})
         if not isinstance(updates, int) or not 0 <= updates <= checkpoint.step:
-            raise CheckpointError(f"{folder} is damaged at meta.updates: it is {updates!r}")
+            raise damaged_checkpoint(f"{folder} is damaged at meta.updates: it is {updates!r}")
         if not isinstance(missed, dict) or not all(
             isinstance(count, int) and 0 <= count <= updates for count in missed.values()
         ):
-            raise CheckpointError(f"{folder} is damaged at meta.missed: it is {missed!r}")
+            raise damaged_checkpoint(f"{folder} is damaged at meta.missed: it is {missed!r}")
         self._sharded.continue_from(checkpoint.step, updates, missed)
         self.meta = meta.get("user", {})
         return checkpoint.step
@@ -140,7 +140,7 @@ class Checkpoints:
         stored, kinds = checkpoint.manifest.tensors, checkpoint.manifest.meta.get("buffers")
         known, names = {*kinds_of(buffers)}, set(stored)
         if kinds is not None and not isinstance(kinds, list):
-            raise CheckpointError(f"{checkpoint.folder} is damaged at meta.buffers: {kinds!r}")
+            raise damaged_checkpoint(f"{checkpoint.folder} is damaged at meta.buffers: {kinds!r}")
         if kinds is not None:
             names = {name for name in stored if not name.startswith(PREFIX)}.union(map(str, kinds))
         else:  # FSDP2 stores buffers as parameters, and shared ones under all names

@@ -193,7 +193,7 @@ class NodeAssembly:
             self._manifest, node_of = merge(read)
             incomplete = first_incomplete(self._manifest, self._shapes)
         except CheckpointError as error:
-            _LOG.warning("%s", error)
+            _LOG.warning("%s", error.reason)
             return None
         if incomplete is None:
             return sorted(node_of.items())
@@ -216,7 +216,7 @@ class NodeAssembly:
             try:
                 copy_file(Checkpoint.open(Path(part.folder)), name, partial / name)
             except CheckpointError as error:
-                _LOG.warning("%s", error)
+                _LOG.warning("%s", error.reason)
                 failed.append(node)
         return failed
 

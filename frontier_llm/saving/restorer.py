@@ -21,7 +21,7 @@ from frontier_llm.checkpoint.restore import check_model, check_stored, load, loa
 from frontier_llm.checkpoint.retention import delete_later, void_later
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import Manifest as CorpusManifest
-from frontier_llm.errors import CheckpointError, ConfigError
+from frontier_llm.errors import CheckpointError, ConfigError, damaged_checkpoint
 from frontier_llm.launch.slurm import started_again
 from frontier_llm.launch.world import World
 from frontier_llm.saving.adaptation import copies, missed_updates
@@ -93,7 +93,7 @@ class Restorer:
             try:
                 resumed = self._load(candidate)
             except CheckpointError as failure:
-                error = str(failure)
+                error = failure.reason
             errors = [text for text in gathered(error) if text]
             self._assembly.close()  # every rank has read what it needs from other nodes
             if not errors and resumed is not None:
@@ -106,14 +106,18 @@ class Restorer:
             if self._has_another(step, candidates, assembled):
                 self._warn(f"{errors[0]}; trying another copy of step {step}")
                 continue
-            if not self._config.checkpoint.fallback:
+            if candidates and not self._config.checkpoint.fallback:
                 raise CheckpointError(
                     f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
                 )
             newest_error = newest_error or errors[0]
-            self._warn(f"{errors[0]}; trying the next older checkpoint")
+            if candidates:
+                self._warn(f"{errors[0]}; trying the next older checkpoint")
         if newest_error is not None:
-            raise CheckpointError(f"no checkpoint can be resumed from; the newest: {newest_error}")
+            raise CheckpointError(
+                f"no checkpoint can be resumed from; the newest: {newest_error}\n"
+                "  do: put an undamaged copy of one there, or start a new run: run.dir=NEW_RUN"
+            )
         if before is None and self._config.checkpoint.tiers.local.path is not None:
             of_rank_0(self._check_new)
         return None
@@ -333,4 +337,5 @@ def check_meta(folder: object, meta: dict[str, Any]) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{folder} is damaged at meta.{where}: {first['msg']}") from None
+        what = f"{folder} is damaged at meta.{where}: {first['msg']}"
+        raise damaged_checkpoint(what) from None

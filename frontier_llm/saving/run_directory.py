@@ -114,7 +114,7 @@ def check_new(
             "a new folder, or a run with a checkpoint: this run has trained and saved nothing to "
             "resume from",
             "choose another run.dir, or remove this one if it is not needed; a smaller "
-            "checkpoint.every_steps saves sooner",
+            "checkpoint.every_steps saves sooner, and checkpoint=off never saves",
         )
     _check_others(path)
 

@@ -208,8 +208,10 @@ def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(
         (saved / f"step_{step:08d}" / MANIFEST).unlink()
     with pytest.raises(
         CheckpointError, match=r"every checkpoint of .* is damaged; the newest: .*step_00000002"
-    ):
+    ) as caught:
         newest(saved)
+    advice = str(caught.value).partition("\n  do: ")[2]
+    assert advice == "put an undamaged copy of one there, or train again: run.dir=NEW_RUN"
     assert newest(tmp_path_factory.mktemp("empty")) is None
     assert newest(saved / "absent") is None
 

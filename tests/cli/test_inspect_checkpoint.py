@@ -278,7 +278,9 @@ def test_export_that_fails_leaves_no_file(
     damaged.write_bytes(content)
     file = tmp_path / "weights.safetensors"
     assert main([str(tmp_path / "run"), "--export", str(file)]) == 1
-    assert f"{damaged} is damaged: bytes 12288 to 16384" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{damaged} is damaged: bytes 12288 to 16384" in said
+    assert "\n  do: move this checkpoint away, and use another one or a copy of it\n" in said
     assert not file.exists()
     file.write_text("an older one")
     assert main([str(tmp_path / "run"), "--export", str(file)]) == 2

@@ -128,6 +128,25 @@ def test_checkpoints_of_other_modules_are_refused_on_all_ranks(tmp_path: Path, c
         assert text in error
 
 
+def begun_with_weights(world: World, folder: Path) -> tuple[Any, str]:
+    """Do what the error says for a layer that was frozen when it was saved, and train a step."""
+    module = Net(seed=2, buffer=(3,))
+    said, _, _ = restored(world, folder, partial(Net, buffer=(3,)), {})
+    exec(said.partition("before shard(): ")[2], {"torch": torch, "module": module})
+    read = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    states = shard(module)
+    states.backward(states.module(torch.ones(2, WIDTH)))
+    states.step(RATE)
+    return read, said
+
+
+def test_frozen_layers_may_train_after_their_weights_are_read(tmp_path: Path) -> None:
+    want = run_ranks(saved, 2, tmp_path, FROZEN, {})[0]
+    for read, said in run_ranks(begun_with_weights, 2, tmp_path):
+        assert "freeze it" in said
+        assert same(read, {name: value for name, value in want.items() if name != "mean"})
+
+
 def test_parameters_that_are_frozen_now_get_their_weights(tmp_path: Path) -> None:
     want = run_ranks(saved, 2, tmp_path, partial(Net, buffer=(3,)), {})[0]
     for error, got, _ in run_ranks(restored, 2, tmp_path, FROZEN, {}):

@@ -1,6 +1,7 @@
 """Initial weights go with the tokenizer that they were trained with, or the user asks otherwise."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from frontier_lab.trained_tokenizer import find_tokenizer
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
-from tests.forked_train import TINY, train
+from tests.forked_train import TINY, main, run, train
 from tests.texts import prose
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,55 @@ def test_the_text_shows_the_tokenizer_that_a_checkpoint_does_not_record(tmp_path
     Path(str(config.data.path)).write_text(prose(20, FIRST["other"]))
     with pytest.raises(ConfigError, match="restore the text of the run"):
         find_tokenizer(config, meta, checkpoint.folder)
+
+
+def test_what_generate_says_to_do_without_a_tokenizer_helps(tmp_path: Path) -> None:
+    assert train(*of_text(tmp_path, "one")).code == 0
+    command = ["generate", f"{tmp_path}/run-one", "a", "--tokens=1"]
+    (prepared,) = (tmp_path / "prepared").glob("[!.]*")
+    kept = (prepared / "tokenizer.model").rename(tmp_path / "tokenizer.model")
+    ended = run(lambda: main(command))
+    assert "tokenizer.* is damaged: it is absent or cannot be read\n  do: delete" in ended.text
+    shutil.rmtree(prepared)
+    ended = run(lambda: main(command))
+    assert ended.code == 0, ended.text
+    shutil.rmtree(prepared)
+    (tmp_path / "one.txt").unlink()
+    ended = run(lambda: main(command))
+    assert ended.code == 2
+    copying = re.search(r"do: restore it, or copy its (\S+) or tokenizer.json to (\S+)", ended.text)
+    assert copying is not None, ended.text
+    shutil.copy(kept, Path(copying[2]) / copying[1])
+    ended = run(lambda: main(command))
+    assert ended.code == 0, ended.text
+
+
+def test_commands_without_keys_advise_no_key_without_a_text(tmp_path: Path) -> None:
+    assert train(*of_text(tmp_path, "one")).code == 0
+    shutil.rmtree(tmp_path / "prepared")
+    (tmp_path / "one.txt").unlink()
+    folder = f"{tmp_path}/run-one"
+    advice = {"evaluate": "add --text FILE", "generate": "write prompts", "inspect-data": ""}
+    for command, todo in advice.items():
+        ended = run(lambda command=command: main([command, folder]))  # type: ignore[misc]
+        assert ended.code == 2
+        assert f"{tmp_path}/one.txt\n  do: restore it" in ended.text
+        assert todo in ended.text
+        assert "set data.path" not in ended.text
+
+
+def test_a_lost_configuration_is_written_again_as_advised(tmp_path: Path) -> None:
+    assert train(*of_text(tmp_path, "one")).code == 0
+    file = tmp_path / "run-one" / "config.yaml"
+    for damage in (file.unlink, lambda: file.write_text("{")):
+        damage()
+        ended = run(lambda: main(["generate", str(file.parent), "a", "--tokens=1"]))
+        assert ended.code == 2
+        advised = re.search(r"do: +frontier-llm (inspect .*) > (\S+)", ended.text)
+        assert advised is not None, ended.text
+        Path(advised[2]).write_text(run(lambda words=advised[1]: main(words.split())).text)
+        ended = run(lambda: main(["generate", str(file.parent), "a", "--tokens=1"]))
+        assert ended.code == 0, ended.text
 
 
 def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:
