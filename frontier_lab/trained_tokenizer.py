@@ -8,7 +8,7 @@ from frontier_llm.checkpoint.discovery import find
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.corpus_build import Progress
-from frontier_llm.data.source import NoTextError
+from frontier_llm.data.source import NoSourceError
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, digest_tokenizer, open_tokenizer
 from frontier_llm.errors import ConfigError, DataError
@@ -70,7 +70,7 @@ def prepare_again(
     """
     try:
         return prepare_all(config.data, on_progress)
-    except NoTextError as error:
+    except NoSourceError as error:
         raise DataError(f"{error.reason}\n  do: {todo}") from None
 
 

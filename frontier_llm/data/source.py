@@ -28,7 +28,7 @@ from frontier_llm.data.source_format import Cut, Entry, Format, Scan
 from frontier_llm.errors import DataError
 
 
-class NoTextError(DataError):
+class NoSourceError(DataError):
     """There is no text to read where `data.path` says."""
 
 
@@ -416,7 +416,7 @@ def _root(corpus: CorpusConfig) -> Path:
         return Path(sysconfig.get_path("stdlib"))
     advice = "do: set data.path to a file of text, JSON lines, Parquet or CSV, or a folder of them"
     if corpus.path is None:
-        raise NoTextError(f"no text to read\n  {advice}")
+        raise NoSourceError(f"no text to read\n  {advice}")
     # links are not resolved: the name that the user typed tells the format
     root = Path(corpus.path).expanduser().absolute()
     try:
@@ -426,9 +426,9 @@ def _root(corpus: CorpusConfig) -> Path:
         is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
         problem = "" if is_absent and not target else f": {error.strerror or error}"
         what = f"there is no {root}" if is_absent else f"cannot read {root}"
-        raise NoTextError(f"{what}{target}{problem}\n  {advice}") from error
+        raise NoSourceError(f"{what}{target}{problem}\n  {advice}") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise NoTextError(f"{root} is a pipe, a socket or a device\n  {advice}")
+        raise NoSourceError(f"{root} is a pipe, a socket or a device\n  {advice}")
     return root
 
 
