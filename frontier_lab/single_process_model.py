@@ -64,9 +64,8 @@ def _read_values(run: Path) -> dict[str, Any]:
             "  do: give the run.dir of a training run"
         )
     if not isinstance(values.get("run"), dict):
-        raise DataError(
-            f"{file} is damaged: it holds no configuration\n  do: {restored_config(run)}"
-        )
+        todo = restored_config(run) or "copy it from another folder of the same run"
+        raise DataError(f"{file} is damaged: it holds no configuration\n  do: {todo}")
     _begin_at_start(values, run)
     return values
 

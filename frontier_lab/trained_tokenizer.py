@@ -40,7 +40,8 @@ def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path)
     if wanted and (found := tokenizer_of(checkpoint, meta, config.data.directory)):
         return found
     copying = (
-        f", or copy its tokenizer.model or tokenizer.json to {checkpoint.absolute().parents[1]}"
+        ", or copy its tokenizer.model, or its tokenizer.json and the settings beside it, to "
+        f"{checkpoint.absolute().parents[1]}"
     )
     todo = f"restore it{copying if wanted else ''}"
     if given := config.data.known_tokenizer:

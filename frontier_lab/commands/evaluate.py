@@ -147,7 +147,7 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
     print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
-        todo = "restore it, or evaluate other texts: add --text FILE ..."
+        todo = "restore it or make it readable, or evaluate other texts: add --text FILE ..."
         corpora = open_all(config.data, prepare_again(config, todo, progress))
     corpora.check_validation()
     meta, manifest = checkpoint.manifest.meta, corpora.manifest

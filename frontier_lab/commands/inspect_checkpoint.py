@@ -160,6 +160,8 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
         return 0
     files = f"; {counted(len(unreadable), 'file')} not verified" if unreadable else ""
     console.print(f"{damages} chunks damaged{files}")
+    if damages:
+        console.print("  do: move this checkpoint away, and use another one or a copy of it")
     return 1
 
 

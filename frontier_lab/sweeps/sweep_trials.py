@@ -161,8 +161,9 @@ def read_in_order(sweep_dir: Path) -> list[Trial]:
 
 def ranks_by_chance(goal: str, keys: Iterable[str]) -> bool:
     """Return whether a search looks for speed along axes that have no influence on it."""
-    names = tuple(keys)
-    return goal != "loss" and bool(names) and all(key.startswith("optimizer.") for key in names)
+    names = list(keys)
+    is_rate = [key.startswith("optimizer.") and key != "optimizer.name" for key in names]
+    return goal != "loss" and bool(names) and all(is_rate)
 
 
 def axes(trials: Sequence[Trial]) -> dict[str, list[str]]:

@@ -54,7 +54,10 @@ class Checkpoint:
             try:
                 status = path.stat()
             except OSError as error:
-                raise damaged_checkpoint(f"{path} cannot be read: {error.strerror}") from None
+                what = f"{path} cannot be read: {error.strerror}"
+                if isinstance(error, FileNotFoundError):
+                    raise damaged_checkpoint(what) from None
+                raise CheckpointError(f"{what}\n  do: make it readable") from None
             if not stat.S_ISREG(status.st_mode):
                 raise damaged_checkpoint(f"{path} is damaged: it is not a regular file")
             size = status.st_size
@@ -84,7 +87,7 @@ def newest(folder: Path) -> Checkpoint | None:
     if damaged:
         raise CheckpointError(
             f"every checkpoint of {folder} is damaged; the newest: {damaged[0].reason}\n"
-            "  do: put an undamaged copy of one there, or train again: run.dir=NEW_RUN"
+            "  do: put an undamaged copy of one there, or use a new folder"
         )
     return None
 

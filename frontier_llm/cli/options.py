@@ -94,9 +94,7 @@ def run_folder(text: str, *, has_weights: bool = False) -> Path:
     found = folder_of_one(text)
     if not (found / RUN_CONFIG).is_file():
         runs = (folder for folder in found.absolute().parents if (folder / RUN_CONFIG).is_file())
-        todo, run = "name the run.dir of a run", next(runs, None)
-        if is_saved(found / FOLDER):
-            todo = restored_config(found)
+        todo, run = restored_config(found) or "name the run.dir of a run", next(runs, None)
         if run is not None:
             todo = f"name {os.path.relpath(run)}"
             if has_weights and is_saved(found):
@@ -105,10 +103,11 @@ def run_folder(text: str, *, has_weights: bool = False) -> Path:
     return found
 
 
-def restored_config(run: Path) -> str:
-    """Return how to write again the configuration that a run directory has lost."""
+def restored_config(run: Path) -> str | None:
+    """Return how to get back a lost configuration from a checkpoint of the run, if it has one."""
     shown = shlex.quote(str(run))
-    return f"frontier-llm inspect {shown} --config > {shown}/{RUN_CONFIG}"
+    is_there = is_saved(run / FOLDER)
+    return f"frontier-llm inspect {shown} --config > {shown}/{RUN_CONFIG}" if is_there else None
 
 
 def is_saved(folder: Path) -> bool:

@@ -448,7 +448,7 @@ def tokenizer_of(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> P
 def _possible_places(checkpoint: Path, meta: Mapping[str, Any], directory: str) -> Iterator[Path]:
     """Yield its run directory, if it was imported; the file that its run has used; or corpora."""
     data = (meta.get("config") or {}).get("data", {})
-    yield from (parent.absolute() for parent in checkpoint.parents[:2])
+    yield from checkpoint.absolute().parents[:2]
     if data.get("tokenizer"):
         yield Path(data["tokenizer"])
     for folder in dict.fromkeys((data.get("directory", directory), directory)):

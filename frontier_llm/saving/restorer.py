@@ -111,12 +111,12 @@ class Restorer:
                     f"{errors[0]}\n  do: set checkpoint.fallback=true to resume from the one before"
                 )
             newest_error = newest_error or errors[0]
-            if candidates:
-                self._warn(f"{errors[0]}; trying the next older checkpoint")
+            next_one = "trying the next older checkpoint" if candidates else "none is older"
+            self._warn(f"{errors[0]}; {next_one}")
         if newest_error is not None:
             raise CheckpointError(
                 f"no checkpoint can be resumed from; the newest: {newest_error}\n"
-                "  do: put an undamaged copy of one there, or start a new run: run.dir=NEW_RUN"
+                "  do: put a copy there that can be read, or start a new run: run.dir=NEW_RUN"
             )
         if before is None and self._config.checkpoint.tiers.local.path is not None:
             of_rank_0(self._check_new)
@@ -268,7 +268,7 @@ class Restorer:
                 checkpoint = Checkpoint.open(path)
                 check_stored(checkpoint, self._states.shards(writable=True))
             except CheckpointError as error:
-                _LOG.info("%s is ignored: %s", path, error)
+                _LOG.info("%s is ignored: %s", path, error.reason)
             else:
                 yield checkpoint
 

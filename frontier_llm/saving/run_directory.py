@@ -114,7 +114,7 @@ def check_new(
             "a new folder, or a run with a checkpoint: this run has trained and saved nothing to "
             "resume from",
             "choose another run.dir, or remove this one if it is not needed; a smaller "
-            "checkpoint.every_steps saves sooner, and checkpoint=off never saves",
+            "checkpoint.every_steps saves sooner (with checkpoint=off nothing is saved)",
         )
     _check_others(path)
 

@@ -211,7 +211,7 @@ def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(
     ) as caught:
         newest(saved)
     advice = str(caught.value).partition("\n  do: ")[2]
-    assert advice == "put an undamaged copy of one there, or train again: run.dir=NEW_RUN"
+    assert advice == "put an undamaged copy of one there, or use a new folder"
     assert newest(tmp_path_factory.mktemp("empty")) is None
     assert newest(saved / "absent") is None
 

@@ -175,7 +175,7 @@ def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out.replace("\n", "")
     assert f"{file} is damaged: bytes 0 to 4096" in text
     assert f"{file} is damaged: bytes 8192 to 12288" in text
-    assert "2 chunks damaged" in text
+    assert "2 chunks damaged  do: move this checkpoint away" in text
 
 
 def test_a_file_that_cannot_be_read_is_not_damaged(

@@ -86,7 +86,9 @@ def test_the_text_shows_the_tokenizer_that_a_checkpoint_does_not_record(tmp_path
         find_tokenizer(config, meta, checkpoint.folder)
 
 
-def test_what_generate_says_to_do_without_a_tokenizer_helps(tmp_path: Path) -> None:
+def test_what_generate_says_to_do_without_a_tokenizer_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert train(*of_text(tmp_path, "one")).code == 0
     command = ["generate", f"{tmp_path}/run-one", "a", "--tokens=1"]
     (prepared,) = (tmp_path / "prepared").glob("[!.]*")
@@ -100,10 +102,13 @@ def test_what_generate_says_to_do_without_a_tokenizer_helps(tmp_path: Path) -> N
     (tmp_path / "one.txt").unlink()
     ended = run(lambda: main(command))
     assert ended.code == 2
-    copying = re.search(r"do: restore it, or copy its (\S+) or tokenizer.json to (\S+)", ended.text)
+    copying = re.search(r"do: restore it, or copy its (\S+), or its .*, to (\S+)", ended.text)
     assert copying is not None, ended.text
     shutil.copy(kept, Path(copying[2]) / copying[1])
     ended = run(lambda: main(command))
+    assert ended.code == 0, ended.text
+    monkeypatch.chdir(tmp_path / "run-one" / "checkpoints")
+    ended = run(lambda: main([*command, "--checkpoint", next(Path().glob("step_*")).name]))
     assert ended.code == 0, ended.text
 
 
@@ -133,6 +138,10 @@ def test_a_lost_configuration_is_written_again_as_advised(tmp_path: Path) -> Non
         Path(advised[2]).write_text(run(lambda words=advised[1]: main(words.split())).text)
         ended = run(lambda: main(["generate", str(file.parent), "a", "--tokens=1"]))
         assert ended.code == 0, ended.text
+    file.write_text("{")
+    shutil.rmtree(file.parent / "checkpoints")
+    ended = run(lambda: main(["generate", str(file.parent), "a", "--tokens=1"]))
+    assert "do: copy it from another folder of the same run" in ended.text
 
 
 def test_weights_go_with_the_same_text_and_model(tmp_path: Path) -> None:

@@ -105,18 +105,19 @@ def folder(tmp_path):
 
 
 def test_the_fastest_learning_rate_is_not_called_the_best(tmp_path, capsys):
-    def report(**changes):
-        for number, rate in enumerate((0.001, 0.01)):
+    def report(*values, key="optimizer.learning_rate", **changes):
+        for number, value in enumerate(values):
             (tmp_path / str(number)).mkdir(exist_ok=True)
-            overrides = [f"optimizer.learning_rate={rate}"]
+            overrides = [f"{key}={value}"]
             replace(TRIALS[number], overrides=overrides, **changes).write(tmp_path / str(number))
         assert main([str(tmp_path)]) == 0
         return capsys.readouterr().out
 
-    said = report()
+    said = report(0.001, 0.01)
     assert ONLY_CHANCE in said
     assert "Best: " not in said
-    assert "Best: validation loss 3.0000" in report(goal="loss", validation_loss=3.0)
+    assert "Best: validation loss 3.0000" in report(1, 2, goal="loss", validation_loss=3.0)
+    assert "Best: 110 tokens/s" in report("adamw", "muon", key="optimizer.name")
 
 
 def test_the_report_has_every_trial_and_why_it_failed(folder, capsys):

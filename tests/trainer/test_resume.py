@@ -489,13 +489,14 @@ def test_damage_of_all_does_not_begin_anew(tiny: tuple[str, ...], copied: Path) 
     assert ended.code == 1
     assert "no checkpoint can be resumed from; the newest: " in ended.text
     assert "step_00000004" in ended.text
-    assert "  do: put an undamaged copy of one there, or start a new run: " in ended.text
+    assert re.search(r"step_00000002\S* is damaged: .*; none is older", ended.text)
+    assert "  do: put a copy there that can be read, or start a new run: " in ended.text
     assert "Traceback" not in ended.text
     assert learned(copied)[-1][0] == 4
     shutil.rmtree(copied / "checkpoints" / "step_00000002")
     ended = train(*tiny, f"run.dir={copied}", "trainer.steps=5")
     assert ended.code == 1
-    assert "  do: put an undamaged copy of one there, or start a new run: " in ended.text
+    assert "  do: put a copy there that can be read, or start a new run: " in ended.text
     assert "checkpoint.fallback=true" not in ended.text, "there is none before it"
 
 

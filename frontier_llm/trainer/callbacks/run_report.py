@@ -237,8 +237,8 @@ class Announcements(Callback):
         rate, steps = LearningRate.of(config), config.trainer.steps
         steps_before, _ = resumed.changes.get("trainer.steps", (steps, steps))
         before = LearningRate.of(config.changed("trainer", steps=steps_before))
-        is_longer = before.describe(steps) != rate.describe(steps)
-        if is_longer or any(key.startswith("optimizer.") for key in resumed.changes):
+        is_other_schedule = before.describe(steps) != rate.describe(steps)
+        if is_other_schedule or any(key.startswith("optimizer.") for key in resumed.changes):
             _log_line(
                 "rates",
                 f"{rate(step + 1):.3g} in step {step + 1}: the schedule is that of a run with the "
