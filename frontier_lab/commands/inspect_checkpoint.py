@@ -159,7 +159,7 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
         console.print("all bytes match their digests")
         return 0
     files = f"; {counted(len(unreadable), 'file')} not verified" if unreadable else ""
-    console.print(f"{damages} chunks damaged{files}")
+    console.print(f"{counted(damages, 'chunk')} damaged{files}")
     if damages:
         console.print("  do: move this checkpoint away, and use another one or a copy of it")
     return 1

@@ -47,8 +47,9 @@ BOM = b"\xef\xbb\xbf"
 """Byte order mark of UTF-8, which some programs write at the beginning of a file."""
 END_MARKS = ("<|endoftext|>", "<|end_of_text|>")
 """What ends a document in files of text that hold many, such as those of TinyStories."""
-_UTF_16_NULLS = 4
-"""Fewest null bytes that suggest UTF-16. Spaces and line ends have one each in every language."""
+_UTF_16_NULLS, _UTF_16_SHARE = 4, 1 / 16
+"""Fewest null bytes that suggest UTF-16, and their smallest share: random bytes have 1/256. Spaces
+and line ends have one each in every language."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {
     "NoneType": "null", "list": "a list", "dict": "an object", "int": "a number",
@@ -240,7 +241,7 @@ def decode(content: bytes, start: int = 0) -> str:
 def _utf_16_hint(head: bytes, start: int) -> str:
     """Say if all null bytes are the first, or all the second, of the bytes of a character."""
     nulls = {(start + place) % 2 for place, byte in enumerate(head) if byte == 0}
-    if len(nulls) > 1 or head.count(0) < _UTF_16_NULLS:
+    if len(nulls) > 1 or head.count(0) < max(_UTF_16_NULLS, _UTF_16_SHARE * len(head)):
         return ""
     return f"; it may be UTF-16 (iconv -f UTF-16{'LE' if nulls == {1} else 'BE'} -t utf-8)"
 

@@ -252,7 +252,8 @@ def explain(chosen: Failure, failures: Iterable[Failure], size: int, folder: Pat
         return _explain_timeout(chosen, failures, size, folder)
     if chosen.kind == "lost_contact":
         return _explain_lost_contact(chosen, failures, size, folder)
-    head = f"rank {chosen.rank} failed first (tracebacks of all ranks: {folder}):"
+    where = f" (tracebacks of all ranks: {folder})" if any(f.traceback for f in failures) else ""
+    head = f"rank {chosen.rank} failed first{where}:"
     if chosen.kind == "died":
         return f"{head}\n{chosen.message}"
     return f"{head}\n{chosen.traceback.rstrip()}"

@@ -139,6 +139,7 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
     # the text at another path may be the same; if it is not, it has to be allowed as well
     path = {"data.path"} & found.keys() if initial is None else ()
     allowing = _allowing(config, *map(name, refused), *path)
+    guarded += path if "data.kind" in guarded else ()  # another kind of corpus may need it
     todo = f"set {settings(guarded)}, or allow the change: {allowing}"
     if impossible:
         otherwise = f"leave out {initial.source.partition('=')[0]}" if initial else None

@@ -61,8 +61,12 @@ class History:
 
     def last(self, name: str) -> float | None:
         """Return the last finite number of a column; None if there is none."""
-        points = self.points(name)
-        return points[-1][1] if points else None
+        point = self.last_point(name)
+        return point and point[1]
+
+    def last_point(self, name: str) -> tuple[int, float] | None:
+        """Return the last of `points`; None if there is none."""
+        return next(reversed(self.points(name)), None)
 
     def total(self, name: str) -> float:
         """Return the sum of the finite numbers of a column."""

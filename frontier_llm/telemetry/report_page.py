@@ -112,6 +112,8 @@ def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
     bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte)
     note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
     loss = _last(history, "validation_loss", summary.validation_loss)
+    if (point := history.last_point("validation_loss")) and point[0] < history.steps[-1]:
+        note = f"of step {point[0]}{'; ' * bool(note)}{note}"
     yield Tile("Validation loss", _known(loss, "{:.3f}"), "nats per token", note)
     speed = _known(history.typical("tokens_per_second"))
     yield Tile("Throughput", speed, "tokens/s", "all ranks together, median")

@@ -145,6 +145,8 @@ class RunSummary(RunFile):
     """Validation loss before the first step, in nats per token."""
     validation_loss: _Number | None = None
     """Last validation loss, in nats per token."""
+    validation_step: _Count | None = None
+    """Step of the last validation."""
     validation_bits_per_byte: _Number | None = None
     """Last validation loss, in bits per byte of text (`BITS_PER_BYTE` in telemetry/metrics.py)."""
     validation_samples: _Count | None = None

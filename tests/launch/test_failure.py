@@ -94,6 +94,13 @@ def test_a_rank_without_a_failure_is_named_by_the_others():
     assert text.startswith("ranks 0, 1, 3 lost contact with rank 2, which left no error message")
 
 
+def test_tracebacks_are_named_only_if_there_are_any():
+    killed = failure.died(1, -9, 0.0)
+    assert "tracebacks" not in failure.explain(killed, [killed], 2, Path("failures"))
+    text = failure.explain(killed, [killed, _caught(0, PEER_LOST)], 2, Path("failures"))
+    assert "(tracebacks of all ranks: failures)" in text
+
+
 def test_files_are_read_back_as_they_were_written(tmp_path):
     found = [_caught(1, ValueError("a bug")), _caught(0, PEER_LOST)]
     for failed in found:

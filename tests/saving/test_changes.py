@@ -114,6 +114,16 @@ def test_the_length_of_learned_positions_is_never_offered() -> None:
             assert "run.allow_changes=[optimizer.learning_rate]" in error.todo
 
 
+def test_the_path_of_the_text_is_part_of_what_is_undone() -> None:
+    text = "data=text", "data.path=/x/book.txt", "data.text_key=body"
+    saved = decode(tiny_values(*text)).model_dump(mode="json")
+    now = decode(tiny_values("data=stdlib", "model.layers=6"))
+    with pytest.raises(ConfigError) as caught:
+        refuse(changes(saved, now.model_dump(mode="json")), now)
+    undone = shlex.split(caught.value.todo.split(", and either ")[1].split(" or 'run.allow")[0])
+    assert {"data.kind=text", "data.path=/x/book.txt"} <= {*undone}
+
+
 def test_one_refusal_names_all_that_one_command_has_to_undo() -> None:
     """Also a key without effect now that has one again when the others are set back."""
     before = tiny_values("data.vocabulary=300")

@@ -101,6 +101,15 @@ def test_key_figures_are_those_of_the_run(four_ranks, page_of_four):
     assert "layers 0-1" in page.words
 
 
+def test_an_older_validation_says_of_which_step_it_is(tmp_path):
+    losses = [None, 3.5, None]
+    lines = [step_metrics(n, validation_loss=loss).to_json() for n, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert "3.500 nats per token of step 2" in " ".join(_page(tmp_path).text.split())
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    assert "of step 2" not in _page(tmp_path).text
+
+
 def test_a_known_peak_gives_mfu_and_hfu(tmp_path):
     lines = [step_metrics(s, mfu=0.412, hfu=0.507).to_json() for s in range(1, 5)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")

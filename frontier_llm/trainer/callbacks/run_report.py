@@ -126,11 +126,13 @@ class RunReport(Callback):
         history = History.read(self._run_dir)
         if not len(history):
             return {}
+        validated = history.last_point("validation_loss")
         return {
             "tokens": int(history.last("tokens") or 0),
             "seconds": history.total("step_seconds"),
             "final_loss": history.column("loss")[-1],
-            "validation_loss": history.last("validation_loss"),
+            "validation_loss": validated and validated[1],
+            "validation_step": validated and validated[0],
             "validation_bits_per_byte": history.last("validation_bits_per_byte"),
         }
 
@@ -259,6 +261,7 @@ class Announcements(Callback):
     def on_stop(self, *, is_early: bool) -> None:
         """Log text samples from the model, the validation loss, and the path of the report."""
         summary = self._report.summary
+        step, total = self.context.progress.step, self.context.config.trainer.steps
         for sample in summary.samples:
             _log_line("sample", f"{sample.prompt}|{sample.text}".replace("\n", "\n" + " " * 11))
         if summary.validation_loss is not None:
@@ -267,13 +270,14 @@ class Announcements(Callback):
             bits_per_byte = summary.validation_bits_per_byte
             bits = "" if bits_per_byte is None else f" = {bits_per_byte:.2f} {BITS_PER_BYTE}"
             bits += self.context.data.corpus.bits_note if bits else ""
+            is_older = summary.validation_step not in (None, step)
+            at = f" at step {summary.validation_step}" * is_older
             _log_line(
                 "validation",
-                f"{before}{summary.validation_loss:.3f} nats per token{bits}; "
+                f"{before}{summary.validation_loss:.3f} nats per token{at}{bits}; "
                 f"read: {self.context.data.validation_windows}",
             )
         done = f"{summary.exit_reason} in {format_seconds(summary.seconds or 0)}"
-        step, total = self.context.progress.step, self.context.config.trainer.steps
         if step >= total and step == self._first_step:
             done = (
                 f"no step: the run is at step {step} and trainer.steps={total}; to train on, set "
