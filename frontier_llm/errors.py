@@ -54,11 +54,13 @@ class ConfigError(FrontierError):
         )
 
 
+IF_DAMAGED = "do: move this checkpoint away, and use another one or a copy of it"
+"""What a user can do about a damaged checkpoint."""
+
+
 def damaged_checkpoint(what: str) -> "CheckpointError":
-    """Return the error for a damaged checkpoint, which also says what to do."""
-    return CheckpointError(
-        f"{what}\n  do: move this checkpoint away, and use another one or a copy of it"
-    )
+    """Return the error for a damaged checkpoint, with what to do."""
+    return CheckpointError(f"{what}\n  {IF_DAMAGED}")
 
 
 def refuse(*cases: tuple[object, str, object, str, str]) -> None:

@@ -38,7 +38,7 @@ from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.errors import CheckpointError, ConfigError, FrontierError
+from frontier_llm.errors import IF_DAMAGED, CheckpointError, ConfigError, FrontierError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.geometry.lengths import sample_lengths
 from frontier_llm.saving.run_directory import to_yaml
@@ -161,7 +161,7 @@ def verify(checkpoint: Checkpoint, console: Console) -> int:
     files = f"; {counted(len(unreadable), 'file')} not verified" if unreadable else ""
     console.print(f"{counted(damages, 'chunk')} damaged{files}")
     if damages:
-        console.print("  do: move this checkpoint away, and use another one or a copy of it")
+        console.print(f"  {IF_DAMAGED}")
     return 1
 
 

@@ -27,7 +27,7 @@ ONLY_CHANCE = (
     "These settings change the losses and hardly the speed, so the order of the trials is chance; "
     "to rank them by validation loss, sweep with launch.trial_value=loss."
 )
-"""What is said of a search for the fastest learning rate, and the like."""
+"""A note on searches for speed along axes that do not change it, such as learning rates."""
 WORST_LOSS = 1e9
 """The loss that a search receives for a trial that is not done."""
 
