@@ -12,7 +12,6 @@ import pytest
 
 from frontier_llm.data.prepare import prepare
 from frontier_llm.errors import DataError, FrontierError
-from tests.covering import covering
 from tests.data.conftest import config
 from tests.data.test_file_formats import parquet, zstandard
 
@@ -39,31 +38,48 @@ CONTENTS = {
     "bz": b"BZh9",
 }  # fmt: skip
 NAMES = ("a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a", "a.jsonl.gz", "a.json.zst")
+FORMATS = ("auto", "text", "jsonl", "json", "csv", "parquet")
+READINGS = [(name, in_folder, form) for name in NAMES for in_folder in (0, 1) for form in FORMATS]
 
 
-@pytest.mark.parametrize("broken", covering(["refuse", "skip"], ["skip"]))
+@pytest.mark.parametrize("broken", ["refuse", "skip"])
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_a_malformed_corpus_is_read_or_refused(
+    tmp_path: Path, folder: Path, kind: str, broken: str
+):
+    """The readings of a kind are a seventh of all; neighbours of it have the others."""
+    first = list(CONTENTS).index(kind) + 3 * (broken == "skip")
+    for name, in_folder, form in READINGS[first % 7 :: 7]:
+        check(tmp_path / name, CONTENTS[kind], folder, broken, [(in_folder, form)])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("broken", ["refuse", "skip"])
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_a_malformed_corpus_is_read_or_refused_in_every_way(
     tmp_path: Path, folder: Path, kind: str, broken: str
 ):
     for name in NAMES:
         check(tmp_path / name, CONTENTS[kind], folder, broken)
 
 
-def check(path: Path, content: bytes, folder: Path, broken: str) -> None:
-    """Prepare a file, and the folder of it, in every format."""
+ALL = [(in_folder, form) for in_folder in (0, 1) for form in FORMATS]
+
+
+def check(path: Path, content: bytes, folder: Path, broken: str, ways=ALL) -> None:
+    """Prepare a file, or the folder of it, in the formats of `ways`."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     model = str(folder / "tokenizer.model")
-    for source in (path, path.parent):
-        for format_ in ("auto", "text", "jsonl", "json", "csv", "parquet"):
-            values = {"tokenizer": model, "broken": broken, "format": format_}
-            try:
-                prepare(config(path.parent / ".corpora", source, **values), workers=1)
-            except FrontierError as error:
-                message = str(error)
-                assert "\n  do: " in message or "\n  do:   " in message
-                assert len(message) < 2000
+    for in_folder, form in ways:
+        values = {"tokenizer": model, "broken": broken, "format": form}
+        source = path.parent if in_folder else path
+        try:
+            prepare(config(path.parent / ".corpora", source, **values), workers=1)
+        except FrontierError as error:
+            message = str(error)
+            assert "\n  do: " in message or "\n  do:   " in message
+            assert len(message) < 2000
     path.unlink()
 
 
