@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import MissingMandatoryValue, OmegaConf
+from omegaconf import MissingMandatoryValue, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -104,7 +104,8 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = hydra_compose("train", overrides=overrides, return_hydra_config=True)
         chosen = composed.hydra.runtime.choices
-        composed = OmegaConf.masked_copy(composed, [k for k in map(str, composed) if k != "hydra"])
+        with open_dict(composed):
+            del composed["hydra"]
         check_choices(composed, chosen, known)
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (YAMLError, UnicodeDecodeError) as error:
