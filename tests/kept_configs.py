@@ -70,7 +70,9 @@ def _order_once(repo: Any, config_name: Any, overrides_list: Any, **options: Any
     before = _lists[key]
     overrides = Overrides(repo=repo, overrides_list=overrides_list)
     overrides.known_choices = dict(before.overrides.known_choices)
-    return DefaultsList(before.defaults, before.defaults_tree, overrides.config_overrides, overrides)
+    return DefaultsList(
+        before.defaults, before.defaults_tree, overrides.config_overrides, overrides
+    )
 
 
 def _merge_once(loader: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:

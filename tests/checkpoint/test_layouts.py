@@ -63,7 +63,8 @@ MODELS = {
 COVERED = (
     ("tied", "pipeline2_folded_zero3"), ("tied", "tensor2_pipeline2_chunks2_amsp"),
     ("t5", "pipeline2_folded_zero3"), ("t5", "tensor2_pipeline2_chunks2_amsp"),
-    ("untied", "tensor2_pipeline2"),
+    ("untied", "tensor2_pipeline2"), ("sides", "pipeline2_folded_zero3"), ("tied", "one"),
+    ("t5gemma2", "one"),
 )  # fmt: skip
 """Layouts that load in exhaustive tests only: with another model, or in part, they always do."""
 SHARED_FILES = ("tensor2_pipeline2_chunks2_amsp", "mics")

@@ -108,6 +108,6 @@ def test_from_prints_and_writes_what_table_predicts(tmp_path, capsys):
     assert {*found["layouts"]} == {"Megatron-LM (megatron_2022)", "this program (ours)"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_stored_errors_are_those_of_the_published_runs():
     assert json.loads(ERRORS.read_text()) == engine_errors()

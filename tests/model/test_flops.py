@@ -66,7 +66,7 @@ def test_forward_is_counted_exactly(model: list[str]) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "layout",
-    covering([[], ["parallel.tensor=2"], ["parallel.pipeline=2"]], [["parallel.pipeline=2"]]),
+    covering([[], ["parallel.tensor=2"], ["parallel.pipeline=2"]], [[], ["parallel.pipeline=2"]]),
 )
 def test_step_is_counted_exactly_over_all_ranks(layout: list[str], model: str) -> None:
     values = tiny_values("model.vocabulary=256", *MODELS[model], *layout)

@@ -19,6 +19,7 @@ from frontier_llm.config import decode
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import estimate
+from tests.covering import covering
 
 pytestmark = pytest.mark.slow
 
@@ -250,8 +251,11 @@ SEARCHES = {
 }
 
 
-@pytest.mark.parametrize("words", SEARCHES.values(), ids=SEARCHES)
-def test_every_layout_of_a_search_can_be_saved_and_typed(conf, words):
+@pytest.mark.parametrize(
+    "name", covering(SEARCHES, ("one stage", "two ranks per node", "formats", "a base"))
+)
+def test_every_layout_of_a_search_can_be_saved_and_typed(conf, name):
+    words = SEARCHES[name]
     config = configured([*words, "planner.rows=100"], plan.SEARCHED).config
     found = plan._search(plan._configs(config, words), Console(quiet=True)).best
     for layout in found[:: max(1, len(found) // 3)]:

@@ -66,6 +66,9 @@ COVERED += [
 ]  # fmt: skip
 """Layouts whose cut, states, schedules and recomputation the others have."""
 CASES = [*ALWAYS, *COVERED]
+COVERED += [
+    case for case in ALWAYS if case[0] in ("two", "two_selective", "mixed_states", "tensor")
+]
 
 
 def overrides_of(case: tuple[str, str]) -> tuple[str, ...]:

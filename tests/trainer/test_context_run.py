@@ -139,8 +139,14 @@ def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("recompute", "documents", "key_heads"),
     [
-        ("none", "joined", 2),
-        *exhaustive(("none", "separate", 2), ("selective", "joined", 2), ("none", "joined", 4)),
+        *exhaustive(
+            *(
+                ("none", documents, heads)
+                for documents in ("joined", "separate")
+                for heads in (2, 4)
+            ),
+            ("selective", "joined", 2),
+        ),
         ("full", "separate", 2),
         ("full", "joined", 4),
     ],

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[int, str, tuple[str, ...]]] = {
 
 COVERED = (
     "selective", "full", "tensor", "(1, 1, 2)", "bf16 messages", "t5", "t5, sequence",
-    "sequence, sharded, full",
+    "sequence, sharded, full", "one unit in flight", "(2, 2, 4)", "(1, 2, 2)",
 )  # fmt: skip
 """Cases whose settings other cases have too, and which run only in exhaustive tests."""
 

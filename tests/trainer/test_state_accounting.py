@@ -125,7 +125,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         pytest.param(
             "pipeline2_chunks2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive
         ),
-        ("t5gemma_data4", "fp32", "plain"),
+        *exhaustive(("t5gemma_data4", "fp32", "plain")),
         ("t5gemma2_data4", "fp32", "plain"),
         pytest.param("t5_pipeline2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive),
         *exhaustive(("untied", "bf16", "zeropp_feedback")),
@@ -135,7 +135,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("data4", "bf16", "four_bits"),
         ("untied", "fp32", "sums_int4"),
         ("untied", "bf16", "muon"),
-        ("untied", "bf16", "adamw_8bit"),
+        *exhaustive(("untied", "bf16", "adamw_8bit")),
         *exhaustive(("pipeline2_chunks2_tensor2_data2", "fp32", "muon")),
         ("t5_pipeline2_tensor2_data2", "bf16", "adafactor"),
     ],

@@ -144,7 +144,9 @@ def count(world: World, values: dict[str, Any]) -> tuple[dict[str, float], dict[
 
 COVERED = (
     "tensor", "sequence", "sequence_recompute", "chunks_tensor", "pipeline", "waiting_sequence",
-    "t5_tensor", "t5_sequence_recompute",
+    "t5_tensor", "t5_sequence_recompute", "sequence_rotary", "tensor_recompute", "norms_of_heads",
+    "gemma_pipeline", "t5_norms_over_ranks", "t5gemma_pipeline", "t5gemma2_in_decoder",
+    "sides_in_decoder", "t5gemma_sequence",
 )  # fmt: skip
 """Layouts whose settings other layouts have too."""
 
