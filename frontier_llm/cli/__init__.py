@@ -8,5 +8,5 @@ This package and the sweeps of frontier_lab import hydra, which composes configu
 - `options`, `help` and `console` are shared by commands.
 - Every other file is one command with a function `main(arguments)` that returns the exit code, or
   a part of some: `launch_options` and `launch_checks` of `launch`, `run_preparation` of `train`.
-  frontier_lab has the commands that study.
+  frontier_lab has the commands that no training run needs.
 """

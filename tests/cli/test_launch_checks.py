@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.commands import preprocess
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, step_folder
-from frontier_llm.cli import launch_checks, preprocess
+from frontier_llm.cli import launch_checks
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.launch import main
 from frontier_llm.cli.launch_options import seconds_of, time_limit, with_joined_values
