@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from frontier_lab.option_values import not_negative, saved
+from frontier_lab.option_values import not_negative, saved, trained_run
 from frontier_lab.single_process_model import (
     no_model,
     single_process_config,
     single_process_model,
 )
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, tool_parser, trained_run
+from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.config.data import DataConfig
 from frontier_llm.errors import TrainingError

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from frontier_lab.commands.origins import find_origins
 from frontier_lab.commands.preprocess import show_account
-from frontier_lab.option_values import refuse_useless
+from frontier_lab.option_values import refuse_useless, run_folder
 from frontier_lab.single_process_model import read_config
 from frontier_lab.trained_tokenizer import prepare_again
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import run_folder, tool_parser
+from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
