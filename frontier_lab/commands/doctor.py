@@ -39,8 +39,8 @@ from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.cores import prepare_environment, share
+from frontier_llm.launch.failure import report_failure, run_rank
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
 from frontier_llm.launch.world import World
 from frontier_llm.membership.launcher import launch

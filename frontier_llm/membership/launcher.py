@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.failure import Ended, report_cause
+from frontier_llm.launch.failure import Ended, report_cause, run_rank
 from frontier_llm.launch.forked_ranks import (
     POLL_SECONDS,
     ForkedRanks,
@@ -25,7 +25,6 @@ from frontier_llm.launch.forked_ranks import (
     fork_rank,
     local_world,
 )
-from frontier_llm.launch.rank import run_rank
 from frontier_llm.launch.rendezvous import connect_again, listen, raise_file_limit
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
