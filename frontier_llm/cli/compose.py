@@ -89,10 +89,9 @@ Plugins.instance().register(ConfDirSearchPath)
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose `conf/train.yaml` with overrides such as `model=gpt_22b` or `trainer.steps=9`.
 
-    Returns:
-        Nested plain dictionaries with all interpolations resolved. Types are not checked here but
-        by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
-        to this machine's GPU, if that is the GPU of the cluster.
+    Returns nested plain dictionaries with all interpolations resolved. Types are not checked here
+    but by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
+    to this machine's GPU, if that is the GPU of the cluster.
     """
     overrides = [_quoted_path(placed(text)) for text in overrides]
     parsed = [_parse(overrides, index) for index in range(len(overrides))]
@@ -390,14 +389,12 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
 
     A key counts as set if the command line or the chosen experiment gives it another value than it
     would have otherwise. Values of other files of conf/ are not refused, nor is the trial of a
-    sweep, because a grid has trials in which one key makes another one idle.
+    sweep, because a grid has trials in which one key makes another one idle. Raises a ConfigError
+    if an override is wrong, or a key that is set has no effect.
 
     Args:
         searched: sections whose keys the command varies itself, such as `parallel` for a planner.
             Keys in them, and keys that need a setting in them, are not refused.
-
-    Raises:
-        ConfigError: an override is wrong, or a key that is set has no effect.
     """
     values = compose(overrides)
     config = decode(values, partial(_usual, overrides))

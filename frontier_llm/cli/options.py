@@ -53,8 +53,7 @@ def path(text: str) -> Path:
 def check_writable(key: str, folder: Path) -> Path:
     """Check that a folder can be made and written; return the part of its path that exists.
 
-    Raises:
-        ConfigError: it cannot; the error names `key`.
+    Raises a ConfigError if it cannot; the error names `key`.
     """
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:  # permissions do not tell about /proc, quotas and the root user of another machine

@@ -298,8 +298,7 @@ class Manifest(BaseModel):
     def load(cls, path: Path) -> "Manifest":
         """Read a manifest.
 
-        Raises:
-            DataError: the file is absent, damaged or in another format.
+        Raises a DataError if the file is absent, damaged or in another format.
         """
         try:
             return cls.model_validate_json(path.read_bytes())

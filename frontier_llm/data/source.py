@@ -91,8 +91,7 @@ def own_folder(names: Collection[str]) -> str | None:
 def list_folder(root: Path) -> Listing:
     """List all files in a folder and in the folders that it links to.
 
-    Raises:
-        DataError: this program has written the folder itself.
+    Raises a DataError if this program has written the folder itself.
     """
     listing = _Lister(root)
     listing.run()
@@ -353,8 +352,7 @@ class Source:
 def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     """List the files of a corpus without reading them.
 
-    Raises:
-        DataError: the path does not exist, holds no text, or is a folder of this program.
+    Raises a DataError if the path does not exist, holds no text, or is a folder of this program.
     """
     config = config.of(corpus)
     root = _root(corpus)

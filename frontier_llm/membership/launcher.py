@@ -52,11 +52,9 @@ def launch(
     """Run `target` on forked processes until all ranks are done; print the cause of a failure.
 
     The first SIGINT, SIGTERM or SIGUSR1 asks all ranks to save and stop; they receive SIGTERM. A
-    second SIGINT kills them at once. No process outlives this call or this process.
-
-    Raises:
-        LaunchError: the port is in use, a process cannot be started, the store may not open enough
-            files, or the process that holds the store ended.
+    second SIGINT kills them at once. No process outlives this call or this process. Raises a
+    LaunchError if the port is in use, a process cannot be started, the store may not open enough
+    files, or the process that holds the store ended.
     """
     raise_file_limit(options.ranks + replacing.spares, options.connections)
     failure.clear(options.failure_dir)
