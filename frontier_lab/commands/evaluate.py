@@ -154,8 +154,8 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
     print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
-        todo = "restore it or make it readable, or evaluate other texts: add --text FILE ..."
-        corpora = open_all(config.data, prepare_again(config, todo, progress))
+        otherwise = ", or evaluate other texts: add --text FILE ..."
+        corpora = open_all(config.data, prepare_again(config, otherwise, progress))
     corpora.check_validation()
     meta, manifest = checkpoint.manifest.meta, corpora.manifest
     if meta.get("tokenizer") not in (None, manifest.tokenizer_sha256):

@@ -79,8 +79,8 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     data = config.data
     weights = options.checkpoint or Path(config.run.dir)
     if not options.prompts:
-        todo = 'restore it, or write prompts: RUN_DIR "PROMPT" ...'
-        corpora = open_all(data, prepare_again(config, todo))
+        otherwise = ', or write prompts: RUN_DIR "PROMPT" ...'
+        corpora = open_all(data, prepare_again(config, otherwise))
         corpora.check_validation()  # the prompts are its first words
         options.prompts = list(prompts_of(config, corpora))
     tokenizer = open_trained_tokenizer(config, weights)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_useless(parser, options, {"--validation": "INDEX"}, {})
     console = wide_console()
     config = read_config(options.run)
-    corpora = open_all(config.data, prepare_again(config, "restore it"))
+    corpora = open_all(config.data, prepare_again(config))
     for corpus in corpora.corpora if options.verify else ():
         prepared = corpus.train.prefix.parent
         if damage := find_damage(prepared):
