@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
 from frontier_llm.cli.options import THE_LINE, Parser, folder, names, path
-from frontier_llm.errors import ConfigError
+from frontier_llm.errors import ConfigError, advise_to_write
 from frontier_llm.units import counted
 
 RUN_CONFIG = "config.yaml"
@@ -99,6 +100,20 @@ def file(text: str) -> Path:
     if not path(text).is_file():
         raise ConfigError(THE_LINE, text, "a file that exists", "correct the path")
     return path(text)
+
+
+def check_writable(key: str, folder: Path) -> Path:
+    """Check that a folder can be made and written; return the part of its path that exists.
+
+    Raises a ConfigError if it cannot; the error names `key`.
+    """
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:  # permissions do not tell about /proc, quotas and the root user of another machine
+        tempfile.TemporaryDirectory(dir=above).cleanup()
+    except OSError as error:
+        wants = f"a folder that can be written: {above} is none ({error.strerror})"
+        raise ConfigError(key, folder, wants, advise_to_write(key, error)) from None
+    return above
 
 
 def trained_run(text: str) -> Path:

@@ -32,9 +32,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontier_lab.option_values import check_writable
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.machine_defaults import refuse_nodes
-from frontier_llm.cli.options import check_writable
 from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from frontier_lab.option_values import write_text
+from frontier_lab.option_values import check_writable, write_text
 from frontier_lab.sweeps.sweep_trials import (
     ONLY_CHANCE,
     TRIAL_FILE,
@@ -34,7 +34,7 @@ from frontier_lab.sweeps.sweep_trials import (
     sensitivity,
 )
 from frontier_lab.sweeps.trial_runner import RUN
-from frontier_llm.cli.options import check_writable, folder, tool_parser
+from frontier_llm.cli.options import folder, tool_parser
 from frontier_llm.telemetry.history import History
 from frontier_llm.units import GIB, counted, format_seconds
 

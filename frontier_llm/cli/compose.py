@@ -450,25 +450,6 @@ def gives(overrides: Sequence[str], key: str) -> bool:
     return key in given or key in dict(in_file)
 
 
-def assumed_cluster(config: RunConfig, overrides: Sequence[str]) -> tuple[str, str] | None:
-    """Return which cluster follows from a machine without a GPU, and what to do; None: none does.
-
-    Commands that predict would otherwise plan a large model for a laptop without saying so.
-    """
-    name, given = config.cluster.name, dict(word.partition("=")[::2] for word in overrides)
-    experiment = given.get("experiment")
-    of_experiment = file_choices("experiment", experiment) if experiment else {}
-    if name != machine_defaults.WITHOUT_GPU or name in (
-        given.get("cluster"),
-        of_experiment.get("cluster"),
-    ):
-        return None
-    names = [
-        other for other in groups()["cluster"] if other not in machine_defaults.OF_THIS_MACHINE
-    ]
-    return f"{name}, because this machine has no GPU", f"add cluster=NAME: {', '.join(names)}"
-
-
 def differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:
     """Return whether a key has another value without the override that sets it."""
     try:

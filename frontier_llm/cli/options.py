@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from frontier_llm.config.paths import expanded
-from frontier_llm.errors import NO_ROOM, ConfigError, DataError, FrontierError, advise_to_write
+from frontier_llm.errors import NO_ROOM, ConfigError, DataError, FrontierError
 
 STOPPED_BY = 128
 """Added to the number of the signal that ends a command: its exit code, as in a shell."""
@@ -48,20 +47,6 @@ def path(text: str) -> Path:
         return Path(expanded(text))
     except ValueError as error:
         raise ConfigError(THE_LINE, text, f"a path: {error}", "correct the path") from None
-
-
-def check_writable(key: str, folder: Path) -> Path:
-    """Check that a folder can be made and written; return the part of its path that exists.
-
-    Raises a ConfigError if it cannot; the error names `key`.
-    """
-    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:  # permissions do not tell about /proc, quotas and the root user of another machine
-        tempfile.TemporaryDirectory(dir=above).cleanup()
-    except OSError as error:
-        wants = f"a folder that can be written: {above} is none ({error.strerror})"
-        raise ConfigError(key, folder, wants, advise_to_write(key, error)) from None
-    return above
 
 
 def folder(text: str) -> Path:

@@ -1,6 +1,6 @@
 """Measure which share of the pairs of tokens of a sample attention reads (`data.read_share`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,6 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import IDX_HEADER, MANIFEST_FILE, Manifest
 from frontier_llm.data.packing import Packing, open_packing
 from frontier_llm.data.pair_packing import Pairs
-from frontier_llm.data.prepare import find_prepared
-from frontier_llm.errors import ConfigError, DataError
 
 
 def read_share(lengths: npt.NDArray[np.integer], sequence_length: int, packing: str) -> float:
@@ -56,29 +54,6 @@ def with_read_share(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
         return config
     share = _share_of(data, folders)
     return config.changed("data", read_share=share)
-
-
-def with_known_share(config: RunConfig, explain: Callable[[str], object]) -> RunConfig:
-    """As `with_read_share`, if all corpora are prepared; explain what a prediction counts."""
-    if config.data.documents != "separate" or config.data.read_share is not None:
-        return config
-    try:
-        folders = [folder for _, folder in find_prepared(config.data)]
-    except (ConfigError, DataError):  # a plan may be for text of another machine
-        folders = [None]
-    known = [folder for folder in folders if folder is not None]
-    if len(known) < len(folders):
-        explain(
-            "data.documents=separate: attention is counted as if documents were joined, because "
-            "the corpus is not prepared; set data.read_share, or run frontier-llm preprocess"
-        )
-        return config
-    config = with_read_share(config, known)
-    explain(
-        f"data.documents=separate: attention reads {config.data.pairs_read:.1%} of the pairs of "
-        "tokens of a sample, as in the prepared corpus"
-    )
-    return config
 
 
 def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
