@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import corpus_shares
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import IDX_HEADER, MANIFEST_FILE, Manifest
@@ -48,16 +47,13 @@ def pair_share(packing: Packing, pairs: Pairs) -> float:
 
 
 def with_read_share(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
-    """Fill in the share of prepared corpora, whose folders are given, if it is needed."""
+    """Fill in the share of prepared corpora, whose folders are given, if it is needed.
+
+    Each corpus counts as often as it is read.
+    """
     data = config.data
     if data.documents != "separate" or data.read_share is not None:
         return config
-    share = _share_of(data, folders)
-    return config.changed("data", read_share=share)
-
-
-def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
-    """Return the share of all corpora, each as often as it is read."""
     names = [corpus.name for corpus in data.sources]
     shares, tokens = dict[str, float](), dict[str, int]()
     for name, folder in zip(names, folders, strict=True):
@@ -71,7 +67,8 @@ def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
             packing = open_packing(folder / "train", lengths, data.sequence_length, pairs)
             shares[name] = pair_share(packing, pairs)
         tokens[name] = split.tokens
-    if data.kind != "blend":
-        return shares[names[0]]
-    weights = corpus_shares(tokens, {c.name: c.weight for c in data.sources}, data.blend_alpha)
-    return sum(weights[name] * share for name, share in shares.items())
+    share = shares[names[0]]
+    if data.kind == "blend":
+        weights = corpus_shares(tokens, {c.name: c.weight for c in data.sources}, data.blend_alpha)
+        share = sum(weights[name] * share for name, share in shares.items())
+    return config.changed("data", read_share=share)
