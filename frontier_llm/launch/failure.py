@@ -1,9 +1,9 @@
 """Files that describe the failures of ranks, and the search for the failure that caused the others.
 
 If one rank fails, all others fail too, because they lose contact with it in a collective. Each rank
-writes its failure to `rank_N.json`. The cause is chosen among these failures, and only the cause is
-printed. A failure that can be the cause is also written to `cause.json`, so that each rank of a
-large job can read one file instead of thousands.
+(`run_rank`) writes its failure to `rank_N.json`. The cause is chosen among these failures, and only
+the cause is printed. A failure that can be the cause is also written to `cause.json`, so that each
+rank of a large job can read one file instead of thousands.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Translate the configuration of a run to megatron's TransformerConfig."""
+"""Translate the configuration of a run to megatron's TransformerConfig, with a GELU of our own."""
 
 from collections.abc import Callable
 from dataclasses import replace

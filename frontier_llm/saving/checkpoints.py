@@ -26,6 +26,7 @@ from frontier_llm.saving.tier_writers import TierWriters
 from frontier_llm.saving.tiers import local_root, shared_folder
 from frontier_llm.units import format_seconds
 
+_LOG = logging.getLogger(__name__)
 _PREFIX = "checkpoint/end"
 _SLOWEST_SECONDS = 60.0
 """How much later than this rank the slowest rank may come to the end."""
@@ -121,9 +122,6 @@ class BoundedEnd:
             "run directory. If the disks are erased when the job ends, copy this folder of each "
             "node before, and copy it back before the start"
         )
-
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
