@@ -1,4 +1,4 @@
-"""Studies that no training run needs: layouts, sweeps, machines, kernels and other formats.
+"""Tools and studies that no training run needs: jobs, layouts, sweeps, machines, other formats.
 
 `frontier-llm` finds the commands of this package by name. The package imports frontier_llm, which
 never imports it.

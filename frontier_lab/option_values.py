@@ -5,15 +5,22 @@ import errno
 import json
 import math
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.checkpoint.folders import FOLDER
-from frontier_llm.cli.options import THE_LINE, Parser, folder_of_one, is_saved, path
-from frontier_llm.errors import ConfigError
+from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
+from frontier_llm.cli.options import THE_LINE, Parser, folder, names, path
+from frontier_llm.errors import ConfigError, advise_to_write
+from frontier_llm.units import counted
+
+RUN_CONFIG = "config.yaml"
+MOST_RUNS = 5
+"""Number of runs that an error names, the last ones by name."""
 
 
 def positive(text: str) -> float:
@@ -93,6 +100,65 @@ def file(text: str) -> Path:
     if not path(text).is_file():
         raise ConfigError(THE_LINE, text, "a file that exists", "correct the path")
     return path(text)
+
+
+def check_writable(key: str, folder: Path) -> Path:
+    """Check that a folder can be made and written; return the part of its path that exists.
+
+    Raises a ConfigError if it cannot; the error names `key`.
+    """
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:  # permissions do not tell about /proc, quotas and the root user of another machine
+        tempfile.TemporaryDirectory(dir=above).cleanup()
+    except OSError as error:
+        wants = f"a folder that can be written: {above} is none ({error.strerror})"
+        raise ConfigError(key, folder, wants, advise_to_write(key, error)) from None
+    return above
+
+
+def trained_run(text: str) -> Path:
+    """Parse the value of an option: a run directory, of a command that has `--checkpoint` too."""
+    return run_folder(text, has_weights=True)
+
+
+def run_folder(text: str, *, has_weights: bool = False) -> Path:
+    """Parse the value of an option: a run directory."""
+    found = folder_of_one(text)
+    if not (found / RUN_CONFIG).is_file():
+        runs = (folder for folder in found.absolute().parents if (folder / RUN_CONFIG).is_file())
+        todo, run = restored_config(found) or "name the run.dir of a run", next(runs, None)
+        if run is not None:
+            todo = f"name {os.path.relpath(run)}"
+            if has_weights and is_saved(found):
+                todo += f"; to choose weights, add --checkpoint {text}"
+        raise ConfigError(THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", todo)
+    return found
+
+
+def restored_config(run: Path) -> str | None:
+    """Return how to get back a lost configuration from a checkpoint of the run, if it has one."""
+    shown = shlex.quote(str(run))
+    is_there = is_saved(run / FOLDER)
+    return f"frontier-llm inspect {shown} --config > {shown}/{RUN_CONFIG}" if is_there else None
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint or has checkpoints."""
+    return (folder / MANIFEST).exists() or any(map(parse_folder, names(folder)))
+
+
+def folder_of_one(text: str) -> Path:
+    """Parse the value of an option: a folder that is not a folder of runs."""
+    found = folder(text)
+    runs = [name for name in names(found) if (found / name / RUN_CONFIG).is_file()]
+    if runs and not (found / RUN_CONFIG).is_file():
+        named = " or ".join(str(found / name) for name in runs[-MOST_RUNS:])
+        if len(runs) > MOST_RUNS:
+            named += f", or one of {counted(len(runs) - MOST_RUNS, 'earlier run')}"
+        raise ConfigError(
+            THE_LINE, text, f"one run, not a folder of {counted(len(runs), 'run')}", f"name {named}"
+        )
+    return found
 
 
 def saved(text: str) -> Path:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontier_llm.cli.options import restored_config
+from frontier_lab.option_values import restored_config
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, DataError
 from frontier_llm.saving.run_directory import CONFIG, last_values
@@ -92,8 +92,8 @@ def single_process_model(
     layout, a folder of checkpoints, or a run directory. Raises a CheckpointError if there is no
     checkpoint, or it is of another model.
     """
+    from frontier_lab.stored_weights import load_weights
     from frontier_llm.checkpoint.discovery import find
-    from frontier_llm.checkpoint.restore import load_weights
     from frontier_llm.device.kernels import resolve
     from frontier_llm.geometry.resolved import ResolvedLayout
     from frontier_llm.model.build import build_model

@@ -43,13 +43,13 @@ def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path)
         ", or copy its tokenizer.model, or its tokenizer.json and the settings beside it, to "
         f"{checkpoint.absolute().parents[1]}"
     )
-    todo = f"restore it{copying if wanted else ''}"
     if given := config.data.known_tokenizer:
         if not Path(given).exists():
+            todo = f"restore it{copying if wanted else ''}"
             raise DataError(f"there is no {given}, the tokenizer of the run\n  do: {todo}")
         return Path(given)
     if wanted or corpus:
-        folders = prepare_again(config, todo)
+        folders = prepare_again(config, copying if wanted else "")
         digest = open_all(config.data, folders).manifest.digest  # refuses a damaged tokenizer
         if wanted or digest == corpus:
             return folders[0]
@@ -63,15 +63,17 @@ def find_tokenizer(config: RunConfig, meta: Mapping[str, Any], checkpoint: Path)
 
 
 def prepare_again(
-    config: RunConfig, todo: str, on_progress: Progress | None = None
+    config: RunConfig, otherwise: str = "", on_progress: Progress | None = None
 ) -> tuple[Path, ...]:
     """Prepare the corpora of a run for a command that takes no keys, such as data.path.
 
-    Raises a DataError that says what `todo` if there is no text.
+    If there is no text, or it cannot be read, raises a DataError that says what to do, or what
+    `otherwise`.
     """
     try:
         return prepare_all(config.data, on_progress)
     except NoSourceError as error:
+        todo = f"restore it or make it readable{otherwise}"
         raise DataError(f"{error.reason}\n  do: {todo}") from None
 
 

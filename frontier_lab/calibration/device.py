@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.accumulate import accumulate_product
-from frontier_llm.model.gelu import gelu_tanh
+from frontier_llm.model.transformer import gelu_tanh
 from frontier_llm.planner.compute import BACKWARD_FLOPS, tile_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -33,10 +33,10 @@ from frontier_lab.convert.ours import OurWeights, plan_shards, write_weights
 from frontier_lab.convert.table import Row, select, surplus_names
 from frontier_lab.convert.theirs import TheirWeights, read_config, write_model
 from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
-from frontier_lab.option_values import refuse_useless, saved
+from frontier_lab.option_values import refuse_useless, saved, trained_run
 from frontier_lab.single_process_model import single_process_config
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.options import folder, path, tool_parser, trained_run
+from frontier_llm.cli.options import folder, path, tool_parser
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.config.rules import check
 from frontier_llm.data.tokenizer_source import digest_tokenizer, mode_tokens

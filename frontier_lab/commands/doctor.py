@@ -32,15 +32,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontier_lab.option_values import check_writable
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.machine_defaults import refuse_nodes
-from frontier_llm.cli.options import check_writable
 from frontier_llm.config import RunConfig
 from frontier_llm.config.rules import check
 from frontier_llm.errors import ConfigError
 from frontier_llm.launch.cores import prepare_environment, share
+from frontier_llm.launch.failure import report_failure, run_rank
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.rank import report_failure, run_rank
 from frontier_llm.launch.rendezvous import make_store
 from frontier_llm.launch.world import World
 from frontier_llm.membership.launcher import launch

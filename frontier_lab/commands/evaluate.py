@@ -33,7 +33,14 @@ import torch
 
 from frontier_lab.commands import convert, evaluate_text
 from frontier_lab.commands.evaluate_text import evaluate_texts
-from frontier_lab.option_values import file, new_file, refuse_useless, saved, write_json
+from frontier_lab.option_values import (
+    file,
+    new_file,
+    refuse_useless,
+    saved,
+    trained_run,
+    write_json,
+)
 from frontier_lab.single_process_model import (
     no_model,
     single_process_config,
@@ -43,7 +50,7 @@ from frontier_lab.tables import tracked
 from frontier_lab.trained_tokenizer import open_trained_tokenizer, prepare_again
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
-from frontier_llm.cli.options import at_least, folder, tool_parser, trained_run  # fmt: skip
+from frontier_llm.cli.options import at_least, folder, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import LossSums
 from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all
@@ -147,8 +154,8 @@ def _open_corpora(config: RunConfig, weights: Path) -> Corpora:
     names = ", ".join(corpus.path or corpus.name for corpus in config.data.sources)
     print(f"step {checkpoint.step} in fp32 on the validation split of {names}", file=sys.stderr)
     with DelayedProgress(wide_console(stderr=True)) as progress:
-        todo = "restore it or make it readable, or evaluate other texts: add --text FILE ..."
-        corpora = open_all(config.data, prepare_again(config, todo, progress))
+        otherwise = ", or evaluate other texts: add --text FILE ..."
+        corpora = open_all(config.data, prepare_again(config, otherwise, progress))
     corpora.check_validation()
     meta, manifest = checkpoint.manifest.meta, corpora.manifest
     if meta.get("tokenizer") not in (None, manifest.tokenizer_sha256):

@@ -19,7 +19,8 @@ from rich.text import Text
 
 from frontier_lab.option_values import new_file, write_text
 from frontier_lab.planning.state_layout import StateLayout, draw
-from frontier_llm.cli.compose import assumed_cluster, configured
+from frontier_lab.predicted_run import assumed_cluster
+from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.geometry.communicators import Communicator

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import torch
 
+from frontier_lab.stored_weights import check_headers, read_tensor
 from frontier_llm.atomic_files import new_file, sync
-from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
-from frontier_llm.checkpoint.restore import read_tensor
+from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.errors import CheckpointError, file_failure
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from frontier_lab.option_values import not_negative, saved
+from frontier_lab.option_values import not_negative, saved, trained_run
 from frontier_lab.single_process_model import (
     no_model,
     single_process_config,
     single_process_model,
 )
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import at_least, tool_parser, trained_run
+from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.config.data import DataConfig
 from frontier_llm.errors import TrainingError
@@ -79,8 +79,8 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     data = config.data
     weights = options.checkpoint or Path(config.run.dir)
     if not options.prompts:
-        todo = 'restore it, or write prompts: RUN_DIR "PROMPT" ...'
-        corpora = open_all(data, prepare_again(config, todo))
+        otherwise = ', or write prompts: RUN_DIR "PROMPT" ...'
+        corpora = open_all(data, prepare_again(config, otherwise))
         corpora.check_validation()  # the prompts are its first words
         options.prompts = list(prompts_of(config, corpora))
     tokenizer = open_trained_tokenizer(config, weights)

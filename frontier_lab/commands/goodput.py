@@ -35,11 +35,11 @@ from frontier_lab.planning.effective_time import (
     simulate,
     steps_of,
 )
+from frontier_lab.predicted_run import with_known_share
 from frontier_llm.cli.compose import configured
 from frontier_llm.cli.console import plain_table, wide_console
 from frontier_llm.cli.options import at_least, tool_parser
 from frontier_llm.config import RunConfig
-from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate, ranks_to_plan
 from frontier_llm.planner.choice import choose

@@ -30,11 +30,11 @@ from rich.text import Text
 from frontier_lab.commands.export_weights import DTYPES, export
 from frontier_lab.commands.state_statistics import spreads
 from frontier_lab.option_values import new_file, refuse_useless, saved
+from frontier_lab.stored_weights import check_headers, read_tensor
 from frontier_lab.tables import table_of_numbers
-from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
+from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
 from frontier_llm.checkpoint.range_reader import ReadAhead, Unreadable, chunk_ranges
-from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig, decode

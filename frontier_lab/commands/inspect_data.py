@@ -17,12 +17,12 @@ from typing import Any
 from rich.text import Text
 
 from frontier_lab.commands.origins import find_origins
-from frontier_lab.option_values import refuse_useless
+from frontier_lab.commands.preprocess import show_account
+from frontier_lab.option_values import refuse_useless, run_folder
 from frontier_lab.single_process_model import read_config
 from frontier_lab.trained_tokenizer import prepare_again
 from frontier_llm.cli.console import wide_console
-from frontier_llm.cli.options import run_folder, tool_parser
-from frontier_llm.cli.preprocess import show_account
+from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig
 from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_useless(parser, options, {"--validation": "INDEX"}, {})
     console = wide_console()
     config = read_config(options.run)
-    corpora = open_all(config.data, prepare_again(config, "restore it"))
+    corpora = open_all(config.data, prepare_again(config))
     for corpus in corpora.corpora if options.verify else ():
         prepared = corpus.train.prefix.parent
         if damage := find_damage(prepared):

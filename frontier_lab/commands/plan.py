@@ -29,7 +29,8 @@ from frontier_lab.planning.plan_page import make_page
 from frontier_lab.planning.run_cost import run_cost
 from frontier_lab.planning.search import Found, Goal, Point
 from frontier_lab.planning.slow_heads import head_warning
-from frontier_llm.cli.compose import assumed_cluster, compose, configured
+from frontier_lab.predicted_run import assumed_cluster, with_known_share
+from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.console import DelayedProgress, plain_table, wide_console
 from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.options import tool_parser
@@ -158,10 +159,7 @@ def _configured(overrides: Sequence[str], explain: Callable[[str], None]) -> Run
     config = configured(overrides, SEARCHED).config
     if assumed := assumed_cluster(config, overrides):
         explain(f"cluster: {assumed[0]}; for another one {assumed[1]}")
-    if config.data.documents == "separate":
-        from frontier_llm.data.read_share import with_known_share  # it imports NumPy
-
-        config = with_known_share(config, explain)
+    config = with_known_share(config, explain)
     warn_of_kept_defaults(config, overrides, lambda text: explain(f"warning: {text}"))
     return config
 

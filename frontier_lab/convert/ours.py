@@ -14,10 +14,10 @@ from torch import Tensor
 
 from frontier_lab.convert.table import Shape
 from frontier_lab.convert.theirs import save_tensors
+from frontier_lab.stored_weights import check_headers, read_tensor
 from frontier_llm.checkpoint import manifest as stored
-from frontier_llm.checkpoint.discovery import Checkpoint, check_headers, find
+from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, rank_file_name, step_folder
-from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.errors import CheckpointError
 from frontier_llm.geometry.host_pool import CHUNK_BYTES
 

@@ -25,13 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontier_lab.option_values import write_text
+from frontier_lab.option_values import check_writable, write_text
 from frontier_lab.sweeps.sweep import first_configuration, is_axis
 from frontier_lab.sweeps.sweep_trials import TRIAL_FILE, Trial, markdown_table, read
 from frontier_lab.sweeps.sweep_trials import axes as axes_of
 from frontier_lab.sweeps.trial_runner import run_trial
 from frontier_llm.cli.group_files import key_of, placed
-from frontier_llm.cli.options import check_writable, path, tool_parser
+from frontier_llm.cli.options import path, tool_parser
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.units import counted
 

@@ -39,6 +39,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from frontier_lab.jobs.launch import Job
+from frontier_lab.option_values import check_writable
 from frontier_lab.sweeps.sweep_trials import ONLY_CHANCE, Trial, ranks_by_chance
 from frontier_lab.sweeps.trial_runner import (
     derived_overrides,
@@ -50,8 +52,7 @@ from frontier_lab.sweeps.trial_runner import (
 )
 from frontier_llm.cli.compose import Composed, configured, groups
 from frontier_llm.cli.group_files import file_choices, file_values, key_of, overlaid, placed
-from frontier_llm.cli.launch import Job
-from frontier_llm.cli.options import MULTIRUN, THE_LINE, check_writable
+from frontier_llm.cli.options import MULTIRUN, THE_LINE
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.config.decode import leaves

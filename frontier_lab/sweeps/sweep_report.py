@@ -17,24 +17,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from frontier_lab.option_values import write_text
+from frontier_lab.option_values import check_writable, write_text
 from frontier_lab.sweeps.sweep_trials import (
     ONLY_CHANCE,
     TRIAL_FILE,
     Trial,
     axes,
-    by_chance,
     done_trials,
     markdown_table,
     pareto,
     peak_memory,
+    random_influence,
     ranks_by_chance,
     read_in_order,
     read_with_folders,
     sensitivity,
 )
 from frontier_lab.sweeps.trial_runner import RUN
-from frontier_llm.cli.options import check_writable, folder, tool_parser
+from frontier_llm.cli.options import folder, tool_parser
 from frontier_llm.telemetry.history import History
 from frontier_llm.units import GIB, counted, format_seconds
 
@@ -177,7 +177,7 @@ def sensitivity_table(trials: Sequence[Trial]) -> list[str]:
     _, influenced = _WORDS[trials[0].goal == "loss"]
     head = ["axis", f"share of the variance of the {influenced}"]
     lines = markdown_table(head, [[name, f"{share:.0%}"] for name, share in shown.items()])
-    if (chance := by_chance(trials)) >= NOISE:
+    if (chance := random_influence(trials)) >= NOISE:
         lines += ["", f"With so few trials ({len(trials)}), these shares are mostly noise: axes "
                   f"without any influence would have {chance:.0%} of the variance."]  # fmt: skip
     return lines

@@ -205,7 +205,7 @@ def sensitivity(trials: Sequence[Trial]) -> dict[str, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def by_chance(trials: Sequence[Trial]) -> float:
+def random_influence(trials: Sequence[Trial]) -> float:
     """Return the share of the variance that axes without any influence explain on average.
 
     A model of e independent effects explains e / (n - 1) of the variance of n random speeds.

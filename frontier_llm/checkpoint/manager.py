@@ -93,11 +93,9 @@ class CheckpointManager(CheckpointWriter):
 
         Collective over all ranks, through the store. Waits first if `in_flight` checkpoints are
         unwritten. In lazy mode the states must not change until `fence` returns. Pass no shards if
-        other ranks save all that this one holds. The manifest gets the `meta` of rank 0.
-
-        Raises:
-            CheckpointError: in blocking mode, this checkpoint failed. In lazy mode, an earlier one
-                failed and `Options.in_flight` is 1.
+        other ranks save all that this one holds. The manifest gets the `meta` of rank 0. Raises a
+        CheckpointError if, in blocking mode, this checkpoint failed, or if, in lazy mode, an
+        earlier one failed and `Options.in_flight` is 1.
         """
         # Keys in the store contain this number. So that it stays equal on all ranks, it is
         # increased before anything can fail on this rank.

@@ -19,8 +19,7 @@ from frontier_llm.checkpoint.drain import wait_until_committed
 from frontier_llm.checkpoint.folders import MANIFEST, parse_folder, step_folder
 from frontier_llm.checkpoint.manifest import FilePart, Manifest, RankRecord
 from frontier_llm.checkpoint.pacer import Pacer
-from frontier_llm.checkpoint.peer_files import Peer, PeerConnection, PeerServer
-from frontier_llm.checkpoint.peer_sockets import OpenSockets
+from frontier_llm.checkpoint.peer_files import OpenSockets, Peer, PeerConnection, PeerServer
 from frontier_llm.checkpoint.write_plan import PAGE_BYTES, FilePlan, WritePlan
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World

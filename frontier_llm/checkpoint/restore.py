@@ -11,16 +11,14 @@ missing elements. Reduced moments are kept in their reduced form until all of th
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
-from math import prod
 from operator import attrgetter
 from pathlib import Path
 
 import torch
 
-from frontier_llm.checkpoint.discovery import Checkpoint, check_headers
-from frontier_llm.checkpoint.manifest import ELEMENT_BYTES
+from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.range_reader import FileRange, ReadAhead
-from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies, stored_tensor
+from frontier_llm.checkpoint.read_plan import FileCopy, plan_copies
 from frontier_llm.checkpoint.stored_ranges import Shape
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import ParameterRecord, Placement, StateShard
@@ -40,7 +38,7 @@ def load(
     may then be overwritten.
     """
     copies = [copy for shard in shards for copy in _shard_copies(checkpoint, shard)]
-    _run_copies(copies, checkpoint, verify, is_only_reader)
+    run_copies(copies, checkpoint, verify, is_only_reader)
 
 
 def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: bool = True) -> None:
@@ -50,17 +48,7 @@ def load_masters(checkpoint: Checkpoint, shards: Iterable[StateShard], verify: b
         if "master" in shard.states:
             targets = {"master": shard.master}
             copies += plan_copies(checkpoint, shard.record, shard.start, targets)
-    _run_copies(copies, checkpoint, verify)
-
-
-def load_weights(checkpoint: Checkpoint, records: Iterable[ParameterRecord]) -> None:
-    """Load weights into contiguous parameters of any layout and dtype; errors as for `load`."""
-    check_headers(checkpoint)
-    copies: list[FileCopy] = []
-    for record in records:
-        targets = {"master": record.parameter.data.view(-1)}
-        copies += plan_copies(checkpoint, record, 0, targets)
-    _run_copies(copies, checkpoint)
+    run_copies(copies, checkpoint, verify)
 
 
 def check_stored(checkpoint: Checkpoint, shards: Iterable[StateShard]) -> None:
@@ -85,23 +73,6 @@ def check_model(folder: Path, weights: Collection[str], model: Collection[str]) 
         )
 
 
-def read_tensor(
-    checkpoint: Checkpoint, name: str, states: Sequence[str] | None = None
-) -> dict[str, torch.Tensor]:
-    """Read one whole tensor of the model; return its states, or some of them, in fp32.
-
-    Errors are those of `load`.
-    """
-    tensor = stored_tensor(checkpoint, name)
-    shape = tensor.shape
-    if prod(shape) * ELEMENT_BYTES > checkpoint.manifest.size:
-        raise CheckpointError(f"{checkpoint.folder}: elements of {name} are not stored")
-    record = record_of_box(name, shape, (0,) * len(shape), shape)
-    targets = {state: torch.empty(prod(shape)) for state in states or tensor.states}
-    _run_copies(plan_copies(checkpoint, record, 0, targets), checkpoint)
-    return {state: values.view(shape) for state, values in targets.items()}
-
-
 def record_of_box(name: str, whole: Shape, start: Shape, shape: Shape) -> ParameterRecord:
     """Describe a box (a rectangular block) of a tensor of the model as a local parameter."""
     return ParameterRecord(
@@ -115,7 +86,7 @@ def record_of_box(name: str, whole: Shape, start: Shape, shape: Shape) -> Parame
     )
 
 
-def _run_copies(
+def run_copies(
     copies: Iterable[FileCopy],
     checkpoint: Checkpoint,
     verify: bool = True,

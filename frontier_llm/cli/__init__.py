@@ -6,7 +6,6 @@ This package and the sweeps of frontier_lab import hydra, which composes configu
 - `compose` makes a configuration from `conf/` and from overrides, the arguments `key=value`.
 - `package_files` locates `conf/`, `group_files` reads one file, `experiments` its header.
 - `options`, `help` and `console` are shared by commands.
-- Every other file is one command with a function `main(arguments)` that returns the exit code, or
-  a part of some: `launch_options` and `launch_checks` of `launch`, `run_preparation` of `train`.
-  frontier_lab has the commands that study.
+- Every other file is a part of the command `train`, or shared by commands. frontier_lab has the
+  commands that no training run needs, among them `launch`, which submits jobs.
 """

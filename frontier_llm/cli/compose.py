@@ -89,10 +89,9 @@ Plugins.instance().register(ConfDirSearchPath)
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose `conf/train.yaml` with overrides such as `model=gpt_22b` or `trainer.steps=9`.
 
-    Returns:
-        Nested plain dictionaries with all interpolations resolved. Types are not checked here but
-        by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
-        to this machine's GPU, if that is the GPU of the cluster.
+    Returns nested plain dictionaries with all interpolations resolved. Types are not checked here
+    but by frontier_llm.config.decode. `cluster.device.memory_gib` is at most what the driver gives
+    to this machine's GPU, if that is the GPU of the cluster.
     """
     overrides = [_quoted_path(placed(text)) for text in overrides]
     parsed = [_parse(overrides, index) for index in range(len(overrides))]
@@ -391,14 +390,12 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
 
     A key counts as set if the command line or the chosen experiment gives it another value than it
     would have otherwise. Values of other files of conf/ are not refused, nor is the trial of a
-    sweep, because a grid has trials in which one key makes another one idle.
+    sweep, because a grid has trials in which one key makes another one idle. Raises a ConfigError
+    if an override is wrong, or a key that is set has no effect.
 
     Args:
         searched: sections whose keys the command varies itself, such as `parallel` for a planner.
             Keys in them, and keys that need a setting in them, are not refused.
-
-    Raises:
-        ConfigError: an override is wrong, or a key that is set has no effect.
     """
     values = compose(overrides)
     config = decode(values, partial(_usual, overrides))
@@ -452,25 +449,6 @@ def gives(overrides: Sequence[str], key: str) -> bool:
     experiment = given.get("experiment")
     in_file = leaves(file_values("experiment", experiment)) if experiment else ()
     return key in given or key in dict(in_file)
-
-
-def assumed_cluster(config: RunConfig, overrides: Sequence[str]) -> tuple[str, str] | None:
-    """Return which cluster follows from a machine without a GPU, and what to do; None: none does.
-
-    Commands that predict would otherwise plan a large model for a laptop without saying so.
-    """
-    name, given = config.cluster.name, dict(word.partition("=")[::2] for word in overrides)
-    experiment = given.get("experiment")
-    of_experiment = file_choices("experiment", experiment) if experiment else {}
-    if name != machine_defaults.WITHOUT_GPU or name in (
-        given.get("cluster"),
-        of_experiment.get("cluster"),
-    ):
-        return None
-    names = [
-        other for other in groups()["cluster"] if other not in machine_defaults.OF_THIS_MACHINE
-    ]
-    return f"{name}, because this machine has no GPU", f"add cluster=NAME: {', '.join(names)}"
 
 
 def differs(overrides: Sequence[str], key: str, values: Mapping[str, Any]) -> bool:

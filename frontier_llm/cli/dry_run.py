@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def build(candidate: Candidate, *, every: bool) -> "list[BuiltStage]":
     """Build the first stage of each kind (stages of a kind are equal), or every stage.
 
-    Raises:
-        DryRunError: a stage differs from the prediction.
+    Raises a DryRunError if a stage differs from the prediction.
     """
     # imports torch, which a mistyped name should not wait for
     from frontier_llm.trainer.dry_run import check_parameter_count, dry_run

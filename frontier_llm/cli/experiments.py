@@ -22,8 +22,7 @@ class Header:
     def read(cls, path: Path) -> "Header":
         """Read the comments above the first key of conf/experiment/*.yaml.
 
-        Raises:
-            ValueError: the comments lack `ranks` or `run`.
+        Raises a ValueError if the comments lack `ranks` or `run`.
         """
         lines = comments(path)
         matches = [re.fullmatch(r"(\w+): (.+)", line) for line in lines]

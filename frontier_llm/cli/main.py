@@ -27,19 +27,20 @@ class Command(NamedTuple):
 
 
 CLI, STUDIES, SWEEPS = "frontier_llm.cli", "frontier_lab.commands", "frontier_lab.sweeps"
+JOBS = "frontier_lab.jobs"
 COMMANDS = {
     "train": Command(CLI, "train", "train a model on this machine, or be one rank of a job"),
     "plan": Command(STUDIES, "plan", "predict which layouts fit a cluster and how fast they are"),
     "goodput": Command(
         STUDIES, "goodput", "simulate failures: effective time, checkpoint interval"
     ),
-    "launch": Command(CLI, "launch", "print or submit the Slurm job of an experiment"),
+    "launch": Command(JOBS, "launch", "print or submit the Slurm job of an experiment"),
     "doctor": Command(STUDIES, "doctor", "examine this machine and test every process group"),
-    "preprocess": Command(CLI, "preprocess", "tokenize text into a corpus"),
+    "preprocess": Command(STUDIES, "preprocess", "tokenize text into a corpus"),
     "sweep": Command(SWEEPS, "sweep", "run short trials over a grid or a search"),
     "sweep-report": Command(SWEEPS, "sweep_report", "compare the trials of a sweep"),
     "funnel": Command(SWEEPS, "funnel", "choose hyper-parameters on small models for large ones"),
-    "report": Command(CLI, "report", "write a run's report.html again"),
+    "report": Command(STUDIES, "report", "write a run's report.html again"),
     "generate": Command(STUDIES, "generate", "sample text from a run"),
     "evaluate": Command(STUDIES, "evaluate", "compute the validation loss of a checkpoint"),
     "convert": Command(STUDIES, "convert", "convert weights to and from Hugging Face"),

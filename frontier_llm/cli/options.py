@@ -5,20 +5,16 @@ import difflib
 import errno
 import os
 import re
-import shlex
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, parse_folder
 from frontier_llm.config.paths import expanded
-from frontier_llm.errors import NO_ROOM, ConfigError, DataError, FrontierError, advise_to_write
-from frontier_llm.units import counted
+from frontier_llm.errors import NO_ROOM, ConfigError, DataError, FrontierError
 
 STOPPED_BY = 128
 """Added to the number of the signal that ends a command: its exit code, as in a shell."""
@@ -28,9 +24,6 @@ MULTIRUN = {"-m", "--multirun"}
 """Options that make `train` a sweep; hydra's own programs have the same."""
 THE_LINE = "the command line"
 """Stands for the key in errors about arguments that are no keys."""
-RUN_CONFIG = "config.yaml"
-MOST_RUNS = 5
-"""Number of runs that an error names, the last ones by name."""
 TRIAL_VARIABLE = "FRONTIER_LLM_TRIAL"
 """Environment variable of the trials of a sweep."""
 
@@ -56,26 +49,11 @@ def path(text: str) -> Path:
         raise ConfigError(THE_LINE, text, f"a path: {error}", "correct the path") from None
 
 
-def check_writable(key: str, folder: Path) -> Path:
-    """Check that a folder can be made and written; return the part of its path that exists.
-
-    Raises:
-        ConfigError: it cannot; the error names `key`.
-    """
-    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:  # permissions do not tell about /proc, quotas and the root user of another machine
-        tempfile.TemporaryDirectory(dir=above).cleanup()
-    except OSError as error:
-        wants = f"a folder that can be written: {above} is none ({error.strerror})"
-        raise ConfigError(key, folder, wants, advise_to_write(key, error)) from None
-    return above
-
-
 def folder(text: str) -> Path:
     """Parse the value of an option: a folder that exists."""
     found = path(text)
     if not found.is_dir():
-        similar = difflib.get_close_matches(found.name, _names(found.parent), n=1)
+        similar = difflib.get_close_matches(found.name, names(found.parent), n=1)
         is_absent = similar and not found.exists()
         todo = f"did you mean {found.parent / similar[0]}?" if is_absent else "correct the path"
         if text.startswith("run.dir="):
@@ -84,52 +62,8 @@ def folder(text: str) -> Path:
     return found
 
 
-def trained_run(text: str) -> Path:
-    """Parse the value of an option: a run directory, of a command that has `--checkpoint` too."""
-    return run_folder(text, has_weights=True)
-
-
-def run_folder(text: str, *, has_weights: bool = False) -> Path:
-    """Parse the value of an option: a run directory."""
-    found = folder_of_one(text)
-    if not (found / RUN_CONFIG).is_file():
-        runs = (folder for folder in found.absolute().parents if (folder / RUN_CONFIG).is_file())
-        todo, run = restored_config(found) or "name the run.dir of a run", next(runs, None)
-        if run is not None:
-            todo = f"name {os.path.relpath(run)}"
-            if has_weights and is_saved(found):
-                todo += f"; to choose weights, add --checkpoint {text}"
-        raise ConfigError(THE_LINE, text, f"a run directory, which has {RUN_CONFIG}", todo)
-    return found
-
-
-def restored_config(run: Path) -> str | None:
-    """Return how to get back a lost configuration from a checkpoint of the run, if it has one."""
-    shown = shlex.quote(str(run))
-    is_there = is_saved(run / FOLDER)
-    return f"frontier-llm inspect {shown} --config > {shown}/{RUN_CONFIG}" if is_there else None
-
-
-def is_saved(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint or has checkpoints."""
-    return (folder / MANIFEST).exists() or any(map(parse_folder, _names(folder)))
-
-
-def folder_of_one(text: str) -> Path:
-    """Parse the value of an option: a folder that is not a folder of runs."""
-    found = folder(text)
-    runs = [name for name in _names(found) if (found / name / RUN_CONFIG).is_file()]
-    if runs and not (found / RUN_CONFIG).is_file():
-        names = " or ".join(str(found / name) for name in runs[-MOST_RUNS:])
-        if len(runs) > MOST_RUNS:
-            names += f", or one of {counted(len(runs) - MOST_RUNS, 'earlier run')}"
-        raise ConfigError(
-            THE_LINE, text, f"one run, not a folder of {counted(len(runs), 'run')}", f"name {names}"
-        )
-    return found
-
-
-def _names(folder: Path) -> list[str]:
+def names(folder: Path) -> list[str]:
+    """Return the names of the entries of a folder, sorted; none of what is no folder."""
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 

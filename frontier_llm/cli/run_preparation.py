@@ -40,9 +40,8 @@ _made: list[Path] = []
 def lock_run_dir(config: RunConfig, *, lock: bool = True) -> None:
     """Lock the run directory, or only check it; refuse to resume a run that differs.
 
-    Raises:
-        ConfigError: a path does not exist, another process uses the directory, or a key of the
-            losses or of later checkpoints has changed and `run.allow_changes` does not name it.
+    Raises a ConfigError if a path does not exist, another process uses the directory, or a key of
+    the losses or of later checkpoints has changed and `run.allow_changes` does not name it.
     """
     if lock:
         path = Path(config.run.dir).absolute()

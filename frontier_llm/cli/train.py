@@ -35,8 +35,8 @@ from frontier_llm.config.rules import check
 from frontier_llm.errors import StopRequested
 from frontier_llm.launch.coordination import broadcast_from_rank_zero
 from frontier_llm.launch.cores import prepare_environment, share
+from frontier_llm.launch.failure import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.forked_ranks import LaunchOptions
-from frontier_llm.launch.rank import exit_without_handlers, report_failure, run_rank
 from frontier_llm.launch.rendezvous import MIN_CONNECTIONS, connections_of, make_store
 from frontier_llm.launch.stop import StopFlag, wait_for_slurm
 from frontier_llm.launch.world import World

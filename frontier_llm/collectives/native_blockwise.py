@@ -132,8 +132,7 @@ class NativeKernels(PartKernels):
 def load() -> NativeKernels:
     """Load the kernels, and compile them if the cache does not have them.
 
-    Raises:
-        OSError: there is no compiler, or it failed; the message has its output.
+    Raises an OSError if there is no compiler, or it failed; the message has its output.
     """
     return NativeKernels(library=ctypes.CDLL(str(_find_or_compile(cache_folder()))))
 

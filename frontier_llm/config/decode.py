@@ -46,11 +46,9 @@ def decode(values: Mapping[str, Any], usual: Callable[[str], Any] = lambda key: 
     """Decode composed values into a `RunConfig`.
 
     The values are nested plain dictionaries, from `conf/` and the command line, or from the
-    config.yaml of a run. `usual` returns the value that a key has
-    unless the user sets it; if it is legal, it is suggested instead of a wrong one.
-
-    Raises:
-        ConfigError: a key is wrong. The error describes the first wrong key and its correction.
+    config.yaml of a run. `usual` returns the value that a key has unless the user sets it; if it is
+    legal, it is suggested instead of a wrong one. Raises a ConfigError if a key is wrong. The error
+    describes the first wrong key and its correction.
     """
     try:
         config = RunConfig.model_validate(values)

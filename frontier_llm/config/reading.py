@@ -63,10 +63,8 @@ def corpus_shares(
     """Return the share of each corpus in the samples.
 
     All weights are configured, or none. Without weights a share is proportional to tokens^alpha
-    (mT5, arXiv:2010.11934, section 3.2, with alpha = 0.3).
-
-    Raises:
-        ConfigError: only some corpora have a weight, or a share is too small.
+    (mT5, arXiv:2010.11934, section 3.2, with alpha = 0.3). Raises a ConfigError if only some
+    corpora have a weight, or a share is too small.
     """
     configured = [weight for weight in weights.values() if weight is not None]
     if configured and len(configured) < len(weights):

@@ -7,8 +7,15 @@ Most rules say that a number of ranks must divide a size. Each rule is one funct
 import math
 from fractions import Fraction
 
-from frontier_llm.config.family import check_attention, check_decoder_length, check_family
-from frontier_llm.config.heads import fitting_heads, is_rotatable, next_heads, next_hidden
+from frontier_llm.config.family import (
+    check_attention,
+    check_decoder_length,
+    check_family,
+    fitting_heads,
+    is_rotatable,
+    next_heads,
+    next_hidden,
+)
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support

@@ -18,7 +18,7 @@
     document_rows    samples with the borders of their documents, and micro-batches of them
     blend            chooses the corpus of each sample if a run mixes several corpora
     corpora          all corpora of a run, with one tokenizer
-    spans            span corruption for encoder-decoders
+    denoising        divides texts between the encoder and the decoder of an encoder-decoder
     batch            a micro-batch, and the digest of micro-batches
     loader           reads the micro-batches of a step on one replica
     run_loader       builds the loader of a run from its configuration

@@ -57,8 +57,7 @@ Progress = Callable[[str, float], None]
 def scan_files(source: Source, config: DataConfig, workers: int, report: Progress) -> list[Scan]:
     """Read all files once; return the digest of each and the cuts, where it can be divided.
 
-    Raises:
-        DataError: files are damaged, and data.broken does not skip them.
+    Raises a DataError if files are damaged, and data.broken does not skip them.
     """
 
     def scan_one(index: int) -> Scan | str:

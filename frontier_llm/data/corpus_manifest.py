@@ -215,27 +215,6 @@ class Account(BaseModel):
             "to null and data.vocabulary to more tokens"
         )
 
-    def left_out_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield (count, what was left out or changed) for all counts that are not 0."""
-        for reason, tally in self.left_out.items():
-            names = ", ".join(tally.examples)
-            more = " ..." if tally.files > len(tally.examples) else ""
-            yield _files(tally), f"left out, {reason}: {names}{more}"
-        unknown_tokens = counted(self.text.unknown_tokens, "unknown token", ",")
-        for count, noun, what in (
-            (self.marked_files, "file", "divided at <|endoftext|>, which is left out"),
-            (self.empty_documents, "document", "left out, empty"),
-            (self.repeated_documents, "document", "left out, repeated"),
-            (self.broken_documents, "document", "left out, not text"),
-            (self.text.lost, "character", "without a token"),
-            (self.text.unknown, "character", f"in {unknown_tokens}"),
-            (self.text.changed, "character", "dropped or replaced by the tokenizer"),
-            (self.text.end_marks, "mark", "such as <|endoftext|> in documents, as ordinary text"),
-            (self.text.replaced, "surrogate", "without its other half, replaced by U+FFFD"),
-        ):
-            if count:
-                yield _row(count, noun, what)
-
     def summary(self) -> str:
         """Return the account in one short line, with the most frequent reason of what is absent."""
         files = sum(tally.files for tally in self.left_out.values())
@@ -267,42 +246,12 @@ class Account(BaseModel):
         return ", ".join(shown)
 
 
-def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield (amount, what) for each line of the table of an account.
-
-    `kept` has the number of documents per split.
-    """
-    yield _files(account.found), "found"
-    yield _files(account.read), "read"
-    yield _row(account.documents, "document", "found in them")
-    for split, count in kept.items():
-        yield _row(count, "document", f"for {split}")
-    rows = list(account.left_out_lines())
-    yield from rows or [("0", "nothing left out")]
-    for example in account.examples:
-        yield "", example
-    if account.text.byte_tokens:
-        share = f"{account.text.byte_share:.2%} of the text"
-        yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
-    for warning in account.warnings:
-        yield "warning", warning
-
-
 def _most_frequent(reasons: Mapping[str, int]) -> str:
     """Return the reason with the largest count, and whether there are others."""
     most, total = max(reasons, key=reasons.__getitem__), sum(reasons.values())
     if reasons[most] == total:
         return most
     return f"mostly {most}" if 2 * reasons[most] > total else f"{most} and others"
-
-
-def _row(count: int, noun: str, what: str) -> tuple[str, str]:
-    amount, _, nouns = counted(count, noun, ",").partition(" ")
-    return amount, f"{nouns} {what}"
-
-
-def _files(tally: Tally) -> str:
-    return f"{counted(tally.files, 'file', ',')}, {counted(tally.bytes, 'byte', ',')}"
 
 
 class Split(BaseModel):
@@ -349,8 +298,7 @@ class Manifest(BaseModel):
     def load(cls, path: Path) -> "Manifest":
         """Read a manifest.
 
-        Raises:
-            DataError: the file is absent, damaged or in another format.
+        Raises a DataError if the file is absent, damaged or in another format.
         """
         try:
             return cls.model_validate_json(path.read_bytes())

@@ -160,8 +160,8 @@ class PartReader:
     def documents(self, part: Part, skipped: SkippedTexts) -> Iterator[tuple[int, int, Document]]:
         """Yield the documents of a part in order.
 
-        Raises:
-            DataError: some are not text; it names the first of them and counts those of the part.
+        Raises a DataError if some are not text; it names the first of them and counts those of the
+        part.
         """
         problems: list[str] = []
         advice = ""

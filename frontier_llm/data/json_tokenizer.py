@@ -80,12 +80,9 @@ class JsonTokenizer(Tokenizer):
     """A tokenizer of the library `tokenizers`.
 
     The end of a document is a token, an id, or, if it is None, the `eos_token` of a settings file
-    in the same folder, or the only special token whose name is usual for this.
-
-    Raises:
-        ConfigError: the file is not a tokenizer, its encoding is random, no token is known to
-            end documents, or the library is not installed.
-        OSError: the file cannot be read.
+    in the same folder, or the only special token whose name is usual for this. Raises a ConfigError
+    if the file is not a tokenizer, its encoding is random, no token is known to end documents, or
+    the library is not installed, and an OSError if the file cannot be read.
     """
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:

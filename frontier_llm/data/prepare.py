@@ -68,11 +68,9 @@ def prepare(
     Any number of processes may call this function at once. If the sources have not changed, the
     corpus is found without reading them. A call that is killed leaves unfinished work, from which
     the next call continues. The result does not depend on the number of workers (None: one per
-    core). The corpus must be given if the configuration has several.
-
-    Raises:
-        ConfigError: the configured tokenizer cannot be used.
-        DataError: the source is unusable, or the folder cannot be written.
+    core). The corpus must be given if the configuration has several. Raises a ConfigError if the
+    configured tokenizer cannot be used, and a DataError if the source is unusable, or the folder
+    cannot be written.
     """
     if corpus is None:
         (corpus,) = config.sources
@@ -84,11 +82,8 @@ def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
     """Return the source of each corpus and its folder, None if it is not prepared yet.
 
     No text is read. A corpus whose files have new times counts as not prepared, because `prepare`
-    has to read it.
-
-    Raises:
-        ConfigError: the configured tokenizer cannot be used.
-        DataError: a source is unusable, or a prepared corpus is damaged.
+    has to read it. Raises a ConfigError if the configured tokenizer cannot be used, and a DataError
+    if a source is unusable, or a prepared corpus is damaged.
     """
     sources = [find_source(corpus, config) for corpus in config.sources]
     if config.kind == "blend":

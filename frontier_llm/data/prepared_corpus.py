@@ -141,10 +141,8 @@ class Samples:
     token ends a document, because they predict nothing.
 
     The order of each epoch follows from the seed and the digest of the corpus (`Manifest.digest`).
-    Without `shuffle` it is that of the stream. Without `reads` all tokens are zeros.
-
-    Raises:
-        DataError: the stream is shorter than one window, or no window predicts a token.
+    Without `shuffle` it is that of the stream. Without `reads` all tokens are zeros. Raises a
+    DataError if the stream is shorter than one window, or no window predicts a token.
     """
 
     def __init__(
@@ -237,8 +235,7 @@ class Samples:
 def check_tokenizer(folder: Path, manifest: Manifest) -> None:
     """Refuse a prepared corpus whose tokenizer is missing or has changed.
 
-    Raises:
-        DataError: a file is missing or has changed.
+    Raises a DataError if a file is missing or has changed.
     """
     try:
         found = digest_tokenizer(folder)

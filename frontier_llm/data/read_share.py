@@ -1,19 +1,16 @@
 """Measure which share of the pairs of tokens of a sample attention reads (`data.read_share`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import corpus_shares
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import IDX_HEADER, MANIFEST_FILE, Manifest
 from frontier_llm.data.packing import Packing, open_packing
 from frontier_llm.data.pair_packing import Pairs
-from frontier_llm.data.prepare import find_prepared
-from frontier_llm.errors import ConfigError, DataError
 
 
 def read_share(lengths: npt.NDArray[np.integer], sequence_length: int, packing: str) -> float:
@@ -50,39 +47,13 @@ def pair_share(packing: Packing, pairs: Pairs) -> float:
 
 
 def with_read_share(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
-    """Fill in the share of prepared corpora, whose folders are given, if it is needed."""
+    """Fill in the share of prepared corpora, whose folders are given, if it is needed.
+
+    Each corpus counts as often as it is read.
+    """
     data = config.data
     if data.documents != "separate" or data.read_share is not None:
         return config
-    share = _share_of(data, folders)
-    return config.changed("data", read_share=share)
-
-
-def with_known_share(config: RunConfig, explain: Callable[[str], object]) -> RunConfig:
-    """As `with_read_share`, if all corpora are prepared; explain what a prediction counts."""
-    if config.data.documents != "separate" or config.data.read_share is not None:
-        return config
-    try:
-        folders = [folder for _, folder in find_prepared(config.data)]
-    except (ConfigError, DataError):  # a plan may be for text of another machine
-        folders = [None]
-    known = [folder for folder in folders if folder is not None]
-    if len(known) < len(folders):
-        explain(
-            "data.documents=separate: attention is counted as if documents were joined, because "
-            "the corpus is not prepared; set data.read_share, or run frontier-llm preprocess"
-        )
-        return config
-    config = with_read_share(config, known)
-    explain(
-        f"data.documents=separate: attention reads {config.data.pairs_read:.1%} of the pairs of "
-        "tokens of a sample, as in the prepared corpus"
-    )
-    return config
-
-
-def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
-    """Return the share of all corpora, each as often as it is read."""
     names = [corpus.name for corpus in data.sources]
     shares, tokens = dict[str, float](), dict[str, int]()
     for name, folder in zip(names, folders, strict=True):
@@ -96,7 +67,8 @@ def _share_of(data: DataConfig, folders: Sequence[Path]) -> float:
             packing = open_packing(folder / "train", lengths, data.sequence_length, pairs)
             shares[name] = pair_share(packing, pairs)
         tokens[name] = split.tokens
-    if data.kind != "blend":
-        return shares[names[0]]
-    weights = corpus_shares(tokens, {c.name: c.weight for c in data.sources}, data.blend_alpha)
-    return sum(weights[name] * share for name, share in shares.items())
+    share = shares[names[0]]
+    if data.kind == "blend":
+        weights = corpus_shares(tokens, {c.name: c.weight for c in data.sources}, data.blend_alpha)
+        share = sum(weights[name] * share for name, share in shares.items())
+    return config.changed("data", read_share=share)

@@ -50,11 +50,9 @@ def make_loader(
     """Build the loader of one data rank of a number of them.
 
     In training the samples are shuffled; otherwise validation samples are read in order, each of
-    them once. `windows` are those of `make_windows`; None: they are made, and read.
-
-    Raises:
-        ConfigError: the tokenizer has more tokens than the model's embedding has rows.
-        DataError: see `make_windows`.
+    them once. `windows` are those of `make_windows`; None: they are made, and read. Raises a
+    ConfigError if the tokenizer has more tokens than the model's embedding has rows, and the errors
+    of `make_windows`.
     """
     data = config.data
     if windows is None:
@@ -87,12 +85,10 @@ def make_windows(
 ) -> CorpusSamples | BlendedSamples | ValidationWindows:
     """Return the windows of a run, in training or in an evaluation during training.
 
-    Pipeline stages between the first and the last need no tokens, only the borders of documents.
-    If all stages read tokens, each sample would be read once per stage, in small random reads from
-    a shared file system. Without `reads` windows have the same shapes and consist of zeros.
-
-    Raises:
-        DataError: the training has fewer samples than a step reads, or the validation has none.
+    Pipeline stages between the first and the last need no tokens, only the borders of documents. If
+    all stages read tokens, each sample would be read once per stage, in small random reads from a
+    shared file system. Without `reads` windows have the same shapes and consist of zeros. Raises a
+    DataError if the training has fewer samples than a step reads, or the validation has none.
     """
     samples = [
         window_corpus(config, corpus, train=train, reads=reads) for corpus in corpora.corpora

@@ -88,17 +88,6 @@ def own_folder(names: Collection[str]) -> str | None:
     return next((what for what, own in _OWN_FILES if own.issubset(names)), None)
 
 
-def list_folder(root: Path) -> Listing:
-    """List all files in a folder and in the folders that it links to.
-
-    Raises:
-        DataError: this program has written the folder itself.
-    """
-    listing = _Lister(root)
-    listing.run()
-    return listing.listing
-
-
 def list_stdlib(root: Path) -> Listing:
     """List the sources of the standard library, without its tests."""
     listing = Listing(root)
@@ -111,7 +100,10 @@ def list_stdlib(root: Path) -> Listing:
 
 
 class _Lister:
-    """One walk through a folder. Links are followed after all folders without links."""
+    """One walk through a folder. Links are followed after all folders without links.
+
+    `run` raises a DataError if this program has written the folder itself.
+    """
 
     def __init__(self, root: Path) -> None:
         self.listing = Listing(root)
@@ -120,13 +112,15 @@ class _Lister:
         self._files: dict[str, list[tuple[Path, int]]] = {}  # paths and sizes by real path
         self._links: list[Path] = []  # links to folders
 
-    def run(self) -> None:
-        self._walk(self._root, hidden=False)
+    def run(self) -> Listing:
+        """List all files in the folder and in the folders that it links to."""
+        self._walk(self._root)
         while self._links:
             links, self._links = sorted(self._links), []
             for link in links:
                 self._follow(link)
         self._choose()
+        return self.listing
 
     def _follow(self, link: Path) -> None:
         target = os.path.realpath(link)
@@ -135,11 +129,14 @@ class _Lister:
         if target in self._folders or Path(holder).is_relative_to(target):
             self.listing.leave_out(REPEATED, f"{self._name(link)} (a link to {target})", 0)
         else:
-            self._walk(link, hidden=False)
+            self._walk(link)
 
-    def _walk(self, top: Path, *, hidden: bool) -> None:
-        """Sort the entries of a folder and its subfolders, without following links."""
-        waiting = [(top, hidden)]
+    def _walk(self, top: Path) -> None:
+        """Sort the entries of a folder and its subfolders, without following links.
+
+        What begins with a dot is hidden, and so are Python's caches.
+        """
+        waiting = [(top, False)]
         while waiting:
             folder, is_hidden = waiting.pop()
             real = os.path.realpath(folder)
@@ -157,7 +154,8 @@ class _Lister:
                 self._leave_out_own(folder, own)
                 continue
             for entry in entries:
-                path, hides = folder / entry.name, is_hidden or _hides(entry.name)
+                path = folder / entry.name
+                hides = is_hidden or entry.name.startswith(".") or entry.name == "__pycache__"
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((path, hides))
                 else:
@@ -214,11 +212,6 @@ class _Lister:
 def _preference(file: tuple[Path, int]) -> tuple[bool, bool, Path]:
     path, _ = file
     return claim_of(path.name)[0] is None, path.is_symlink(), path
-
-
-def _hides(name: str) -> bool:
-    """Return whether a file or folder is hidden: it begins with a dot, or holds Python's caches."""
-    return name.startswith(".") or name == "__pycache__"
 
 
 @dataclass(frozen=True)
@@ -353,8 +346,7 @@ class Source:
 def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     """List the files of a corpus without reading them.
 
-    Raises:
-        DataError: the path does not exist, holds no text, or is a folder of this program.
+    Raises a DataError if the path does not exist, holds no text, or is a folder of this program.
     """
     config = config.of(corpus)
     root = _root(corpus)
@@ -364,7 +356,7 @@ def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:
     if corpus.kind == "stdlib":
         listing = list_stdlib(root)
     else:
-        listing = Listing(root, [root]) if single else list_folder(root)
+        listing = Listing(root, [root]) if single else _Lister(root).run()
     folder, files = root.parent if single else root, []
     for path in listing.paths:
         name = path.relative_to(folder).as_posix()

@@ -224,8 +224,8 @@ class NoTextError(Exception):
 def decode(content: bytes, start: int = 0) -> str:
     """Decode UTF-8, and drop a byte order mark if `start`, the place in the file, is 0.
 
-    Raises:
-        NoTextError: the bytes are not UTF-8, or contain a null byte, which marks binary files.
+    Raises a NoTextError if the bytes are not UTF-8, or contain a null byte, which marks binary
+    files.
     """
     if start == 0 and content.startswith(BOM):
         content, start = content[len(BOM) :], len(BOM)

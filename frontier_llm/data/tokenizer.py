@@ -89,8 +89,7 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without an end-of-document token.
 
-        Raises:
-            DataError: the text is not valid Unicode: it has half a surrogate pair.
+        Raises a DataError if the text is not valid Unicode: it has half a surrogate pair.
         """
 
     def byte_name(self, byte: int) -> str | None:

@@ -27,8 +27,7 @@ _MAIN_FILES = (JSON_FILE, MODEL_FILE, "spiece.model")
 def tokenizer_files(path: Path) -> dict[str, Path]:
     """Return the files of a tokenizer, by the names of their copies; the main one is first.
 
-    Raises:
-        ConfigError: there is no tokenizer at the path.
+    Raises a ConfigError if there is no tokenizer at the path.
     """
     main = path
     if path.is_dir():
@@ -51,8 +50,7 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 def open_tokenizer(path: Path, end: str | int | None = None) -> Tokenizer:
     """Open the tokenizer at a path; `end`, or the token that it names, ends a document.
 
-    Raises:
-        ConfigError: the tokenizer cannot be used, or names no token that ends a document.
+    Raises a ConfigError if the tokenizer cannot be used, or names no token that ends a document.
     """
     main = next(iter(tokenizer_files(path).values()))
     kind = JsonTokenizer if main.suffix == ".json" else SentencePieceTokenizer

@@ -29,11 +29,8 @@ def run_jobs(
     """Call `work` for all jobs and yield (job, result) in the order of completion.
 
     If there are several workers, they are other processes, and results and exceptions must be
-    picklable. The first exception of `work` is raised.
-
-    Raises:
-        WorkerDiedError: a worker process was killed.
-        Exception: the first exception that `work` raised; the other workers are stopped.
+    picklable. The first exception of `work` is raised, and the other workers are stopped. Raises a
+    WorkerDiedError if a worker process was killed.
     """
     workers = min(workers, len(jobs))
     if workers <= 1:

@@ -85,10 +85,8 @@ def resolve(
     The setting `kernels` is `torch`, `elementwise`, `compiled`, `fused` (required), `auto` (fused
     norms if possible; on a GPU the same as `fastest`, unless torch is deterministic, because two
     runs could choose differently) or `fastest` (the same norms, and `elementwise` if it is faster
-    in the first steps).
-
-    Raises:
-        ConfigError: `fused` is wanted and neither package works; the message says why.
+    in the first steps). Raises a ConfigError if `fused` is wanted and neither package works; the
+    message says why.
     """
     without_packages = {"torch": TORCH, "compiled": COMPILED, "elementwise": ELEMENTWISE}
     if wanted in without_packages:

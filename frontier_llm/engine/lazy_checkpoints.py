@@ -77,10 +77,8 @@ class Checkpoints:
 
         Return the step that it was saved after, or 0 if there is none. Collective over all ranks.
         Frozen parameters and buffers keep their values, with a warning, if they are not in a
-        checkpoint of an older version or of FSDP2.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another module.
+        checkpoint of an older version or of FSDP2. Raises a CheckpointError if the checkpoint is
+        damaged, or belongs to another module.
         """
         states = self._sharded.states
         own = tensor_names(chain(states.shards(), states.frozen_shards(writable=True)))
@@ -117,10 +115,8 @@ class Checkpoints:
         """Begin to write the states of all ranks, and the persistent buffers of rank 0.
 
         Collective over all ranks. `step` is the number of steps so far, `meta` plain JSON that is
-        stored along, such as the position in the data.
-
-        Raises:
-            CheckpointError: the previous checkpoint failed.
+        stored along, such as the position in the data. Raises a CheckpointError if the previous
+        checkpoint failed.
         """
         states, buffers = self._sharded.states, persistent_buffers(self._sharded.module)
         shards: Iterable[StateShard] = chain(states.shards(), states.frozen_shards())

@@ -37,10 +37,8 @@ def records_of(
 ) -> list[ParameterRecord]:
     """Describe all parameters, those of the unit `REST` first, then layer by layer.
 
-    A parameter that several layers use, or a layer and another module, belongs to `REST`.
-
-    Raises:
-        ConfigError: parameters differ in dtype or device, or their dtype is not in DTYPES.
+    A parameter that several layers use, or a layer and another module, belongs to `REST`. Raises a
+    ConfigError if parameters differ in dtype or device, or their dtype is not in DTYPES.
     """
     records = list(_records(module, layers, update))
     parameters = [record.parameter for record in records]

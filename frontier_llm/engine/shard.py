@@ -46,7 +46,8 @@ def shard(
     """Shard a module's parameters, gradients and optimizer states over all ranks.
 
     Collective over all ranks, which must hold equal parameters. The storage of the parameters is
-    replaced.
+    replaced. Raises a ConfigError if a factor does not divide the next one, parameters differ in
+    dtype or device, or they differ between ranks.
 
     Args:
         module: on the device on which it trains, with parameters of one dtype.
@@ -59,10 +60,6 @@ def shard(
         precision: dtypes of the computation; None = that of the parameters.
         micro_batches: backward passes per step, over which losses are averaged.
         ranks_per_node: neighbouring ranks that share a node; None = all ranks.
-
-    Raises:
-        ConfigError: a factor does not divide the next one, parameters differ in dtype or device, or
-            they differ between ranks.
     """
     if not dist.is_initialized():
         raise ConfigError(

@@ -79,11 +79,9 @@ class Sharded:
         Return the norm of the gradient before it was clipped. Collective over all ranks. A
         parameter that has no gradient on any rank is left as it is. `saved` tells that the states
         are saved after this step (`Checkpoints.is_due`), so that a run that continues from them
-        repeats this run to the last digit.
-
-        Raises:
-            ConfigError: the learning rate is no number from 0 on.
-            TrainingError: a backward pass is missing, or the ranks have gathered different layers.
+        repeats this run to the last digit. Raises a ConfigError if the learning rate is no number
+        from 0 on, and a TrainingError if a backward pass is missing, or the ranks have gathered
+        different layers.
         """
         learning_rate = number_of(learning_rate)
         scale = float(dist.get_world_size() * self._passes.micro_batches)

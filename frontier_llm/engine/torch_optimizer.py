@@ -40,8 +40,8 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Return the result of `closure`, which is called first; then do `Sharded.step`.
 
-        Raises:
-            ConfigError: the learning rates of two groups have another ratio than their factors.
+        Raises a ConfigError if the learning rates of two groups have another ratio than their
+        factors.
         """
         if closure is not None and not callable(closure):
             todo = "write step(): the learning rate is param_groups[0]['lr'], or a scheduler's"

@@ -17,16 +17,14 @@ class Watchdog:
     """Watches the training loop of each rank, from `with Watchdog(folder) as watchdog:` on.
 
     If a step exceeds its limit on any rank, every rank writes where it is to FOLDER/stall.txt, and
-    all ranks end. A step may also take 10 times the median of the last 20 steps.
+    all ranks end. A step may also take 10 times the median of the last 20 steps. Raises a
+    ConfigError if the ranks were not started by torchrun or srun.
 
     Args:
         folder: for the diagnosis. It is made if it is absent.
         step_seconds: limit of a step.
         first_step_seconds: limit of each of the first three steps.
         other_seconds: limit of anything else between two steps.
-
-    Raises:
-        ConfigError: the ranks were not started by torchrun or srun.
     """
 
     def __init__(

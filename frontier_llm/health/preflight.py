@@ -46,11 +46,8 @@ def check_all_ranks(
 
     Collective over all ranks, through the store only. `nodes_per_copy` nodes together hold one copy
     of the optimizer states; `local` is the folder of this run's checkpoints on this node, and
-    `old` has the folders by tier that are deleted when the run resumes.
-
-    Raises:
-        LaunchError: some ranks are absent, or a check failed. Raised on rank 0.
-        RankFailure: rank 0 has raised a LaunchError. Raised on the other ranks, without a message.
+    `old` has the folders by tier that are deleted when the run resumes. If some ranks are absent or
+    a check failed, rank 0 raises a LaunchError, and the others a RankFailure without a message.
     """
     timeout = timedelta(seconds=config.launch.meeting_seconds)
     own_report = RankReport.of(config, world, accelerator, local, old)
@@ -151,11 +148,9 @@ def check_groups(
 
     Collective over all ranks, each of which passes the trials in which it takes part, in one order
     of all trials, after `check_all_ranks`. After it, no message of the run creates a communicator.
-    The time limit holds per trial.
-
-    Raises:
-        LaunchError: a trial did not complete in time, or had a wrong result. The message names the
-            group, and the ranks that did not join it with their hosts.
+    The time limit holds per trial. Raises a LaunchError if a trial did not complete in time, or had
+    a wrong result. The message names the group, and the ranks that did not join it with their
+    hosts.
     """
     # NCCL waits in the store for the identifier of a communicator, and blocks its connection
     store = store.clone()  # type: ignore[attr-defined]

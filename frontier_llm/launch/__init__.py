@@ -5,8 +5,7 @@
 - `rendezvous`: the key-value store that all ranks share, and torch's process group.
 - `coordination`: broadcast from rank 0 through the store, and a common exit.
 - `forked_ranks`: forks the ranks of one machine, and notices when they end.
-- `rank`: runs the work of one rank and reports its failure.
-- `failure`: describes an exception by a file, a message and an exit code; finds the failure that
-  caused the others.
+- `failure`: runs the work of one rank, describes its failure by a file, a message and an exit code,
+  and finds the failure that caused the others.
 - `stop`: requests to stop, by a signal, by a file, or by the time limit of the job.
 """

@@ -49,12 +49,9 @@ def broadcast_from_rank_zero(
     """Call `make` on rank 0 and return its text on every rank.
 
     Collective over all ranks, through the store only: no process group is needed. A key may be used
-    only once per job.
-
-    Raises:
-        RankFailure: on the other ranks, if `make` failed. The error has rank 0's exit code and no
-            message, since rank 0 reports the failure.
-        RankZeroLostError: rank 0 ended without an answer, or `make` took longer than `timeout`.
+    only once per job. If `make` failed, the other ranks raise a RankFailure with rank 0's exit code
+    and no message, since rank 0 reports the failure. Raises a RankZeroLostError if rank 0 ended
+    without an answer, or `make` took longer than `timeout`.
     """
     if world.rank == 0:
         return _make_and_publish(world, store, key, make)

@@ -43,6 +43,9 @@ def make_store(
 ) -> "Store":
     """Connect to the key-value store that rank 0 holds, and wait for all ranks.
 
+    Raises a LaunchError if the port is in use; rank 0 may not open enough files; rank 0 did not
+    answer, or some ranks did not connect, within `timeout`.
+
     Args:
         world: rank, size and rank 0's address.
         timeout: how long to wait for rank 0, and afterwards for any key.
@@ -50,10 +53,6 @@ def make_store(
         quiet: rank 0 only: how long to wait for the next rank, if some have connected; None: as
             long as `timeout` allows.
         connections: rank 0 only: connections of each rank to the store, at most.
-
-    Raises:
-        LaunchError: the port is in use; rank 0 may not open enough files; rank 0 did not answer, or
-            some ranks did not connect, within `timeout`.
     """
     from torch.distributed import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore

@@ -76,9 +76,8 @@ def started_again(environ: Mapping[str, str]) -> bool:
 def read_task(environ: Mapping[str, str]) -> SlurmTask:
     """Read the rank, size and node of this task in its step.
 
-    Raises:
-        EnvironmentMismatchError: variables are missing, nodes have unequal numbers of tasks, or the
-            tasks are not numbered node by node.
+    Raises an EnvironmentMismatchError if variables are missing, nodes have unequal numbers of
+    tasks, or the tasks are not numbered node by node.
     """
     missing = [name for name in _RANK_VARIABLES if name not in environ]
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")

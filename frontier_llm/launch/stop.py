@@ -124,7 +124,9 @@ class StopRequest:
 
         Must be called once per step: the deadline measures the length of a step between two calls.
         """
-        self._reason = self._reason or self._flag.reason or self._check_file()
+        self._reason = self._reason or self._flag.reason
+        if self._file is not None and self._file.exists():
+            self._reason = self._reason or f"file {self._file.name}"
         if self._deadline is not None:
             self._reason = self._reason or self._deadline.look()
         return bool(self._reason)
@@ -133,11 +135,6 @@ class StopRequest:
     def reason(self) -> str:
         """Name of the signal or file, or the time left; empty if there is no request."""
         return self._reason or self._flag.reason
-
-    def _check_file(self) -> str:
-        if self._file is None or not self._file.exists():
-            return ""
-        return f"file {self._file.name}"
 
     def withdraw(self) -> None:
         """Delete the file, if there is one: the states are saved, and the run ends."""

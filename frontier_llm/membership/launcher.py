@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from frontier_llm.errors import LaunchError, print_error
 from frontier_llm.launch import failure
-from frontier_llm.launch.failure import Ended, report_cause
+from frontier_llm.launch.failure import Ended, report_cause, run_rank
 from frontier_llm.launch.forked_ranks import (
     POLL_SECONDS,
     ForkedRanks,
@@ -25,7 +25,6 @@ from frontier_llm.launch.forked_ranks import (
     fork_rank,
     local_world,
 )
-from frontier_llm.launch.rank import run_rank
 from frontier_llm.launch.rendezvous import connect_again, listen, raise_file_limit
 from frontier_llm.launch.stop import ParentSignals
 from frontier_llm.launch.world import World
@@ -53,11 +52,9 @@ def launch(
     """Run `target` on forked processes until all ranks are done; print the cause of a failure.
 
     The first SIGINT, SIGTERM or SIGUSR1 asks all ranks to save and stop; they receive SIGTERM. A
-    second SIGINT kills them at once. No process outlives this call or this process.
-
-    Raises:
-        LaunchError: the port is in use, a process cannot be started, the store may not open enough
-            files, or the process that holds the store ended.
+    second SIGINT kills them at once. No process outlives this call or this process. Raises a
+    LaunchError if the port is in use, a process cannot be started, the store may not open enough
+    files, or the process that holds the store ended.
     """
     raise_file_limit(options.ranks + replacing.spares, options.connections)
     failure.clear(options.failure_dir)

@@ -1,7 +1,8 @@
-"""Translate the configuration of a run to megatron's TransformerConfig."""
+"""Translate the configuration of a run to megatron's TransformerConfig, with a GELU of our own."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -10,7 +11,6 @@ from torch.nn import functional as F
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.resolved import ResolvedLayout
-from frontier_llm.model.gelu import gelu_tanh
 
 _NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -95,3 +95,33 @@ def _activation(model: ModelConfig, fused: bool) -> Callable[[Tensor], Tensor]:
     }
     function = functions[model.activation]
     return F.gelu if fused and function is gelu_tanh else function
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return GELU in its tanh form (arXiv:1606.08415, section 2).
+
+    The result may have only one reader, such as a linear layer, because the backward pass
+    overwrites the gradient of the result.
+    """
+    if torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    output: Tensor = _GeluTanh.apply(x)
+    return output
+
+
+class _GeluTanh(torch.autograd.Function):
+    """GELU whose backward pass needs no further tensor.
+
+    This matters while weight gradients wait: the output of GELU is then kept as a factor, and
+    another tensor of its size would add to the peak memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x, approximate="tanh")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,), (x,) = grads, ctx.saved_tensors
+        return torch.ops.aten.gelu_backward.grad_input(grad, x, approximate="tanh", grad_input=grad)

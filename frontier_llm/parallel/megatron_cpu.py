@@ -71,8 +71,7 @@ REPLACEMENTS = (
 def install() -> None:
     """Replace the names, once per process. Only for ranks without a GPU.
 
-    Raises:
-        RuntimeError: this release of megatron-core does not have one of the names.
+    Raises a RuntimeError if this release of megatron-core does not have one of the names.
     """
     import megatron.core.tensor_parallel.random  # noqa: F401
 

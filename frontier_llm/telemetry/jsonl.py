@@ -85,10 +85,8 @@ def lines_from_end(path: Path) -> Iterator[bytes]:
 def cut(run_dir: Path, step: int) -> None:
     """Shorten the file to the steps up to `step`, as a run does that resumes at this step.
 
-    Everything from the first later step or the first damaged line on is removed.
-
-    Raises:
-        TrainingError: the file cannot be written; the message names it.
+    Everything from the first later step or the first damaged line on is removed. Raises a
+    TrainingError if the file cannot be written; the message names it.
     """
     path = run_dir / METRICS_FILE
     try:
@@ -127,8 +125,7 @@ class AppendedLines:
     def append(self, line: str) -> None:
         """Append a line, which has no newline yet.
 
-        Raises:
-            TrainingError: the folder is gone.
+        Raises a TrainingError if the folder is gone.
         """
         self._waiting.append(line.encode() + b"\n")
         try:
@@ -186,16 +183,14 @@ class JsonlSink(AppendedLines):
     def write(self, metrics: StepMetrics) -> None:
         """Append a step.
 
-        Raises:
-            TrainingError: the run directory is gone.
+        Raises a TrainingError if the run directory is gone.
         """
         self.append(metrics.to_json())
 
     def cut(self, step: int) -> None:
         """Remove the lines after a step, as `cut` does, and those that wait.
 
-        Raises:
-            TrainingError: the file cannot be written.
+        Raises a TrainingError if the file cannot be written.
         """
         cut(self._path.parent, step)
         wanted = [line for line in self._waiting if json.loads(line)["step"] <= step]

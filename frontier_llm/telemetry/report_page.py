@@ -34,8 +34,7 @@ CONFIG_FILE = "config.yaml"
 def write_report(run_dir: Path) -> Path:
     """Write report.html of a run directory; any of the run's files may be absent.
 
-    Raises:
-        TrainingError: the file cannot be written; the message names it.
+    Raises a TrainingError if the file cannot be written; the message names it.
     """
     path = run_dir / REPORT_FILE
     try:

@@ -42,8 +42,7 @@ class RunFile(Part):
     def write(self, run_dir: Path) -> Path:
         """Write the file; return its path.
 
-        Raises:
-            TrainingError: it cannot be written.
+        Raises a TrainingError if it cannot be written.
         """
         path = run_dir / self.file_name
         try:

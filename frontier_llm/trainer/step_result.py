@@ -47,11 +47,8 @@ def reduce_totals(
 
     Collective over all ranks. All get the same sums, so they make the same decisions. On a GPU the
     host does not wait. The bytes of this all-reduce count in the next call. Tensors among the
-    addends lie on the device.
-
-    Returns:
-        [numbers] fp64, on the device. The first numbers are the sums, in the order of
-        `SCALARS`; `read_totals` explains the others.
+    addends lie on the device. Returns [numbers] fp64, on the device: the sums in the order of
+    `SCALARS`, then those that `read_totals` explains.
     """
     sent, unquantised = traffic.take(), traffic.take_unquantised()
     unknown = set(sent) - set(COLLECTIVES)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from frontier_llm.checkpoint import peer_sockets
-from frontier_llm.checkpoint.peer_sockets import Listener
+from frontier_llm.checkpoint import peer_files
+from frontier_llm.checkpoint.peer_files import Listener
 from tests.patience import patient
 
 
@@ -88,7 +88,7 @@ def test_a_greeting_may_come_in_parts(listener: Listener) -> None:
 
 
 def test_silent_connections_are_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_sockets, "_GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(peer_files, "_GREETING_SECONDS", 0.1)
     with connected(listener, b"x") as silent:
         threading.Timer(0.5, listener.close).start()
         with pytest.raises(OSError, match="was closed"):
@@ -99,7 +99,7 @@ def test_silent_connections_are_closed(listener: Listener, monkeypatch: pytest.M
 def test_at_most_so_many_greetings_are_awaited(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_sockets, "_GREETINGS", 4)
+    monkeypatch.setattr(peer_files, "_GREETINGS", 4)
     silent = [connected(listener, b"") for _ in range(9)]
     with connected(listener, listener.secret), listener.accept():
         assert all(map(is_closed, silent[:5]))
@@ -139,7 +139,7 @@ def test_the_loss_of_a_node_is_noticed_by_the_rank_that_accepted(listener: Liste
 
 def test_a_receiver_that_does_not_read_is_not_lost(listener: Listener) -> None:
     """Its kernel answers, so that only the limit of the program ends the connection."""
-    connection = peer_sockets.connect(listener.address, 60.0)
+    connection = peer_files.connect(listener.address, 60.0)
     with connection:
         assert_loss_is_noticed(connection)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 
 from frontier_lab.commands.export_weights import export
 from frontier_lab.commands.inspect_checkpoint import show, verify
+from frontier_lab.stored_weights import load_weights
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
-from frontier_llm.checkpoint.restore import load_weights
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import ParameterRecord, Placement

@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from frontier_lab.stored_weights import read_tensor
 from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.folders import MANIFEST
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest, SplitManifest
 from frontier_llm.checkpoint.rank_objects import tensor_names
-from frontier_llm.checkpoint.restore import check_model, load, read_tensor
+from frontier_llm.checkpoint.restore import check_model, load
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
 from frontier_llm.protocols import Placement, StateShard

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from frontier_lab.stored_weights import read_tensor
 from frontier_llm.checkpoint.discovery import Checkpoint, newest
 from frontier_llm.checkpoint.folders import step_folder
 from frontier_llm.checkpoint.kill_points import VARIABLE
-from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.checkpoint.torch_dcp import Reader, Writer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World

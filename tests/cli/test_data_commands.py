@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 
 from frontier_lab.commands import convert as convert_checkpoint
-from frontier_lab.commands import evaluate, generate, inspect_data
+from frontier_lab.commands import evaluate, generate, inspect_data, preprocess
 from frontier_lab.convert.ours import write_weights
 from frontier_lab.single_process_model import read_config
-from frontier_llm.cli import preprocess
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.commands import preprocess
+from frontier_lab.jobs import launch_checks
+from frontier_lab.jobs.launch import main
+from frontier_lab.jobs.launch_options import seconds_of, time_limit, with_joined_values
 from frontier_llm.checkpoint.folders import FOLDER, MANIFEST, step_folder
-from frontier_llm.cli import launch_checks, preprocess
 from frontier_llm.cli.compose import compose
-from frontier_llm.cli.launch import main
-from frontier_llm.cli.launch_options import seconds_of, time_limit, with_joined_values
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError, DataError, FrontierError, LaunchError
@@ -176,7 +177,7 @@ def test_the_command_of_a_user_with_own_files_names_them(site):
 
 def test_the_checks_do_without_torch(site):
     code = (
-        "import sys; from frontier_llm.cli.launch import main; "
+        "import sys; from frontier_lab.jobs.launch import main; "
         f"main({[*JOB, *_text(site)]!r}); sys.exit('torch' in sys.modules)"
     )
     root = {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.jobs.launch import main
 from frontier_llm.cli.compose import groups
 from frontier_llm.cli.experiments import Header, composed
-from frontier_llm.cli.launch import main
 from frontier_llm.cli.package_files import CONF
 from frontier_llm.errors import ConfigError, LaunchError
 

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from frontier_llm.cli.launch import main
-from frontier_llm.cli.launch_options import with_joined_values
+from frontier_lab.jobs.launch import main
+from frontier_lab.jobs.launch_options import with_joined_values
 from frontier_llm.errors import ConfigError
 
 pytestmark = pytest.mark.slow

@@ -62,7 +62,7 @@ def test_output_to_a_full_disk_is_an_error(arguments: list[str], unbuffered: str
 def test_a_rank_whose_log_is_full_keeps_its_exit_code() -> None:
     ended = run_in_shell('exec "$@" >/dev/full', "-c", TWO_RANKS)
     assert ended.stderr.splitlines()[0] == "3"
-    code = "from frontier_llm.launch.rank import exit_without_handlers as end; print(1); end(3)"
+    code = "from frontier_llm.launch.failure import exit_without_handlers as end; print(1); end(3)"
     assert run_in_shell('exec "$@" >/dev/full', "-c", code).returncode == 3
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from docs.generate import frontier_tables
 from docs.generate.planner_page import FRONTIER_PAGE
+from frontier_lab.jobs.launch import main
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.dry_run import build
 from frontier_llm.cli.experiments import composed
-from frontier_llm.cli.launch import main
 from frontier_llm.config import decode
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate

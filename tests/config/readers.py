@@ -60,7 +60,7 @@ READERS = {
     " model.name sharding.name collectives.name data.name cluster.name cluster.device.name",
     "trainer/sample.py": "trainer.sample_prompts",
     "cli/train.py": "launch.ranks launch.port launch.threads recovery.enabled plan",
-    "cli/launch.py": "launch.nodes",
+    "jobs/launch.py": "launch.nodes",
     "health/preflight.py": "launch.meeting_seconds",
     "launch/stop.py": "launch.stop_minutes",
     "sweeps/funnel.py": "launch.trial_minutes",

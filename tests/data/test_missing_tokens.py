@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.commands.preprocess import account_rows
 from frontier_llm.data.corpora import open_all
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, TextCounts, account_rows
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, TextCounts
 from frontier_llm.data.json_tokenizer import JsonTokenizer
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import Samples

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontier_lab.commands import plan
+from frontier_lab.predicted_run import with_known_share
 from frontier_llm.cli.experiments import composed
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.packing import pack
-from frontier_llm.data.read_share import read_share, with_known_share, with_read_share
+from frontier_llm.data.read_share import read_share, with_read_share
 from frontier_llm.data.run_loader import window_corpus
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.geometry.flops import forward_flops, score_pairs, step_hardware_flops

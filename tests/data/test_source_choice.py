@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.commands.preprocess import account_rows
 from frontier_lab.convert import theirs
 from frontier_lab.convert.ours import write_weights
 from frontier_lab.sweeps.sweep_trials import Trial
@@ -34,7 +35,6 @@ from frontier_llm.data.corpus_manifest import (
     REPEATED,
     Account,
     Manifest,
-    account_rows,
 )
 from frontier_llm.data.prepare import find_prepared, prepare
 from frontier_llm.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from frontier_llm.errors import DataError, RankFailure, StopRequested
 from frontier_llm.launch import failure
-from frontier_llm.launch.rank import report_failure, run_rank
+from frontier_llm.launch.failure import report_failure, run_rank
 from frontier_llm.launch.rendezvous import init_process_group, make_store
 from frontier_llm.launch.world import World
 from frontier_llm.membership.member import Membership, Place, once

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from frontier_llm.model.gelu import gelu_tanh
+from frontier_llm.model.transformer import gelu_tanh
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

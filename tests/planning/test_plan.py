@@ -9,10 +9,10 @@ from rich.console import Console
 
 from frontier_lab.commands import explain_layout, plan
 from frontier_lab.commands.planned_experiment import experiment_text
+from frontier_lab.jobs import launch
+from frontier_lab.jobs.launch_checks import forecast
 from frontier_lab.planning.plan_json import layout_json
-from frontier_llm.cli import launch
 from frontier_llm.cli.compose import compose, configured
-from frontier_llm.cli.launch_checks import forecast
 from frontier_llm.cli.options import run_command
 from frontier_llm.cli.package_files import CONF, CONF_DIR_VARIABLE
 from frontier_llm.config import decode

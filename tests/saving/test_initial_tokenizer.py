@@ -102,7 +102,9 @@ def test_what_generate_says_to_do_without_a_tokenizer_helps(
     (tmp_path / "one.txt").unlink()
     ended = run(lambda: main(command))
     assert ended.code == 2
-    copying = re.search(r"do: restore it, or copy its (\S+), or its .*, to (\S+)", ended.text)
+    copying = re.search(
+        r"do: restore it or make it readable, or copy its (\S+), or its .*, to (\S+)", ended.text
+    )
     assert copying is not None, ended.text
     shutil.copy(kept, Path(copying[2]) / copying[1])
     ended = run(lambda: main(command))
@@ -115,15 +117,19 @@ def test_what_generate_says_to_do_without_a_tokenizer_helps(
 def test_commands_without_keys_advise_no_key_without_a_text(tmp_path: Path) -> None:
     assert train(*of_text(tmp_path, "one")).code == 0
     shutil.rmtree(tmp_path / "prepared")
-    (tmp_path / "one.txt").unlink()
-    folder = f"{tmp_path}/run-one"
+    text, folder = tmp_path / "one.txt", f"{tmp_path}/run-one"
+    text.unlink()
     advice = {"evaluate": "add --text FILE", "generate": "write prompts", "inspect-data": ""}
-    for command, todo in advice.items():
-        ended = run(lambda command=command: main([command, folder]))  # type: ignore[misc]
-        assert ended.code == 2
-        assert f"{tmp_path}/one.txt\n  do: restore it" in ended.text
-        assert todo in ended.text
-        assert "set data.path" not in ended.text
+    for problem in (f"there is no {text}\n", f"cannot read {text}, a link to {text}: "):
+        for command, todo in advice.items():
+            ended = run(lambda command=command: main([command, folder]))  # type: ignore[misc]
+            assert ended.code == 2
+            assert problem in ended.text
+            assert "\n  do: restore it or make it readable" in ended.text
+            assert todo in ended.text
+            assert "set data.path" not in ended.text
+        text.unlink(missing_ok=True)
+        text.symlink_to(text)  # not even root can read it
 
 
 def test_a_lost_configuration_is_written_again_as_advised(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_lab.stored_weights import read_tensor
 from frontier_llm.checkpoint.discovery import Checkpoint
 from frontier_llm.checkpoint.manifest import Manifest, Moments
 from frontier_llm.checkpoint.reduced_moments import BLOCK, ReducedWords, decode, encode, words
-from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.config.rules import check_checkpoint
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError

@@ -14,8 +14,8 @@ from frontier_lab.sweeps.sweep_trials import (
     ONLY_CHANCE,
     Trial,
     axes,
-    by_chance,
     pareto,
+    random_influence,
     read,
     sensitivity,
 )
@@ -77,8 +77,8 @@ def test_influence_by_chance_is_what_random_speeds_show():
     for _ in range(200):
         trials = [_trial(n % 4, n // 4 % 3, draw()) for n in range(24)]
         totals.append(sum(sensitivity(trials).values()))
-    assert fmean(totals) == pytest.approx(by_chance(trials), rel=0.1)
-    assert by_chance(trials) == pytest.approx(5 / 23)
+    assert fmean(totals) == pytest.approx(random_influence(trials), rel=0.1)
+    assert random_influence(trials) == pytest.approx(5 / 23)
 
 
 def test_few_trials_are_called_noise():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frontier_llm.cli import report as report_command
+from frontier_lab.commands import report as report_command
 from frontier_llm.cli.options import run_command
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.telemetry.figures import memory_figure, wire_figure

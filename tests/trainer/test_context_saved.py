@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from frontier_lab.stored_weights import read_tensor
 from frontier_llm.checkpoint.discovery import Checkpoint, find
-from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.cli.main import main
 from tests.covering import covering
 from tests.forked_train import TINY, run, train

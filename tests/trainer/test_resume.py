@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from frontier_lab.commands.inspect_data import View
 from frontier_lab.single_process_model import read_config
+from frontier_lab.stored_weights import read_tensor
 from frontier_llm.checkpoint import save
 from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.checkpoint.folders import committed
-from frontier_llm.checkpoint.restore import read_tensor
 from frontier_llm.data.batch import digest
 from frontier_llm.data.corpora import BlendedSamples, open_data
 from frontier_llm.data.loader import causal_batch

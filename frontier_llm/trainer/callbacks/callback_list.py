@@ -124,9 +124,8 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
     - `CorpusIntegrity`, `FiniteModel` and `Divergence` may end the run, so they come after the
       callbacks that record the step.
 
-    Raises:
-        ConfigError: a callback that the configuration names cannot be imported.
-        TrainingError: a user's callback cannot be constructed, or metrics.jsonl cannot be opened.
+    Raises a ConfigError if a callback that the configuration names cannot be imported, and a
+    TrainingError if a user's callback cannot be constructed, or metrics.jsonl cannot be opened.
     """
     is_first, report = context.world.rank == 0, RunReport(context)
     built_in: list[Callback] = [

@@ -191,7 +191,10 @@ class PipelineTimeline(Callback):
         timeline = StepTimeline(
             step=end.metrics.step, measured=measured, planned=_planned(self.context)
         )
-        _LOG.debug("%-10s %s", "pipeline", _describe_bubble(timeline))
+        text = f"stages waited {measured.waiting_share:.1%} of the passes of a step"
+        if timeline.planned is not None:
+            text += f" (planned {timeline.planned.waiting_share:.1%})"
+        _LOG.debug("%-10s %s", "pipeline", text)
         try:
             timeline.write(Path(self.context.config.run.dir))
         except TrainingError as error:  # the run can do without the picture
@@ -220,12 +223,6 @@ class PipelineTimeline(Callback):
             busy=[row[0] for row in by_stage],
             ends=[row[1] for row in by_stage],
         )
-
-
-def _describe_bubble(timeline: StepTimeline) -> str:
-    text = f"stages waited {timeline.measured.waiting_share:.1%} of the passes of a step"
-    planned = timeline.planned
-    return text if planned is None else f"{text} (planned {planned.waiting_share:.1%})"
 
 
 def _planned(context: TrainerContext) -> PassTimeline | None:

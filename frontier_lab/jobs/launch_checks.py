@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from frontier_lab.jobs.launch_options import TimeLimit
+from frontier_lab.option_values import check_writable
 from frontier_llm.checkpoint.folders import step_folders
-from frontier_llm.cli.launch_options import TimeLimit
-from frontier_llm.cli.options import check_writable
 from frontier_llm.cli.package_files import conf_dir_option
 from frontier_llm.cli.run_preparation import lock_run_dir
 from frontier_llm.config import RunConfig

@@ -6,7 +6,8 @@ A run writes its report at its end; this command also works while the run contin
 
 from collections.abc import Sequence
 
-from frontier_llm.cli.options import check_writable, run_folder, tool_parser
+from frontier_lab.option_values import check_writable, run_folder
+from frontier_llm.cli.options import tool_parser
 from frontier_llm.telemetry.report_page import write_report
 
 

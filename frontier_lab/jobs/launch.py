@@ -31,11 +31,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from frontier_llm.cli.compose import assumed_cluster, compose, configured
-from frontier_llm.cli.group_files import key_of
-from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
-from frontier_llm.cli.launch_checks import check_data, check_run_dir, forecast
-from frontier_llm.cli.launch_options import (
+from frontier_lab.jobs.launch_checks import check_data, check_run_dir, forecast
+from frontier_lab.jobs.launch_options import (
     check_qsub_options,
     check_sbatch_options,
     check_words,
@@ -44,10 +41,13 @@ from frontier_llm.cli.launch_options import (
     unknown_to_sbatch,
     with_joined_values,
 )
+from frontier_lab.predicted_run import assumed_cluster, with_known_share
+from frontier_llm.cli.compose import compose, configured
+from frontier_llm.cli.group_files import key_of
+from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
 from frontier_llm.cli.run_preparation import check_run
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.data.read_share import with_known_share
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose

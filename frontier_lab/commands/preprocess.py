@@ -10,7 +10,7 @@ depend on the number of worker processes.
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from frontier_llm.config.data import DataConfig
 from frontier_llm.config.reading import check_files, check_sources
 from frontier_llm.data.corpora import prepare_all
 from frontier_llm.data.corpus_build import MERGING
-from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest, account_rows
+from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Account, Manifest, Tally
 from frontier_llm.data.packing import describe_padding, packing_of
 from frontier_llm.data.prepared_corpus import streams
 from frontier_llm.units import MIB, counted, format_bytes, format_count, format_seconds
@@ -143,6 +143,58 @@ def show_account(manifest: Manifest, console: Console) -> None:
     for amount, what in rows:
         line = f"{amount:>{width}}  {what}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield (amount, what) for each line of the table of an account.
+
+    `kept` has the number of documents per split.
+    """
+    yield _files(account.found), "found"
+    yield _files(account.read), "read"
+    yield _row(account.documents, "document", "found in them")
+    for split, count in kept.items():
+        yield _row(count, "document", f"for {split}")
+    rows = list(_left_out(account))
+    yield from rows or [("0", "nothing left out")]
+    for example in account.examples:
+        yield "", example
+    if account.text.byte_tokens:
+        share = f"{account.text.byte_share:.2%} of the text"
+        yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
+    for warning in account.warnings:
+        yield "warning", warning
+
+
+def _left_out(account: Account) -> Iterator[tuple[str, str]]:
+    """Yield (count, what was left out or changed) for all counts that are not 0."""
+    for reason, tally in account.left_out.items():
+        names = ", ".join(tally.examples)
+        more = " ..." if tally.files > len(tally.examples) else ""
+        yield _files(tally), f"left out, {reason}: {names}{more}"
+    unknown_tokens = counted(account.text.unknown_tokens, "unknown token", ",")
+    for count, noun, what in (
+        (account.marked_files, "file", "divided at <|endoftext|>, which is left out"),
+        (account.empty_documents, "document", "left out, empty"),
+        (account.repeated_documents, "document", "left out, repeated"),
+        (account.broken_documents, "document", "left out, not text"),
+        (account.text.lost, "character", "without a token"),
+        (account.text.unknown, "character", f"in {unknown_tokens}"),
+        (account.text.changed, "character", "dropped or replaced by the tokenizer"),
+        (account.text.end_marks, "mark", "such as <|endoftext|> in documents, as ordinary text"),
+        (account.text.replaced, "surrogate", "without its other half, replaced by U+FFFD"),
+    ):
+        if count:
+            yield _row(count, noun, what)
+
+
+def _row(count: int, noun: str, what: str) -> tuple[str, str]:
+    amount, _, nouns = counted(count, noun, ",").partition(" ")
+    return amount, f"{nouns} {what}"
+
+
+def _files(tally: Tally) -> str:
+    return f"{counted(tally.files, 'file', ',')}, {counted(tally.bytes, 'byte', ',')}"
 
 
 def show_packing(folders: Sequence[Path], data: DataConfig, console: Console) -> None:
