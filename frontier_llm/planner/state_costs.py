@@ -133,7 +133,7 @@ class StateCosts:
             return 0.0
         converted = elements * (1 + 1 / parts)
         moved_bytes = converted * (compute_bytes + message_format.element_bytes)
-        return self._speed.moved(moved_bytes, 2 * self._messages)
+        return self._speed.quantised(moved_bytes, 2 * self._messages)
 
     def _refresh_conversion(self, parts: int, elements: float) -> float:
         """Return the seconds of the kernels of a refresh.
@@ -145,7 +145,7 @@ class StateCosts:
         if not seconds or not self._formats.refresh_differences:
             return seconds
         reads = elements * (1 + 1 / parts) * self._layout.compute_bytes
-        return seconds + self._speed.moved(reads, 0)
+        return seconds + self._speed.quantised(reads, 0)
 
     def _scatter_conversion(self, hop: Hop) -> float:
         """Return the seconds of the kernels of reduce-scatters of fp32 gradients along a hop.
@@ -159,7 +159,7 @@ class StateCosts:
         sent = gather_bytes(self.elements / hop.low, hop.width)
         moved_bytes = sent * (FP32_BYTES + 2 * message_format.element_bytes)
         moved_bytes += 2 * FP32_BYTES * self.elements / hop.high
-        return self._speed.moved(moved_bytes, 2 * self._messages)
+        return self._speed.quantised(moved_bytes, 2 * self._messages)
 
     def _sums_conversion(self) -> float:
         """Return the seconds of the kernels of sums over replicas.
@@ -173,7 +173,7 @@ class StateCosts:
         elements, width = self.elements / hops[0].low, self._factors.width("replica")
         element_bytes = self._scatter_format(hops[-1]).element_bytes
         moved_bytes = elements * (1 + 1 / width) * (FP32_BYTES + element_bytes)
-        gather_seconds = self._speed.moved(moved_bytes, 2 * self._messages)
+        gather_seconds = self._speed.quantised(moved_bytes, 2 * self._messages)
         return gather_seconds + sum(map(self._scatter_conversion, hops))
 
     def _scatter_format(self, hop: Hop) -> Format:

@@ -35,6 +35,17 @@ def test_a_gather_quantises_one_part_and_dequantises_all():
     assert costs.conversions.refresh == 0, "zero3 stores no other parameters than it updates"
 
 
+def test_measured_kernels_decide_how_long_conversions_take():
+    kernels = "attention_tflops: 100, attention_backward_tflops: 80, weight_gradient_ratio: 1"
+    key = "+cluster.device.calibration.kernels.bf16"
+    full, slow = (
+        _costs("collectives=zeropp", f"{key}={{{kernels},elementwise_gb_per_second: 900{more}}}")[0]
+        for more in ("", ",quantise_gb_per_second: 100")
+    )
+    share = full.conversions.gather / slow.conversions.gather
+    assert share == pytest.approx(100 / (2039 * 0.6955), rel=0.1)
+
+
 def test_a_scatter_quantises_and_adds_the_parts_of_the_other_ranks():
     costs, moved = _costs("collectives=zeropp")
     n, scale = costs.elements, 2 / 256
