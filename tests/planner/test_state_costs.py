@@ -80,6 +80,19 @@ def test_sums_over_replicas_are_sent_in_their_format_and_converted():
         assert theirs.sums == same.sums, "another program has a format of its own"
 
 
+def test_fsdp_sums_over_replicas_in_the_format_of_its_reductions():
+    """MixedPrecision.reduce_dtype decides both; NCCL's rings send what a sum has per element."""
+    hybrid = "planner.engine=fsdp", "sharding=mics", "sharding.params=8", "sharding.grads=8"
+    hybrid += "sharding.optimizer=8", "collectives.sums_format=fp32"
+    four, two = (
+        _costs(*hybrid, f"collectives.grads_format={form}")[0].sums.seconds
+        for form in ("fp32", "bf16")
+    )
+    assert two == pytest.approx(four / 2, rel=0.1)
+    given, _ = _costs(*hybrid, "collectives.grads_format=bf16", "planner.engine.sums_bytes=4")
+    assert given.sums.seconds == pytest.approx(four, rel=0.01)
+
+
 def test_conversions_are_part_of_a_step_and_no_communication():
     config = composed("experiment=amsp_llama_7b", "sharding=zero3", "collectives=zeropp")
     candidate = Candidate.of(config, 1024, 8)
