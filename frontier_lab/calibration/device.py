@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from frontier_llm.collectives.kernel_choice import choose_kernels
+from frontier_llm.collectives.slots import Slots
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.accumulate import accumulate_product
+from frontier_llm.geometry.formats import Format
 from frontier_llm.model.transformer import gelu_tanh
 from frontier_llm.planner.compute import BACKWARD_FLOPS, tile_flops
 
@@ -29,6 +32,8 @@ WEIGHT = {"cpu": (256, 384), "cuda": (4096, 4096)}
 COLD_BYTES = {"cpu": 1 << 26, "cuda": 0}
 """Total size of the operands that a measured product cycles through, by type of device. On a CPU it
 is larger than the caches of a core. The products of a GPU are larger than its caches."""
+QUANTISED = {"cpu": 1 << 21, "cuda": 1 << 26}
+"""Elements of a buffer that is quantised, by type of device."""
 FFN = 4
 """Width of the activation function, in hidden sizes."""
 SECONDS = 0.04
@@ -73,6 +78,8 @@ class KernelFigures:
     elementwise_bytes_per_second: float
     """Bytes per second of a layer's element-wise kernels, forward and backward pass together. The
     bytes are those of fully fused kernels (planner/block.py)."""
+    quantise_bytes_per_second: float
+    """Bytes per second of the kernels that quantise and dequantise a message."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,7 @@ def _measure_kernels(precision: str) -> KernelFigures:
         1e-12 * BACKWARD_FLOPS * flops / backward,
         _weight_gradient_ratio(dtype),
         _elementwise_bytes_per_second(dtype),
+        _quantise_bytes_per_second(dtype),
     )
 
 
@@ -168,6 +176,25 @@ def _elementwise_bytes_per_second(dtype: torch.dtype) -> float:
     elements = tokens * hidden * (2 * (2 + 3) + 2 * FFN)
     # the backward pass of an addition only passes its gradient on
     return 3 * elements * dtype.itemsize / seconds
+
+
+def _quantise_bytes_per_second(dtype: torch.dtype) -> float:
+    """Measure the kernels of messages in 8 bits, of buffers that are not in a cache.
+
+    On a CPU their arithmetic takes longer than the memory traffic.
+    """
+    kernels, message_format = choose_kernels("auto", device()), Format("int8")
+    elements = QUANTISED[device().type]
+    size = message_format.slot_bytes(elements, 1, elements)
+    pairs = []
+    for _ in range(max(1, COLD_BYTES[device().type] // (4 * elements))):
+        data = torch.zeros(1, size, dtype=torch.uint8, device=device())
+        slots = Slots(data, message_format, elements, elements, torch.bfloat16)
+        pairs.append((_random((1, elements), dtype), slots))
+    buffers = cycle(pairs)
+    seconds = seconds_of(lambda: kernels.quantise(*next(buffers)))
+    seconds += seconds_of(lambda: kernels.dequantise(*next(buffers)[::-1]))
+    return 2 * elements * (dtype.itemsize + message_format.element_bytes) / seconds
 
 
 def _passes(run: Callable[[], Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, float]:

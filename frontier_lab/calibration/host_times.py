@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from frontier_lab.calibration.device import device, used_bytes
 from frontier_llm.config.engine import HostTimes
@@ -37,14 +38,22 @@ SIZES = {
 
 
 class SmallCase(NamedTuple):
-    """Number of layers of a small model, and of micro-batches per step."""
+    """Number of layers of a small model, of micro-batches per step, and of tensor ranks."""
 
     layers: int
     micro_batches: int
+    tensor: int = 1
 
 
 CASES = (SmallCase(2, 1), SmallCase(2, 4), SmallCase(6, 4))
 """The measured cases: a base, one with more micro-batches, and one with more layers too."""
+TENSOR_CASE = CASES[2]._replace(tensor=2)
+"""The largest case on two tensor ranks, which is measured if the number of ranks is even."""
+
+
+def cases_of(ranks: int) -> tuple[SmallCase, ...]:
+    """Return the cases that so many ranks measure."""
+    return CASES if ranks % TENSOR_CASE.tensor else (*CASES, TENSOR_CASE)
 
 
 Configs = Mapping[str, Mapping[SmallCase, RunConfig]]
@@ -69,16 +78,19 @@ def measure_steps(configs: Configs) -> SmallSteps:
     """
     if device().type == "cpu":
         megatron_cpu.install()
-    any_config = next(iter(next(iter(configs.values())).values()))
     ranks = dist.get_world_size()
-    layout = ResolvedLayout.resolve(any_config, ranks, ranks)
-    groups = make_groups(layout.grid, head_stage=0)
     seconds: Seconds = {precision: {} for precision in configs}
     used = 0.0
-    for precision, cases in configs.items():
-        for case, config in cases.items():
-            seconds[precision][case] = _step_seconds(config, groups)
-            used = used or used_bytes()  # later models are larger
+    for tensor in (1, TENSOR_CASE.tensor):
+        groups = None
+        for precision, cases in configs.items():
+            for case, config in cases.items():
+                if case.tensor != tensor:
+                    continue
+                layout = ResolvedLayout.resolve(config, ranks, ranks)
+                groups = groups or _new_groups(layout)
+                seconds[precision][case] = _step_seconds(config, layout, groups)
+                used = used or used_bytes()  # later models are larger
     return SmallSteps(seconds, used)
 
 
@@ -89,22 +101,30 @@ def host_times(
 
     `planned` are seconds of a step that the planner predicts without times of the CPU; 0 on a GPU,
     where the CPU does not wait for the kernels. `defaults.backward_share` divides the time of a
-    layer.
+    layer. What the case with tensor ranks takes in addition is that of their collectives: the calls
+    and the wait for the slower rank, which happens in every layer.
     """
-    base, repeated, deeper = (measured[case] - planned[case] for case in CASES)
+    rests = {case: measured[case] - planned[case] for case in measured}
+    base, repeated, deeper = map(rests.__getitem__, CASES)
     few, many = CASES[0], CASES[2]
     layer = max(0.0, deeper - repeated) / (many.layers - few.layers) / many.micro_batches
     micro_batch = (repeated - base) / (many.micro_batches - few.micro_batches)
     micro_batch = max(0.0, micro_batch - few.layers * layer)
     step = max(0.0, base - micro_batch - few.layers * layer)
+    tensor = max(0.0, rests.get(TENSOR_CASE, deeper) - deeper) / many.layers / many.micro_batches
     return HostTimes(
         layer_us=1e6 * layer / (1 + defaults.backward_share),
         backward_share=defaults.backward_share,
-        tensor_us=0.0,
+        tensor_us=1e6 * tensor / (1 + defaults.backward_share),
         tensor_rank_us=0.0,
         micro_batch_us=1e6 * micro_batch,
         step_us=1e6 * step,
     )
+
+
+def _new_groups(layout: ResolvedLayout) -> Groups:
+    parallel_state.destroy_model_parallel()  # those of other cases
+    return make_groups(layout.grid, head_stage=0)
 
 
 def _batches(layout: ResolvedLayout) -> list[AnyBatch]:
@@ -115,9 +135,7 @@ def _batches(layout: ResolvedLayout) -> list[AnyBatch]:
     return [batch] * layout.micro_batches
 
 
-def _step_seconds(config: RunConfig, groups: Groups) -> float:
-    ranks = dist.get_world_size()
-    layout = ResolvedLayout.resolve(config, ranks, ranks)
+def _step_seconds(config: RunConfig, layout: ResolvedLayout, groups: Groups) -> float:
     _, step = bare_step(config, layout, groups, device())
     batches = _batches(layout)
     times = []

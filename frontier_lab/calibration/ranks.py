@@ -208,6 +208,7 @@ def _kernels(figures: KernelFigures) -> dict[str, float]:
         "attention_backward_tflops": round(figures.attention_backward_tflops, 5),
         "weight_gradient_ratio": round(figures.weight_gradient_ratio, 3),
         "elementwise_gb_per_second": round(figures.elementwise_bytes_per_second / 1e9, 2),
+        "quantise_gb_per_second": round(figures.quantise_bytes_per_second / 1e9, 2),
     }
 
 
@@ -247,5 +248,5 @@ def _host(
         for case, config in cases.items():
             planned[case] = step_time(_candidate(without, figures, config)).seconds
     times = host_times(figures.small_steps.seconds[precision], planned, EngineConfig().host)
-    names = ("layer_us", "micro_batch_us", "step_us")
+    names = ("layer_us", "tensor_us", "micro_batch_us", "step_us")
     return times.model_copy(update={name: round(getattr(times, name), 1) for name in names})

@@ -27,7 +27,7 @@ from frontier_lab.calibration.foreign_load import (
     is_disturbed,
     own_seconds,
 )
-from frontier_lab.calibration.host_times import CASES, SIZES, SmallCase
+from frontier_lab.calibration.host_times import SIZES, SmallCase, cases_of
 from frontier_lab.calibration.ranks import Figures, measure, measured
 from frontier_lab.commands.conf_files import new_conf_file
 from frontier_lab.option_values import refuse_useless, write_text
@@ -40,6 +40,13 @@ from frontier_llm.errors import ConfigError
 FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
 """Number formats that are measured, by type of device. Not fp16 on a CPU, which is a thousand times
 slower than fp32 and therefore not used."""
+HOST_ROWS = {
+    "layer_us": "layer",
+    "tensor_us": "layer with tensor ranks, in addition",
+    "micro_batch_us": "micro-batch",
+    "step_us": "step",
+}
+"""The printed times of the CPU; those of a layer are of its forward pass."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = None if options.write is None else cluster_file(options.write)
     formats = FORMATS[device().type]
     small = {
-        precision: {case: small_config(precision, case, options.ranks) for case in CASES}
+        precision: {
+            case: small_config(precision, case, options.ranks) for case in cases_of(options.ranks)
+        }
         for precision in formats
     }
     figures, foreign_cores = _measured_alone(partial(measure, options.ranks, formats, small))
@@ -123,7 +132,8 @@ def small_config(precision: str, case: SmallCase, ranks: int) -> RunConfig:
                  f"model.vocabulary={sizes['vocabulary']}",
                  f"data.vocabulary={sizes['vocabulary']}",
                  f"data.sequence_length={sizes['tokens']}", "data.micro_batch=1",
-                 f"data.global_batch={case.micro_batches * ranks}", "parallel.pipeline=1",
+                 f"data.global_batch={case.micro_batches * ranks // case.tensor}",
+                 f"parallel.tensor={case.tensor}", "parallel.pipeline=1",
                  f"precision={precision}", "checkpoint=off"]  # fmt: skip
     config: RunConfig = decode(compose(overrides))
     return config
@@ -159,6 +169,8 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
         table.add_row(f"weight gradient, {name}", ratio)
         speed = of_format.elementwise_bytes_per_second / 1e9
         table.add_row(f"element-wise kernels, {name}", f"{speed:.1f} GB/s")
+        speed = of_format.quantise_bytes_per_second / 1e9
+        table.add_row(f"kernels of quantised messages, {name}", f"{speed:.1f} GB/s")
     reserved = values["device"]["calibration"]["reserved_gib"]
     table.add_row("memory of a rank beside its tensors", f"{reserved:.2f} GiB")
     table.add_row("time to start a kernel", f"{device.kernel_seconds * 1e6:.1f} us")
@@ -170,7 +182,6 @@ def _others(figures: Figures, values: dict[str, Any]) -> Table:
             )
         table.add_row("hidden by computation", f"{figures.links.hidden_share:.0%}")
     for precision, times in values["device"]["calibration"]["host"].items():
-        for name in ("layer", "micro_batch", "step"):
-            microseconds = f"{times[name + '_us']:.0f} us"
-            table.add_row(f"CPU, {precision}, per {name.replace('_', '-')}", microseconds)
+        for name, per in HOST_ROWS.items():
+            table.add_row(f"CPU, {precision}, per {per}", f"{times[name]:.0f} us")
     return table

@@ -36,6 +36,9 @@ class KernelSpeeds(Section):
     elementwise_gb_per_second: float = Field(gt=0)
     """Bytes per second, in GB/s, of the norms, the activation function and the residual additions
     of a layer, forward and backward pass together. The bytes are those of fully fused kernels."""
+    quantise_gb_per_second: float | None = Field(None, gt=0)
+    """Bytes per second, in GB/s, that kernels read and write to quantise and dequantise messages;
+    null = those of `memory_share`."""
 
 
 class CalibrationConfig(Section):

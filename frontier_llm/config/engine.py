@@ -57,7 +57,7 @@ class EngineConfig(Section):
     """Bytes moved per parameter of a rank to add a micro-batch's gradient to the sums."""
     sums_bytes: int | None = Field(None, ge=1)
     """Bytes per element of the gradients that are summed over replicas; null = those of
-    `collectives.sums_format`."""
+    `collectives.sums_format`, or of `collectives.grads_format` in rings."""
     overlaps: bool = True
     """Whether gathers of parameters, reductions of gradients and the gather of updated parameters
     overlap with computation."""

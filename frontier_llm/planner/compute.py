@@ -114,6 +114,8 @@ class Speed:
             self.weight_gradient_ratio = measured.weight_gradient_ratio
         self._element_bytes = COMPUTE_BYTES[precision]
         self._bytes_per_second: float = device.memory_gb_per_second * 1e9 * calibration.memory_share
+        quantise_gb = measured.quantise_gb_per_second if measured else None
+        self._quantise_share = quantise_gb * 1e9 / self._bytes_per_second if quantise_gb else 1.0
         self.kernel_seconds: float = calibration.kernel_us * 1e-6
         self.has_host = device.kind != "cpu"
         self.hidden_share = calibration.hidden_share
@@ -148,6 +150,10 @@ class Speed:
     def moved(self, moved_bytes: float, kernels: int = 1) -> float:
         """Return the seconds of element-wise kernels that read and write `moved_bytes` in total."""
         return moved_bytes / self._bytes_per_second + kernels * self.kernel_seconds
+
+    def quantised(self, moved_bytes: float, kernels: int) -> float:
+        """Return the seconds of kernels that quantise or dequantise messages."""
+        return self.moved(moved_bytes / self._quantise_share, kernels)
 
 
 def chunk_seconds(

@@ -14,6 +14,7 @@ from functools import partial
 
 from frontier_llm.config.engine import EngineConfig
 from frontier_llm.geometry.formats import FP32, Format
+from frontier_llm.geometry.grid import Level
 from frontier_llm.geometry.inventory import padded_vocabulary
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_tables
 from frontier_llm.geometry.partition import Digit, Hop
@@ -133,7 +134,7 @@ class StateCosts:
             return 0.0
         converted = elements * (1 + 1 / parts)
         moved_bytes = converted * (compute_bytes + message_format.element_bytes)
-        return self._speed.moved(moved_bytes, 2 * self._messages)
+        return self._speed.quantised(moved_bytes, 2 * self._messages)
 
     def _refresh_conversion(self, parts: int, elements: float) -> float:
         """Return the seconds of the kernels of a refresh.
@@ -145,7 +146,7 @@ class StateCosts:
         if not seconds or not self._formats.refresh_differences:
             return seconds
         reads = elements * (1 + 1 / parts) * self._layout.compute_bytes
-        return seconds + self._speed.moved(reads, 0)
+        return seconds + self._speed.quantised(reads, 0)
 
     def _scatter_conversion(self, hop: Hop) -> float:
         """Return the seconds of the kernels of reduce-scatters of fp32 gradients along a hop.
@@ -159,7 +160,7 @@ class StateCosts:
         sent = gather_bytes(self.elements / hop.low, hop.width)
         moved_bytes = sent * (FP32_BYTES + 2 * message_format.element_bytes)
         moved_bytes += 2 * FP32_BYTES * self.elements / hop.high
-        return self._speed.moved(moved_bytes, 2 * self._messages)
+        return self._speed.quantised(moved_bytes, 2 * self._messages)
 
     def _sums_conversion(self) -> float:
         """Return the seconds of the kernels of sums over replicas.
@@ -173,13 +174,16 @@ class StateCosts:
         elements, width = self.elements / hops[0].low, self._factors.width("replica")
         element_bytes = self._scatter_format(hops[-1]).element_bytes
         moved_bytes = elements * (1 + 1 / width) * (FP32_BYTES + element_bytes)
-        gather_seconds = self._speed.moved(moved_bytes, 2 * self._messages)
+        gather_seconds = self._speed.quantised(moved_bytes, 2 * self._messages)
         return gather_seconds + sum(map(self._scatter_conversion, hops))
 
     def _scatter_format(self, hop: Hop) -> Format:
         """Return the format of gradients, which depends on the links that a hop crosses."""
         of_hop = self._formats.sums if hop.digit == "replica" else self._formats.grads
-        return of_hop.at(self._groups.level(hop.width, hop.low))
+        return of_hop.at(self._level(hop))
+
+    def _level(self, hop: Hop) -> Level:
+        return self._groups.level(hop.width, hop.low)
 
     def _gather_again(self) -> Cost:
         """Return the cost of gathers for a backward pass, from a second copy if there is one."""
@@ -196,8 +200,10 @@ class StateCosts:
         if self._sums_encoded:
             gathered = self._rings("replica", self._scatter_format(hops[-1]).element_bytes)
             return self._total((*map(self._scatter, hops), gathered))
-        summed_bytes = self.elements / whole.low * (self._engine.sums_bytes or FP32_BYTES)
-        sent = all_reduce_bytes(summed_bytes, whole.width)
+        element_bytes: float = self._engine.sums_bytes or FP32_BYTES
+        if self._engine.sums_bytes is None and not self._engine.exchanges_gradients:
+            element_bytes = self._formats.grads.at(self._level(whole)).element_bytes
+        sent = all_reduce_bytes(self.elements / whole.low * element_bytes, whole.width)
         return self._groups.data(whole.width, whole.low).all_reduce(sent, self._messages)
 
     def _rings(self, digit: Digit, element_bytes: float) -> Cost:
@@ -234,7 +240,10 @@ class StateCosts:
     @property
     def _sums_encoded(self) -> bool:
         """Whether sums over replicas are a reduce-scatter and a gather of encoded parts."""
-        return self._formats.encodes_sums and self._engine.sums_bytes is None
+        engine = self._engine
+        return (
+            self._formats.encodes_sums and engine.sums_bytes is None and engine.exchanges_gradients
+        )
 
 
 def tied_distance(candidate: Candidate, kind: StageKind) -> int:

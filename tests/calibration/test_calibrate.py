@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from frontier_lab.calibration.device import DeviceFigures, KernelFigures, ProductFigures, Sample
-from frontier_lab.calibration.host_times import CASES, SmallSteps, host_times
+from frontier_lab.calibration.host_times import (
+    CASES,
+    TENSOR_CASE,
+    SmallSteps,
+    cases_of,
+    host_times,
+)
 from frontier_lab.calibration.links import LinkFigures, Speed, fit_speed
 from frontier_lab.calibration.ranks import Figures, combine, measured
 from frontier_lab.commands.calibrate import cluster_file, main, small_config
@@ -21,7 +27,7 @@ PRODUCTS = (
     ProductFigures("fp32", 0.05, 20.0, (Sample(64, 64, 64, 1e-4),)),
     ProductFigures("bf16", 0.3, 30.0, (Sample(64, 64, 64, 2e-5),)),
 )
-DEVICE = DeviceFigures("a test", 5e9, (KernelFigures("bf16", 0.1, 0.05, 1.5, 2e9),), 3e-6)
+DEVICE = DeviceFigures("a test", 5e9, (KernelFigures("bf16", 0.1, 0.05, 1.5, 2e9, 3e9),), 3e-6)
 LINKS = LinkFigures(2, Speed(50e-6, 1.5e9), {"all_reduce": Speed(70e-6, 1e9)}, 0.25)
 USED_BYTES = 2e9
 SECONDS = dict(zip(CASES, (1.0, 2.5, 4.5), strict=True))
@@ -91,6 +97,7 @@ def test_measured_figures_replace_the_files():
     assert calibration.attention_share == 0.333
     assert calibration.hidden_share == 0.25
     assert calibration.kernels["bf16"].weight_gradient_ratio == 1.5
+    assert calibration.kernels["bf16"].quantise_gb_per_second == 3
     assert (link.gb_per_second, link.latency_us) == (1.5, 50)
     assert link.collectives["all_reduce"].latency_us == 70
     assert "measured on a test" in calibration.source
@@ -116,6 +123,20 @@ def test_on_a_cpu_the_host_takes_what_the_kernels_do_not():
     assert plain.layer_us * (1 + plain.backward_share) == pytest.approx(2e6 / 16)
     # three micro-batches more take 1.5 s, of which two layers take a part
     assert plain.micro_batch_us == pytest.approx(0.5e6 - 2 * 2e6 / 16)
+
+
+def test_tensor_ranks_take_what_their_messages_and_layers_do_not():
+    """Six layers in four micro-batches take 0.6 s longer than without tensor ranks."""
+    assert cases_of(2) == cases_of(8) == (*CASES, TENSOR_CASE)
+    assert cases_of(1) == cases_of(3) == CASES
+    config = small_config("fp32", TENSOR_CASE, 8)
+    assert Candidate.of(config, 8, 8).layout.micro_batches == TENSOR_CASE.micro_batches
+    planned = dict.fromkeys(CASES, 0.5) | {TENSOR_CASE: 0.7}
+    seconds = {**SECONDS, TENSOR_CASE: SECONDS[CASES[2]] + 0.8}
+    host = host_times(seconds, planned, HostTimes())
+    assert (1 + host.backward_share) * host.tensor_us == pytest.approx(0.6e6 / 24)
+    without = host_times(SECONDS, dict.fromkeys(CASES, 0.5), HostTimes())
+    assert without == host.model_copy(update={"tensor_us": 0.0})
 
 
 def test_what_was_not_measured_stays():

@@ -35,6 +35,17 @@ def test_a_gather_quantises_one_part_and_dequantises_all():
     assert costs.conversions.refresh == 0, "zero3 stores no other parameters than it updates"
 
 
+def test_measured_kernels_decide_how_long_conversions_take():
+    kernels = "attention_tflops: 100, attention_backward_tflops: 80, weight_gradient_ratio: 1"
+    key = "+cluster.device.calibration.kernels.bf16"
+    full, slow = (
+        _costs("collectives=zeropp", f"{key}={{{kernels},elementwise_gb_per_second: 900{more}}}")[0]
+        for more in ("", ",quantise_gb_per_second: 100")
+    )
+    share = full.conversions.gather / slow.conversions.gather
+    assert share == pytest.approx(100 / (2039 * 0.6955), rel=0.1)
+
+
 def test_a_scatter_quantises_and_adds_the_parts_of_the_other_ranks():
     costs, moved = _costs("collectives=zeropp")
     n, scale = costs.elements, 2 / 256
@@ -67,6 +78,19 @@ def test_sums_over_replicas_are_sent_in_their_format_and_converted():
         theirs, _ = _costs(*factors, f"planner.engine={engine}", "collectives.sums_format=int4")
         same, _ = _costs(*factors, f"planner.engine={engine}")
         assert theirs.sums == same.sums, "another program has a format of its own"
+
+
+def test_fsdp_sums_over_replicas_in_the_format_of_its_reductions():
+    """MixedPrecision.reduce_dtype decides both; NCCL's rings send what a sum has per element."""
+    hybrid = "planner.engine=fsdp", "sharding=mics", "sharding.params=8", "sharding.grads=8"
+    hybrid += "sharding.optimizer=8", "collectives.sums_format=fp32"
+    four, two = (
+        _costs(*hybrid, f"collectives.grads_format={form}")[0].sums.seconds
+        for form in ("fp32", "bf16")
+    )
+    assert two == pytest.approx(four / 2, rel=0.1)
+    given, _ = _costs(*hybrid, "collectives.grads_format=bf16", "planner.engine.sums_bytes=4")
+    assert given.sums.seconds == pytest.approx(four, rel=0.01)
 
 
 def test_conversions_are_part_of_a_step_and_no_communication():
