@@ -14,7 +14,8 @@ from frontier_llm.geometry.formats import Feedback
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.protocols import ParameterRecord, StateShard
 from frontier_llm.sharding.adafactor import Adafactor
-from frontier_llm.sharding.adamw import AdamW, AdamW8bit
+from frontier_llm.sharding.adamw import AdamW
+from frontier_llm.sharding.adamw_8bit import AdamW8bit
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.muon import Muon
 from frontier_llm.sharding.optimizer_states import Optimizer, Setup
