@@ -54,4 +54,6 @@ def print_stages(candidate: Candidate) -> None:
     wide_console().print(table)
     rates = LearningRate.of(config).describe(config.trainer.steps)
     wide_console().print(f"learning rate, {rates}")
-    wide_console().print("not checked: the text of data.path, which `frontier-llm launch` looks for")
+    wide_console().print(
+        "not checked: the text of data.path, which `frontier-llm launch` looks for"
+    )
