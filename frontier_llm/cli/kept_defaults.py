@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, gives, groups
 from frontier_llm.cli.group_files import file_values, key_of
+from frontier_llm.cli.package_files import conf_folders
 from frontier_llm.config.run import RunConfig
 
 SUITED_TO = {
@@ -50,10 +51,12 @@ def _without_given_keys(config: RunConfig, overrides: Sequence[str]) -> Mapping[
     """Return the values of the model without the keys that the command line sets.
 
     Reading the model's file takes a hundredth of the time in which all files are composed again,
-    which is needed if an experiment may set keys of the model, too.
+    which is needed if an experiment may set keys of the model, or a file of the user may have
+    another name or references `${...}`, which the files of `conf/model` do not have.
     """
     name, given = config.model.name, set(map(key_of, overrides))
-    if name in groups()["model"] and not given & {*OPTIONAL_GROUPS, "model.name"}:
+    may_differ = given & {*OPTIONAL_GROUPS, "model.name"} or len(conf_folders()) > 1
+    if name in groups()["model"] and not may_differ:
         return dict.fromkeys(SUITED_TO) | file_values("model", name)
     kept = [word for word in overrides if not key_of(word).startswith("model.")]
     return cast("Mapping[str, Any]", compose(kept)["model"])

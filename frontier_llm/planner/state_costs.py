@@ -202,7 +202,8 @@ class StateCosts:
             return self._total((*map(self._scatter, hops), gathered))
         element_bytes: float = self._engine.sums_bytes or FP32_BYTES
         if self._engine.sums_bytes is None and not self._engine.exchanges_gradients:
-            element_bytes = self._formats.grads.at(self._level(whole)).element_bytes
+            messages = self._formats.grads.at(self._level(whole))
+            element_bytes = FP32_BYTES if messages.is_quantised else messages.element_bytes
         sent = all_reduce_bytes(self.elements / whole.low * element_bytes, whole.width)
         return self._groups.data(whole.width, whole.low).all_reduce(sent, self._messages)
 

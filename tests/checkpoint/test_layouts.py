@@ -66,7 +66,7 @@ COVERED = (
     ("untied", "tensor2_pipeline2"), ("sides", "pipeline2_folded_zero3"), ("tied", "one"),
     ("t5gemma2", "one"),
 )  # fmt: skip
-"""Layouts that load in exhaustive tests only: with another model, or in part, they always do."""
+"""Layouts that load in exhaustive tests only: with another model, each of them always does."""
 SHARED_FILES = ("tensor2_pipeline2_chunks2_amsp", "mics")
 """Layouts in which the ranks of a node write one file together."""
 

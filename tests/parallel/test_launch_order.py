@@ -112,7 +112,7 @@ COVERED = (
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
     "interleaved", "tensor and sequence", "zero3", "two stages interleaved",
-    "t5 over four stages", "context", "three stages", "muon", "few",
+    "t5 over four stages", "context", "muon", "few",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 

@@ -66,9 +66,8 @@ COVERED += [
 ]  # fmt: skip
 """Layouts whose cut, states, schedules and recomputation the others have."""
 CASES = [*ALWAYS, *COVERED]
-COVERED += [
-    case for case in ALWAYS if case[0] in ("two", "two_selective", "mixed_states", "tensor")
-]
+COVERED += [case for case in ALWAYS if case[0] in ("two", "two_selective", "tensor")]
+"""Two ranks without, and with less recomputation; a tensor group without parts of the sequence."""
 
 
 def overrides_of(case: tuple[str, str]) -> tuple[str, ...]:

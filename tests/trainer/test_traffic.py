@@ -148,7 +148,8 @@ COVERED = (
     "gemma_pipeline", "t5_norms_over_ranks", "t5gemma_pipeline", "t5gemma2_in_decoder",
     "sides_in_decoder", "t5gemma_sequence",
 )  # fmt: skip
-"""Layouts whose settings other layouts have too."""
+"""Layouts whose settings others have, alone or with another model; of unequal sides, the border in
+the encoder always runs."""
 
 
 def size_of(layout: str) -> int:
