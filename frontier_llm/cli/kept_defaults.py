@@ -1,11 +1,9 @@
 """Warn of values that a command line keeps although they suit another model or machine."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
 
-from frontier_llm.cli.compose import OPTIONAL_GROUPS, compose, gives, groups
-from frontier_llm.cli.group_files import file_values, key_of
-from frontier_llm.cli.package_files import conf_folders
+from frontier_llm.cli.compose import compose, gives
+from frontier_llm.cli.group_files import key_of
 from frontier_llm.config.run import RunConfig
 
 SUITED_TO = {
@@ -31,13 +29,14 @@ def warn_of_kept_defaults(
     given = set(map(key_of, overrides))
     if not {f"model.{name}" for name in SUITED_TO} & given:
         return
-    now, before = config.model.model_dump(), _without_given_keys(config, overrides)
+    of_file = compose([word for word in overrides if not key_of(word).startswith("model.")])
+    now, before = config.model.model_dump(), of_file["model"]
     changed = [name for name in SUITED_TO if f"model.{name}" in given and now[name] != before[name]]
     followers = dict.fromkeys(name for driver in changed for name in SUITED_TO[driver])
     kept = [
         f"model.{name}={now[name]}"
         for name in followers
-        if now[name] is not None and now[name] == before.get(name) and f"model.{name}" not in given
+        if now[name] is not None and now[name] == before[name] and f"model.{name}" not in given
     ]
     if kept:
         sizes = ", ".join(f"{name}={before[name]}" for name in changed)
@@ -45,18 +44,3 @@ def warn_of_kept_defaults(
             f"{', '.join(kept)}: kept from {before['name']}, which has {sizes}; set them too, or "
             "to null for what follows from the other sizes"
         )
-
-
-def _without_given_keys(config: RunConfig, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values of the model without the keys that the command line sets.
-
-    Reading the model's file takes a hundredth of the time in which all files are composed again,
-    which is needed if an experiment may set keys of the model, or a file of the user may have
-    another name or references `${...}`, which the files of `conf/model` do not have.
-    """
-    name, given = config.model.name, set(map(key_of, overrides))
-    may_differ = given & {*OPTIONAL_GROUPS, "model.name"} or len(conf_folders()) > 1
-    if name in groups()["model"] and not may_differ:
-        return dict.fromkeys(SUITED_TO) | file_values("model", name)
-    kept = [word for word in overrides if not key_of(word).startswith("model.")]
-    return cast("Mapping[str, Any]", compose(kept)["model"])

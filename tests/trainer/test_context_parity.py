@@ -46,7 +46,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "zb_v": (4, (*PIPELINE, "parallel.schedule=zb_v", "parallel.chunks=2")),
     "v_half": (4, (*PIPELINE, "parallel.schedule=v_half", "parallel.chunks=2", "recompute=full")),
 }
-ALWAYS = [
+CHOSEN = [
     ("two", "window"), ("two_full", "learned"), ("two_selective", "normed"),
     ("four", "rotary_window_capped"), ("zero3", "by_tokens"), ("mixed_states", "tied_gelu"),
     ("tensor", "normed"), ("sequence", "untied_gqa_swiglu"), ("zb_h1", "by_tokens"),
@@ -55,7 +55,7 @@ ALWAYS = [
 NAMES = list(MODELS)
 COVERED = [
     (layout, NAMES[(NAMES.index(model) + shift) % len(NAMES)])
-    for layout, model in ALWAYS
+    for layout, model in CHOSEN
     for shift in (2, 4)
 ]
 """Each layout with two other models."""
@@ -65,8 +65,8 @@ COVERED += [
     ("v_half", "rotary_window_capped"), ("v_half", "by_tokens"),
 ]  # fmt: skip
 """Layouts whose cut, states, schedules and recomputation the others have."""
-CASES = [*ALWAYS, *COVERED]
-COVERED += [case for case in ALWAYS if case[0] in ("two", "two_selective", "tensor")]
+CASES = [*CHOSEN, *COVERED]
+COVERED += [case for case in CHOSEN if case[0] in ("two", "two_selective", "tensor")]
 """Two ranks without, and with less recomputation; a tensor group without parts of the sequence."""
 
 
