@@ -47,6 +47,16 @@ def single_process_config(run: Path, weights: Path | None = None) -> RunConfig:
     return decode(values)
 
 
+def chosen_checkpoint(run: Path, named: Path | None) -> Path:
+    """Return the folder of the checkpoint that a user named, or of the newest one of a run.
+
+    A command looks once, because the run may save a newer one before the command ends.
+    """
+    from frontier_llm.checkpoint.discovery import find
+
+    return find(named or run).folder
+
+
 def read_config(run: Path) -> RunConfig:
     """Return a run's configuration.
 

@@ -42,6 +42,7 @@ from frontier_lab.option_values import (
     write_json,
 )
 from frontier_lab.single_process_model import (
+    chosen_checkpoint,
     no_model,
     single_process_config,
     single_process_model,
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
     options = refuse_useless(parser, parser.parse_args(arguments), NEEDS, EXCLUDES)
-    weights = options.checkpoint or options.run
+    options.checkpoint = weights = chosen_checkpoint(options.run, options.checkpoint)
     config = single_process_config(options.run, weights)
     device = Accelerator.of_rank(0).device
     if options.harness:
@@ -264,8 +265,8 @@ def run_harness(options: argparse.Namespace, device: torch.device, samples: int)
         known += matching
     with tempfile.TemporaryDirectory(prefix="frontier_llm_harness_") as name:
         model = Path(name) / "model"
-        checkpoint = ("--checkpoint", str(options.checkpoint)) if options.checkpoint else ()
-        convert.main(["--to", "hf", "--no-check", *checkpoint, str(options.run), str(model)])
+        words = ["--to", "hf", "--no-check", "--checkpoint", str(options.checkpoint)]
+        convert.main([*words, str(options.run), str(model)])
         results = harness.simple_evaluate(
             model="hf",
             model_args=f"pretrained={model},dtype=float32",

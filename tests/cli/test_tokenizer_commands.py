@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,23 @@ def test_generation_and_inspection_use_the_tokenizer(run: Path, capsys):
     assert said.err == f"before each prompt: {end} (the end of a document)\n"
     assert inspect_data.main([str(run), "0"]) == 0
     assert "text.jsonl" in capsys.readouterr().out
+
+
+def test_commands_look_once_for_the_newest_checkpoint(run: Path, tmp_path: Path, caplog):
+    """A run may save a newer one meanwhile; a damaged newest one is reported once."""
+    shutil.copytree(run, tmp_path / "run")
+    damaged = tmp_path / "run/checkpoints/step_00000003"
+    shutil.copytree(tmp_path / "run/checkpoints/step_00000002", damaged)
+    os.truncate(damaged / "manifest.json", 100)
+    named = str(tmp_path / "run")
+    for command in (
+        partial(generate.main, [named, "--tokens", "2", "import"]),
+        partial(evaluate.main, [named, "--samples", "1"]),
+        partial(convert.main, ["--to", "hf", named, str(tmp_path / "out")]),
+    ):
+        caplog.clear()
+        assert command() == 0
+        assert [record.message.count("step_00000003") for record in caplog.records] == [1]
 
 
 def test_generation_says_which_mode_it_puts_before_a_prompt():
