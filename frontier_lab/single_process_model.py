@@ -28,33 +28,25 @@ ON_ONE_RANK = {
 """The section `parallel` of a configuration with a single rank."""
 
 
-def single_process_config(run: Path, weights: Path | None = None) -> RunConfig:
-    """Return a run's configuration, changed to place the whole model on one rank.
+def single_process_run(run: Path, named: Path | None) -> tuple[RunConfig, Path]:
+    """Return what a command needs to place the whole model of a run on one rank.
 
-    With `weights`, a checkpoint or a folder of checkpoints, the model is theirs: a run may have
-    changed its model since (`run.allow_changes`). Raises a CheckpointError if there are none.
-    """
-    values = _read_values(run)
-    if weights is not None:
-        from frontier_llm.checkpoint.discovery import find
-
-        stored = find(weights).manifest.meta.get("config")
-        model = stored.get("model") if isinstance(stored, dict) else None
-        if isinstance(model, dict) and isinstance(values.get("model"), dict):
-            values["model"] |= model
-    values["parallel"] = ON_ONE_RANK
-    values["run"] = values["run"] | {"dir": str(run)}
-    return decode(values)
-
-
-def chosen_checkpoint(run: Path, named: Path | None) -> Path:
-    """Return the folder of the checkpoint that a user named, or of the newest one of a run.
-
-    A command looks once, because the run may save a newer one before the command ends.
+    That is the run's configuration, and the folder of the checkpoint that a user `named` or of the
+    newest one. A command looks for it once, because the run may save a newer one meanwhile. The
+    model is the checkpoint's: a run may have changed its model since (`run.allow_changes`). Raises
+    a CheckpointError if there is no checkpoint.
     """
     from frontier_llm.checkpoint.discovery import find
 
-    return find(named or run).folder
+    values = _read_values(run)
+    checkpoint = find(named or run)
+    stored = checkpoint.manifest.meta.get("config")
+    model = stored.get("model") if isinstance(stored, dict) else None
+    if isinstance(model, dict) and isinstance(values.get("model"), dict):
+        values["model"] |= model
+    values["parallel"] = ON_ONE_RANK
+    values["run"] = values["run"] | {"dir": str(run)}
+    return decode(values), checkpoint.folder
 
 
 def read_config(run: Path) -> RunConfig:
@@ -98,7 +90,7 @@ def single_process_model(
 ) -> Iterator[tuple["Model", "Groups"]]:
     """Build a model in fp32 and load its weights.
 
-    The configuration is one from `single_process_config`. The weights are a checkpoint of any
+    The configuration is one from `single_process_run`. The weights are a checkpoint of any
     layout, a folder of checkpoints, or a run directory. Raises a CheckpointError if there is no
     checkpoint, or it is of another model.
     """

@@ -34,7 +34,7 @@ from frontier_lab.convert.table import Row, select, surplus_names
 from frontier_lab.convert.theirs import TheirWeights, read_config, write_model
 from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
 from frontier_lab.option_values import refuse_useless, saved, trained_run
-from frontier_lab.single_process_model import chosen_checkpoint, single_process_config
+from frontier_lab.single_process_model import single_process_run
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import folder, path, tool_parser
 from frontier_llm.config import RunConfig, decode
@@ -115,8 +115,7 @@ class Converted:
 
 def to_theirs(run: Path, out: Path, options: argparse.Namespace) -> Converted:
     """Export the run directory `run`: write a Hugging Face folder into the empty folder `out`."""
-    found = chosen_checkpoint(run, options.checkpoint)
-    config = single_process_config(run, found)
+    config, found = single_process_run(run, options.checkpoint)
     family = family_for(config.model, options.family)
     shapes = model_shapes(config.model, config.data.sequence_length)
     rows = select(family.rows(config.model), shapes)

@@ -42,10 +42,9 @@ from frontier_lab.option_values import (
     write_json,
 )
 from frontier_lab.single_process_model import (
-    chosen_checkpoint,
     no_model,
-    single_process_config,
     single_process_model,
+    single_process_run,
 )
 from frontier_lab.tables import tracked
 from frontier_lab.trained_tokenizer import open_trained_tokenizer, prepare_again
@@ -107,11 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=new_file, help="also write the figures to this file")
     options = refuse_useless(parser, parser.parse_args(arguments), NEEDS, EXCLUDES)
-    options.checkpoint = weights = chosen_checkpoint(options.run, options.checkpoint)
-    config = single_process_config(options.run, weights)
+    config, weights = single_process_run(options.run, options.checkpoint)
     device = Accelerator.of_rank(0).device
     if options.harness:
-        found = run_harness(options, device, config.data.micro_batch)
+        found = run_harness(options, weights, device, config.data.micro_batch)
         if options.json:
             write_json(options.json, found, "--json")
         return 0
@@ -239,7 +237,9 @@ def show(mean: Validation, scores: Sequence[Score], note: str = "") -> None:
     wide_console().print(table)
 
 
-def run_harness(options: argparse.Namespace, device: torch.device, samples: int) -> dict[str, Any]:
+def run_harness(
+    options: argparse.Namespace, weights: Path, device: torch.device, samples: int
+) -> dict[str, Any]:
     """Run tasks of lm-evaluation-harness in fp32, and print its table; return the results by task.
 
     The harness evaluates a model of transformers, so the weights are converted to a temporary
@@ -265,7 +265,7 @@ def run_harness(options: argparse.Namespace, device: torch.device, samples: int)
         known += matching
     with tempfile.TemporaryDirectory(prefix="frontier_llm_harness_") as name:
         model = Path(name) / "model"
-        words = ["--to", "hf", "--no-check", "--checkpoint", str(options.checkpoint)]
+        words = ["--to", "hf", "--no-check", "--checkpoint", str(weights)]
         convert.main([*words, str(options.run), str(model)])
         results = harness.simple_evaluate(
             model="hf",

@@ -19,16 +19,16 @@ Runs in one process, on a GPU if there is one. The parallel layout of the run do
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from frontier_lab.option_values import not_negative, saved, trained_run
 from frontier_lab.single_process_model import (
-    chosen_checkpoint,
     no_model,
-    single_process_config,
     single_process_model,
+    single_process_run,
 )
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import at_least, tool_parser
@@ -61,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seed", type=at_least(0), default=1, help="seed of the random choice (default 1)"
     )
     options = parser.parse_intermixed_args(arguments)
-    options.checkpoint = chosen_checkpoint(options.run, options.checkpoint)
-    texts = generate(single_process_config(options.run, options.checkpoint), options)
+    texts = generate(*single_process_run(options.run, options.checkpoint), options)
     console = wide_console(highlight=False)
     for prompt, text in zip(options.prompts, texts, strict=True):
         console.print(Text.assemble((prompt, "bold"), text))
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
+def generate(config: RunConfig, weights: Path, options: argparse.Namespace) -> list[str]:
     """Load the run's model in this process; return the continuation of each prompt."""
     from frontier_lab.trained_tokenizer import open_trained_tokenizer, prepare_again
     from frontier_llm.data.corpora import open_all
@@ -78,7 +77,6 @@ def generate(config: RunConfig, options: argparse.Namespace) -> list[str]:
     from frontier_llm.trainer.sample import Sampler, prompts_of
 
     data = config.data
-    weights = options.checkpoint
     if not options.prompts:
         otherwise = ', or write prompts: RUN_DIR "PROMPT" ...'
         corpora = open_all(data, prepare_again(config, otherwise))

@@ -17,7 +17,11 @@ import yaml
 
 from frontier_lab.commands import evaluate, evaluate_text, generate, inspect_data
 from frontier_lab.commands.evaluate_text import evaluate_texts, windows_of
-from frontier_lab.single_process_model import single_process_config, single_process_model
+from frontier_lab.single_process_model import (
+    read_config,
+    single_process_model,
+    single_process_run,
+)
 from frontier_llm.cli import console
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig
@@ -83,7 +87,7 @@ def by_hand(config: RunConfig, tokenizer: Tokenizer, pipeline: Pipeline, stride:
 
 @pytest.mark.parametrize("stride", [WINDOW, 7])
 def test_the_sum_is_that_of_all_tokens_one_by_one(run: Path, stride: int) -> None:
-    config = single_process_config(run)
+    config, _ = single_process_run(run, None)
     tokenizer = open_data(config.data).tokenizer
     with single_process_model(config, run, torch.device("cpu")) as (model, groups):
         (score,) = evaluate_texts(
@@ -158,7 +162,7 @@ def test_the_training_and_the_command_give_one_figure_for_the_same_samples(
 def test_changed_bytes_of_the_validation_split_are_refused(
     command: ModuleType, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (file,) = Path(single_process_config(run).data.directory).glob("*/validation.bin")
+    (file,) = Path(read_config(run).data.directory).glob("*/validation.bin")
     before = file.read_bytes()
     flip(file, len(before) // 2)
     try:
@@ -180,7 +184,7 @@ def test_bits_per_byte_are_marked_where_the_tokenizer_drops_characters(
     files = [tmp_path / "lines.txt", tmp_path / "line.txt"]
     for file, text in zip(files, ("abc\n\ndef\n" * 20, "abc def " * 20), strict=True):
         file.write_text(text)
-    config, tokenizer = single_process_config(run), open_tokenizer(tmp_path / "m.model")
+    config, tokenizer = single_process_run(run, None)[0], open_tokenizer(tmp_path / "m.model")
     with single_process_model(config, run, torch.device("cpu")) as built:
         scores = evaluate_texts(config, tokenizer, *built, files)
     assert [bool(score.bits_note) for score in scores] == [True, False]
@@ -293,7 +297,7 @@ def test_a_text_and_the_validation_split_have_the_same_bits_per_byte(
     )  # fmt: skip
     assert ended.code == 0, ended.text
     run, split, text = tmp_path / "run", str(tmp_path / "s.json"), str(tmp_path / "t.json")
-    corpora = open_data(single_process_config(run).data)
+    corpora = open_data(read_config(run).data)
     stream = corpora.corpora[0].validation
     starts = [*stream.document_starts().tolist(), len(stream)]
     kept = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frontier_lab.single_process_model import single_process_config
+from frontier_lab.single_process_model import read_config
 from frontier_lab.trained_tokenizer import find_tokenizer
 from frontier_llm.checkpoint.discovery import find
 from frontier_llm.data.tokenizer_source import digest_tokenizer
@@ -78,7 +78,7 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
 def test_the_text_shows_the_tokenizer_that_a_checkpoint_does_not_record(tmp_path: Path) -> None:
     assert train(*of_text(tmp_path, "one")).code == 0
     checkpoint = find(tmp_path / "run-one")
-    config, meta = single_process_config(tmp_path / "run-one"), dict(checkpoint.manifest.meta)
+    config, meta = read_config(tmp_path / "run-one"), dict(checkpoint.manifest.meta)
     wanted = meta.pop("tokenizer")
     assert digest_tokenizer(find_tokenizer(config, meta, checkpoint.folder)) == wanted
     Path(str(config.data.path)).write_text(prose(20, FIRST["other"]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frontier_lab.single_process_model import read_config, single_process_config
+from frontier_lab.single_process_model import read_config
 from frontier_llm.cli.compose import compose
 from frontier_llm.saving.run_directory import to_yaml
 
@@ -29,9 +29,9 @@ def test_relative_paths_begin_where_the_run_was_started(
     start = tmp_path / "start"
     for here, given in ((tmp_path, run), (start, Path("runs/mine")), (run, Path())):
         monkeypatch.chdir(here)
-        for data in (read_config(given).data, single_process_config(given).data):
-            assert [corpus.path for corpus in data.corpora] == [str(start / "a.txt"), "/b.txt"]
-            assert data.directory == str(start / "prepared")
+        data = read_config(given).data
+        assert [corpus.path for corpus in data.corpora] == [str(start / "a.txt"), "/b.txt"]
+        assert data.directory == str(start / "prepared")
 
 
 def test_paths_stay_as_they_are_if_the_start_is_not_known(run: Path, tmp_path: Path) -> None:
