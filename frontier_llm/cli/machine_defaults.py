@@ -140,9 +140,10 @@ def _ranks(root: DictConfig) -> int:
 
 
 def _pipeline(root: DictConfig) -> int:
-    """Return one pipeline stage on GPUs, and two on a CPU, to show a pipeline at work."""
+    """Return one pipeline stage on GPUs; two on a CPU that has ranks for it, to show a pipeline."""
     on_cpu = OmegaConf.select(root, "cluster.device.kind") == "cpu" and visible_devices() is None
-    return 2 if on_cpu else 1
+    others = _number(root, "parallel.tensor") * _number(root, "parallel.context")
+    return 2 if on_cpu and _ranks_of_job(root) % (2 * others) == 0 else 1
 
 
 def _micro_batch(root: DictConfig) -> int:

@@ -19,7 +19,8 @@ class ParallelConfig(Section):
     tensor: int = Field(ge=1)
     """Number of ranks over which each matrix is split. These ranks should be on one node."""
     pipeline: int = Field(ge=1)
-    """Number of pipeline stages over which the layers are split. Default: 1 on GPUs, 2 on a CPU."""
+    """Number of pipeline stages over which the layers are split. Default: 1 on GPUs; on a
+    CPU 2, if the ranks divide into them."""
     chunks: int = Field(ge=1)
     """Model chunks per stage (interleaved 1F1B). More chunks shrink the pipeline bubble and send
     more messages."""

@@ -218,6 +218,16 @@ def test_a_user_s_file_comes_first_if_its_ranks_fit(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
+    [([], 2), (["launch.ranks=1"], 1), (["launch.ranks=3"], 1), (["launch.ranks=6"], 2),
+     (["parallel.tensor=2"], 2), (["parallel.tensor=4"], 1),
+     (["launch.ranks=8", "cluster=polaris_a100_40g"], 1)],
+)  # fmt: skip
+def test_the_default_number_of_stages_divides_the_ranks(overrides, expected):
+    assert compose(overrides)["parallel"]["pipeline"] == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
     [
         (["launch.ranks=8", "parallel.pipeline=1"], 2),
         (["launch.ranks=8", "parallel.tensor=2", "parallel.pipeline=2"], 4),
