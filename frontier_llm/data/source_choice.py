@@ -32,6 +32,7 @@ _BESIDE_SUFFIXES = frozenset(
 )
 _SMALL_BYTES = 64 * KIB
 """Documentation of at most this size is left out however small the data are."""
+_MEND = "repair, restore or remove them"
 _USUAL_KEY = "text"
 _OTHER_KEY = (
     "set data.text_key to the key that holds the text, or data.format=text to train on the raw JSON"
@@ -70,7 +71,7 @@ class _Chooser:
         self._left_out = {r: tally.model_copy(deep=True) for r, tally in source.left_out.items()}
         self._skips = {"refuse": False, "skip": True}[config.broken]
         self._problems = list(source.broken)
-        self._advice = "repair, restore or remove them"
+        self._advice = {_MEND} if source.broken else set()
 
     def run(self) -> Source:
         if self._config.format not in CONTENT_DECIDES:
@@ -81,7 +82,8 @@ class _Chooser:
         else:
             self._choose_by_content()
         if not self._skips or self._source.single:
-            self._source.refuse(self._problems, self._advice)
+            advice = _MEND if len(self._advice) > 1 else next(iter(self._advice), _MEND)
+            self._source.refuse(self._problems, advice)
         if not sum(file.size for file in self.files):
             raise DataError(
                 f"there is no text in {self._source.root}: all of its files are left out "
@@ -116,8 +118,11 @@ class _Chooser:
         splits = {Document(source.name(i, 0), "").is_validation(percent) for i, _ in texts}
         return len(splits) == 1 and all(file.size <= LONG_FILE_BYTES for _, file in texts)
 
-    def refuse_or_leave_out(self, file: SourceFile, problem: str, reason: str) -> None:
+    def refuse_or_leave_out(
+        self, file: SourceFile, problem: str, reason: str, advice: str = _MEND
+    ) -> None:
         """Count a file that cannot be used."""
+        self._advice.add(advice)
         self._problems.append(f"{file.path}: {problem}")
         self._leave_out(file, reason)
 
@@ -167,8 +172,7 @@ class _Chooser:
         for file in files:
             detected = file.detected
             if detected.problem is not None:
-                self.refuse_or_leave_out(file, detected.problem, DISAGREES)
-                self._advice = detected.advice
+                self.refuse_or_leave_out(file, detected.problem, DISAGREES, detected.advice)
             elif detected.is_structured and detected.title == "nothing":
                 self.refuse_or_leave_out(file, "it is empty", BROKEN)
             else:

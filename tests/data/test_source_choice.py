@@ -107,6 +107,18 @@ def bound(path: Path) -> None:
         server.bind(os.path.relpath(path))
 
 
+def test_faults_of_several_kinds_get_no_advice_for_one_of_them(tmp_path: Path):
+    root = tmp_path / "root"
+    root.mkdir()
+    write_jsonl(root / "a.jsonl", 30)
+    (root / "b.jsonl").write_bytes(b"PK\x03\x04" + bytes(50))
+    with pytest.raises(DataError, match=r"\n  do: unpack it with: unzip"):
+        documents(config(tmp_path, root))
+    (root / "c.jsonl").symlink_to("/nowhere")
+    with pytest.raises(DataError, match=r"\n  do: repair, restore or remove them, or leave such"):
+        documents(config(tmp_path, root))
+
+
 BREAKAGES: list[Callable[[Path], object]] = [
     dangling, looping, os.mkfifo, Path.touch, bound, lambda p: p.symlink_to("/dev/zero"),
 ]  # fmt: skip
