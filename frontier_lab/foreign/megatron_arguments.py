@@ -207,14 +207,16 @@ def _layout(reading: Reading) -> int:
     layers = reading.whole("num_layers", "model.layers")
     name = "num_layers_per_virtual_pipeline_stage"
     each, chunks = reading.integer(name), reading.integer("num_virtual_stages_per_pipeline_rank", 1)
+    ends = [reading.flag(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if each and layers:
-        if layers % (stages * each):
-            wants = f"a divisor of {layers} layers / {stages} stages"
+        parts = layers + sum(ends)
+        if parts % (stages * each):
+            wants = f"a divisor of {parts} layers / {stages} stages"
             raise reading.refused(name, wants, "correct it, or set the numbers of layers or stages")
-        chunks = layers // stages // each
+        chunks = parts // stages // each
     keys = {"parallel.chunks": chunks, "parallel.schedule": "interleaved" if chunks > 1 else "1f1b"}
     reading.means(f"{name} num_virtual_stages_per_pipeline_rank", keys)
-    _uneven(reading, layers, stages, chunks)
+    _uneven(reading, layers, stages, chunks, ends)
     reading.whole("seq_length", "data.sequence_length")
     micro = reading.whole("micro_batch_size", "data.micro_batch")
     steps = reading.integer("gas", 1)
@@ -224,8 +226,25 @@ def _layout(reading: Reading) -> int:
     return tensor
 
 
-def _uneven(reading: Reading, layers: int | None, stages: int, chunks: int) -> None:
-    """Read the numbers of layers of the first and the last stage."""
+def _uneven(
+    reading: Reading, layers: int | None, stages: int, chunks: int, ends: Sequence[bool]
+) -> None:
+    """Read the numbers of layers of the first and the last stage.
+
+    `ends` says whether the embedding and the head count as one layer each.
+    """
+    if any(ends) and layers and stages > 1:
+        name, parts = "account_for_{}_in_pipeline_split", layers + sum(ends)
+        names = [name.format(end) for end in ("embedding", "loss")]
+        of_chunk, rest = divmod(parts, stages * chunks)
+        if rest:
+            wants = f"with {parts} layers and ends, a number that {stages * chunks} chunks divide"
+            raise reading.refused(names[not ends[0]], wants, "correct the numbers")
+        each = [of_chunk] * (stages * chunks)
+        each[0] -= ends[0]
+        each[-1] -= ends[1]
+        reading.means(" ".join(names), {"parallel.layers_per_stage": each})
+        return
     names = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
     first, last = (reading.integer(name) for name in names)
     method, parts = "pp_partition_method", (layers or 0) + 2
@@ -239,11 +258,12 @@ def _uneven(reading: Reading, layers: int | None, stages: int, chunks: int) -> N
         return
     inner = stages - bool(first) - bool(last)
     rest = layers - (first or 0) - (last or 0)
-    if chunks > 1 or inner < 1 or rest < inner or rest % inner:
-        wants = f"with 1 chunk, {inner} equal stages of the {rest} other layers"
+    each = [first] * bool(first) + [rest // max(inner, 1)] * inner + [last] * bool(last)
+    if sum(each) != layers or min(each) < 1 or any(stage % chunks for stage in each):
+        wants = f"{inner} equal stages of the {rest} other layers, each of {chunks} equal chunks"
         raise reading.refused(names[0] if first else names[1], wants, "correct the numbers")
-    each = [first] * bool(first) + [rest // inner] * inner + [last] * bool(last)
-    reading.means(" ".join(names), {"parallel.layers_per_stage": each})
+    of_chunks = [stage // chunks for stage in each] * chunks
+    reading.means(" ".join(names), {"parallel.layers_per_stage": of_chunks})
 
 
 def _model(reading: Reading, tensor: int) -> None:

@@ -45,7 +45,7 @@ def model_checks(s: Subject) -> Iterator[Check]:
         yield check(s, "embedding of the encoder", "torch", run)
     yield check(s, "embedding", "torch", partial(embedding_rows, s, chunk.embedding))
     for stack in chunk.stacks:
-        module, side = getattr(chunk, stack.name), s.side(stack.layers[0])
+        module, side = getattr(chunk, stack.name), s.side(stack.layers.start)
         for number, layer in enumerate(module.layers):
             if number == 0:
                 yield from _before_attention(side, stack, layer, module)

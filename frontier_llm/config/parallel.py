@@ -39,10 +39,11 @@ class ParallelConfig(Section):
     ranks."""
     layers_per_stage: Literal["auto"] | Annotated[tuple[int, ...], Field(strict=False)] | None
     """Number of layers of each model chunk, in the order of the model: `pipeline x chunks` numbers.
-    null = an even split. If it has a remainder, the chunks with the head and the embedding get
-    fewer layers than the others. `auto` balances the seconds of the stages if a step then fits in
-    memory and takes 1% less, or 10% if all layers are alike, or else splits evenly. A run that
-    resumes keeps its numbers."""
+    The first chunk and the last, with the embedding and the head, may have none. null = an even
+    split. If it has a remainder, the chunks with the head and the embedding get fewer layers than
+    the others. `auto` balances the seconds of the stages if a step then fits in memory and takes 1%
+    less, or 10% if all layers are alike, or else splits evenly. A run that resumes keeps its
+    numbers."""
     context: Literal["auto"] | Annotated[int, Field(ge=1)] = 1
     """Number of data ranks that divide the tokens of each sample of a GPT. `auto` chooses the
     fastest that fits in memory."""

@@ -255,22 +255,22 @@ def _check_split(config: RunConfig) -> None:
 
 def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.model.layers
-    chunks = parallel.pipeline * parallel.chunks
+    chunks, split = parallel.pipeline * parallel.chunks, parallel.layers_per_stage
     refuse(
-        (chunks > layers, "parallel.pipeline x parallel.chunks",
+        (chunks > layers and split in (None, "auto"), "parallel.pipeline x parallel.chunks",
          f"{parallel.pipeline} x {parallel.chunks} = {chunks} model chunks",
          f"at most one model chunk per layer: model.layers is {layers}",
          f"lower parallel.pipeline or parallel.chunks, or set model.layers={chunks}"),
     )  # fmt: skip
-    split = parallel.layers_per_stage
     if split is None or split == "auto":
         return
-    if len(split) != chunks or sum(split) != layers or min(split) < 1:
+    has_empty = min(split) < 0 or 0 in split[1:-1]
+    if len(split) != chunks or sum(split) != layers or has_empty:
         raise ConfigError(
             "parallel.layers_per_stage",
             f"{list(split)} ({len(split)} numbers, sum {sum(split)})",
-            f"{chunks} numbers of at least 1 (parallel.pipeline x parallel.chunks) whose sum is "
-            f"model.layers ({layers})",
+            f"{chunks} numbers (parallel.pipeline x parallel.chunks) whose sum is model.layers "
+            f"({layers}), each at least 1, but the first and the last may be 0",
             "set parallel.layers_per_stage=null for an even split or auto, or give one number per "
             "model chunk, in the order of the model",
         )

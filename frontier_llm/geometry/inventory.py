@@ -111,8 +111,8 @@ def chunk_parameters(
         shape = (sequence_length, model.hidden)
         yield ParameterShape("embedding.positions.weight", shape, "positions", None, "embedding")
     for stack in chunk_stacks(model, chunk):
-        side = model.side(stack.layers[0])
-        if model.positions == "relative":
+        side = model.side(stack.layers.start)
+        if model.positions == "relative" and stack.layers:
             shape = (model.relative_buckets, side.heads)
             name = f"{stack.positions}.weight"
             yield ParameterShape(name, shape, stack.positions_unit, 1, "embedding")

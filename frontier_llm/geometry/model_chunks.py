@@ -36,7 +36,7 @@ class Stack:
 
     name: Literal["encoder", "decoder"]
     layers: range
-    """Indices of the layers in the model; at least one."""
+    """Indices of the layers in the model; none if a last chunk has only the final norm and head."""
     ends: bool
     """Whether the chunk has the last layer of the stack and the norm that follows it."""
 
@@ -103,7 +103,7 @@ def chunk_stacks(model: ModelConfig, chunk: ModelChunk) -> tuple[Stack, ...]:
     stacks = []
     if encoder:
         stacks.append(Stack("encoder", encoder, ends=encoder.stop == border))
-    if decoder:
+    if decoder or chunk.has_head:
         stacks.append(Stack("decoder", decoder, ends=chunk.has_head))
     return tuple(stacks)
 

@@ -41,7 +41,7 @@ class LayerStack(nn.Module):
         kernels: Kernels,
     ) -> None:
         super().__init__()
-        model = layout.model.side(stack.layers[0])
+        model = layout.model.side(stack.layers.start)
         self._config = config = side_config(config, model)
         self._attention = layout.attention
         recompute = {"none": None, "selective": "attention", "full": "layers"}[layout.recompute]
@@ -49,9 +49,9 @@ class LayerStack(nn.Module):
         self._cap = model.attention_softcap
         self._bounds = dict(map(model.layer_bounds, stack.layers))
         self._windows = [model.layer_window(number) for number in stack.layers]
-        self._is_merged = model.merges_attention(stack.layers[0])
+        self._is_merged = model.merges_attention(stack.layers.start)
         self.positions: RelativePositions | None = None
-        if model.positions == "relative":
+        if model.positions == "relative" and stack.layers:
             self.positions = RelativePositions(
                 model.relative_buckets,
                 model.relative_distance,

@@ -361,7 +361,7 @@ def _count(layout: ResolvedLayout, kind: StageKind, *, on_cpu: bool) -> Activati
         for stack in chunk_stacks(layout.model, chunk):
             if stack.ends:  # the norm after its last layer
                 rows = head.rows if stack.name == "decoder" else head.rows / of.decoder * of.encoder
-                elements += per_norm * rows * layout.model.side(stack.layers[0]).hidden
+                elements += per_norm * rows * layout.model.side(stack.layers.start).hidden
         split = sum(count * block.factor_elements for block, count in blocks)
         sizes = [p.inner * p.columns for block, _ in blocks for p in block.products]
         passes.append(int(elements * compute_bytes))
@@ -412,10 +412,12 @@ def _working_bytes(
     if layout.recompute == "full":
         replaced = 1 if layout.splits_backward else 0
         recomputed = max(
-            max(0.0, block.kept(per_norm) - replaced * block.factor_elements) for block in blocks
+            (max(0.0, block.kept(per_norm) - replaced * block.factor_elements) for block in blocks),
+            default=0.0,
         )
     largest_output = max(
-        product.rows * product.columns for block in blocks for product in block.products
+        (product.rows * product.columns for block in blocks for product in block.products),
+        default=0,
     )
     size = layout.compute_bytes
     return recomputed * size + max(2.0 * largest_output * size, _cut_bytes(layout, on_cpu=on_cpu))

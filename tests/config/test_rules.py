@@ -176,9 +176,9 @@ REFUSED = {
         "parallel.layers_per_stage",
         "set parallel.layers_per_stage=null",
     ),
-    "a stage without layers": (
+    "an inner chunk without layers": (
         4,
-        {"parallel.layers_per_stage": [4, 0]},
+        {"parallel.chunks": 2, "parallel.layers_per_stage": [2, 1, 0, 1]},
         "parallel.layers_per_stage",
         "set parallel.layers_per_stage=null",
     ),

@@ -199,6 +199,27 @@ def test_uneven_stages_of_megatron(tmp_path):
     _has(run, parallel__layers_per_stage="[2,4,4,4]")
 
 
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [
+        ("--num-layers 12 --decoder-first-pipeline-num-layers 4"
+         " --decoder-last-pipeline-num-layers 4 --num-virtual-stages-per-pipeline-rank 2",
+         "[2,1,1,2,2,1,1,2]"),
+        ("--num-layers 15 --account-for-loss-in-pipeline-split", "[4,4,4,3]"),
+        ("--num-layers 14 --account-for-loss-in-pipeline-split"
+         " --account-for-embedding-in-pipeline-split --num-layers-per-virtual-pipeline-stage 2",
+         "[1,2,2,2,2,2,2,1]"),
+        ("--num-layers 6 --account-for-loss-in-pipeline-split"
+         " --account-for-embedding-in-pipeline-split --num-layers-per-virtual-pipeline-stage 1",
+         "[0,1,1,1,1,1,1,0]"),
+    ],
+)  # fmt: skip
+def test_uneven_chunks_of_megatron(tmp_path, words, layers):
+    """As megatron-core's get_num_layers_to_build divides them."""
+    script = f"torchrun pretrain_gpt.py --pipeline-model-parallel-size 4 {words}"
+    _has(_read(tmp_path, script), parallel__layers_per_stage=layers)
+
+
 def test_what_a_script_leaves_open_is_missing_unless_it_is_given(tmp_path):
     script = "python pretrain_gpt.py --num-layers $LAYERS --hidden-size 64 --seq-length 128"
     run = _read(tmp_path, script)

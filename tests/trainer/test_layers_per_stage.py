@@ -15,6 +15,7 @@ from tests.trainer.test_t5_parity import MODEL
 from tests.values import tiny_values
 
 XL = ("experiment=mt5_xl", "parallel.pipeline=4", "plan=dry_run")
+ENDS = ["parallel.pipeline=2", "parallel.chunks=3", "parallel.layers_per_stage=[0,1,1,1,1,0]"]
 DEEP = ["model.layers=12", "model.encoder_layers=6", "data.global_batch=8"]
 
 
@@ -67,6 +68,20 @@ def test_chosen_layers_train_like_one_process(stages: int) -> None:
     assert layers != (12 // stages,) * stages
     split = f"parallel.layers_per_stage={format_layers(layers)}"
     compare(stages, [*overrides, split], [*MODEL, *DEEP[:2]], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [
+        (["model.layers=4"], [*ENDS, "sharding=zero3"]),
+        (["model.layers=4", "model.tied=false"], [*ENDS, "recompute=full"]),
+        ([*MODEL, "model.layers=4", "model.encoder_layers=2"], [*ENDS, "parallel.tensor=2"]),
+    ],
+)
+def test_chunks_of_the_embedding_and_head_alone_train_alike(model, overrides) -> None:
+    """As in Llama 3 405B, arXiv:2407.21783, section 3.3.2: the ends have one layer less."""
+    compare(4, overrides, model, 3)
 
 
 @pytest.mark.slow

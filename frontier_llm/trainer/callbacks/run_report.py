@@ -159,7 +159,7 @@ class RunReport(Callback):
             data=position.data,
             pipeline=position.pipeline,
             layers=[
-                (chunk.layers[0], chunk.layers[-1])
+                (chunk.layers.start, chunk.layers.stop - 1)
                 for chunk in context.model.layout.chunks_of_stage(position.pipeline)
             ],
             memory_bytes=context.states.memory_bytes(),
