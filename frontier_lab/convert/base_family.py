@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from frontier_lab.convert.table import SAME, Row, Transform, expanded, split_heads
-from frontier_llm.config.model import SIZES as SIDE_SIZES
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
@@ -20,24 +19,15 @@ NEEDED: Final = object()
 """Stands for the default value of a key that config.json must contain."""
 PLAIN: Mapping[str, Any] = {
     "scaled_attention": True,
-    "score_width": None,
-    "norm_placement": "input",
-    "zero_centred_norms": False,
-    "scaled_embedding": False,
-    "rotary_local_base": None,
-    "encoder_embedding": False,
-    "encoder_window": None,
-    "encoder_window_after": None,
-    "cross_attention": "separate",
-    **dict.fromkeys((f"encoder_{size}" for size in SIDE_SIZES), None),
-    "start_token": 0,
-    "qk_norm": "none",
-    "window": None,
-    "window_every": 1,
-    "attention_softcap": None,
-    "logit_softcap": None,
+    **{
+        name: field.default
+        for name, field in ModelConfig.model_fields.items()
+        if name == "rotary_local_base"
+        or not (field.is_required() or name.startswith(("rotary_", "mup_")))
+    },
 }
-"""The values that most families want of the variants that few families have."""
+"""The values that most families want of the variants that few families have: the defaults. The
+classes have settings for rotary positions, and muP is refused for all of them."""
 
 
 @dataclass(frozen=True)
@@ -212,15 +202,11 @@ class Family(ABC):
 
     def mismatches(self, model: ModelConfig) -> list[str]:
         """Return the reasons why our model does not belong to this family."""
+        allowed = {**{key: (value,) for key, value in self.wants.items()}, **self.choices}
         reasons = [
-            f"model.{key}={getattr(model, key)}, not {value}"
-            for key, value in self.wants.items()
-            if getattr(model, key) != value
-        ]
-        reasons += [
-            f"model.{key}={getattr(model, key)}, not {' or '.join(values)}"
-            for key, values in self.choices.items()
-            if getattr(model, key) not in values
+            f"model.{key}={found}, not {' or '.join(map(str, values))}"
+            for key, values in allowed.items()
+            if (found := getattr(model, key)) not in values
         ]
         if model.mup_base_hidden is not None:
             reasons.append(f"model.mup_base_hidden={model.mup_base_hidden}, not null")
