@@ -41,7 +41,7 @@ from frontier_lab.single_process_model import groups_of_one_rank
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import run_command
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import Batch
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel.groups import Groups
@@ -55,7 +55,7 @@ NUMBERS = (
     ("sequence", 1, 512, "tokens per sample"),
     ("steps", 1, 7, "timed steps per model"),
 )
-Step = Callable[[list[AnyBatch]], None]
+Step = Callable[[list[Batch]], None]
 
 
 def plain_step(config: RunConfig, precision: str, device: torch.device, compiles: bool) -> Step:
@@ -73,9 +73,8 @@ def plain_step(config: RunConfig, precision: str, device: torch.device, compiles
             layer.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
 
-    def step(batches: list[AnyBatch]) -> None:
+    def step(batches: list[Batch]) -> None:
         for batch in batches:
-            assert isinstance(batch, Batch)
             autocast = (
                 nullcontext()
                 if precision == "fp32"
@@ -96,7 +95,7 @@ def our_step(config: RunConfig, layout: ResolvedLayout, groups: Groups, kernels:
     device = Accelerator.of_rank(0).device
     _, step = bare_step(config.model_copy(update={"kernels": kernels}), layout, groups, device)
 
-    def run(batches: list[AnyBatch]) -> None:
+    def run(batches: list[Batch]) -> None:
         step.run(1, batches, LEARNING_RATE)
 
     return run

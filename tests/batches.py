@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.data.document_rows import Row, border_table, document_batch
 from frontier_llm.geometry.lengths import sample_lengths
 
 
-def random_batch(config: RunConfig, samples: Sequence[int]) -> AnyBatch:
+def random_batch(config: RunConfig, samples: Sequence[int]) -> Batch:
     """Make a batch of some samples, of the kind that the model reads."""
     return _pairs(config, samples) if config.model.kind == "t5" else _texts(config, samples)
 
@@ -38,7 +38,7 @@ def _documents(config: RunConfig, index: int) -> Row:
     return Row(_tokens(config, index, length + 1).numpy(), lengths, continues)
 
 
-def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:
+def _pairs(config: RunConfig, samples: Sequence[int]) -> Batch:
     """Pad the end of most samples, by lengths of their own."""
     lengths = sample_lengths(config.model, config.data)
     rows = torch.stack([_tokens(config, index, lengths.total) for index in samples])
@@ -48,14 +48,17 @@ def _pairs(config: RunConfig, samples: Sequence[int]) -> Seq2SeqBatch:
     mask = torch.arange(lengths.encoder) < kept[:, :1]
     weights = (torch.arange(lengths.decoder) < kept[:, 1:]).float()
     if config.data.documents == "joined":
-        return Seq2SeqBatch(inputs, mask, read, labels, weights)
+        return Batch(read, labels, None, weights, encoder_tokens=inputs, encoder_mask=mask)
     # two or three texts; the encoder has padding after them
     encoder = [[0, 3 + i % 2, 7 + i % 3, lengths.encoder - i % 4] for i in samples]
     decoder = [[0, 2 + i % 3, 5 + i % 2] for i in samples]
     tables = border_table(encoder, lengths.encoder), border_table(decoder, lengths.decoder)
     ends = (torch.full((len(samples), 1), side) for side in (lengths.encoder, lengths.decoder))
     borders = [torch.cat(both, dim=1).int() for both in zip(tables, ends, strict=True)]
-    return Seq2SeqBatch(inputs, None, read, labels, weights, *borders)
+    return Batch(
+        read, labels, None, weights, borders[1],
+        encoder_tokens=inputs, encoder_cumulative_lengths=borders[0],
+    )  # fmt: skip
 
 
 def _tokens(config: RunConfig, index: int, length: int) -> torch.Tensor:

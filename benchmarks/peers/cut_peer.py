@@ -17,7 +17,7 @@ import torch
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.turn import ADAMW, CLIP_NORM, MicroBatch, Turn
 from benchmarks.testbed.cut_texts import drawn_samples
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import Batch
 from frontier_llm.geometry import context_cut
 from frontier_llm.geometry.context_cut import HeadExchange, Range
 from frontier_llm.model import cut_samples
@@ -77,7 +77,7 @@ class Cut(Ours):
         self._steps += 1
         return self._run([self._part(list(parts)) for parts in zip(*of_ranks, strict=True)])
 
-    def _part(self, parts: list[MicroBatch]) -> AnyBatch:
+    def _part(self, parts: list[MicroBatch]) -> Batch:
         """Join the tokens of all ranks to samples, and return the part of this rank."""
         tokens, labels = (torch.cat(of, dim=1) for of in zip(*parts, strict=True))
         documents = list(islice(self._documents, len(tokens)))

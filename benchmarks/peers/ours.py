@@ -9,7 +9,7 @@ from benchmarks.peers.turn import ADAMW, CLIP_NORM, MicroBatch, Peer, Turn
 from benchmarks.testbed.bare_steps import CPU, prepare_cpu
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import decode
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import Batch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.parallel.groups import make_groups
@@ -90,7 +90,7 @@ class Ours(Peer):
             for tokens, labels in batches
         ])  # fmt: skip
 
-    def _run(self, batches: list[AnyBatch]) -> float:
+    def _run(self, batches: list[Batch]) -> float:
         result = self._step.run(1, batches, ADAMW["lr"])
         sent = sum(result.sent.values(), Sent())
         within_node = sent.node if self._has_packages else 0.0

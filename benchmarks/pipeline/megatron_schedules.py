@@ -13,7 +13,7 @@ import torch
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import schedules
 
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.model.build import Chunk, Model
 from frontier_llm.model.loss import TokenLosses
 from frontier_llm.sharding.sharded_states import ShardedStates
@@ -64,7 +64,7 @@ class MegatronPipeline:
 
     def train(
         self,
-        batches: Sequence[AnyBatch],
+        batches: Sequence[Batch],
         states: ShardedStates,
         dropout: DropoutSeeds,
         loss_scale: float,
@@ -94,7 +94,7 @@ def _receive(receive: Callable[[torch.Tensor | None], None], tensors: Any) -> No
     receive(None if tensor is None else tensor.flatten())
 
 
-def _forward(batches: Iterator[AnyBatch], chunk: Chunk) -> tuple[torch.Tensor, LossFunction]:
+def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, LossFunction]:
     """Run the forward pass of the next micro-batch through a model chunk."""
     batch = next(batches)
     output = chunk(**batch.inputs(), labels=batch.labels)
@@ -104,6 +104,6 @@ def _forward(batches: Iterator[AnyBatch], chunk: Chunk) -> tuple[torch.Tensor, L
     return output.view(batch.lengths.decoder, batch.samples, -1), partial(_mean_loss, batch)
 
 
-def _mean_loss(batch: AnyBatch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _mean_loss(batch: Batch, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     loss = batch.mean_loss(losses)
     return loss, loss.detach().view(1).clone()  # the schedule divides the first tensor in place

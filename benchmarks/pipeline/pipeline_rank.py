@@ -21,7 +21,7 @@ from benchmarks.testbed.held_bytes import HeldBytes
 from benchmarks.testbed.shape import Shape
 from frontier_llm.cli.compose import compose
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel.groups import Groups, make_groups
 from frontier_llm.trainer.pipeline import Pipeline
@@ -187,14 +187,14 @@ class _Runner:
         self._steps: list[TimedStep] = []
         self._peak_bytes = 0
 
-    def step(self, batches: list[AnyBatch]) -> None:
+    def step(self, batches: list[Batch]) -> None:
         """Run one step."""
         self._number += 1
         result = self._step.run(self._number, batches, LEARNING_RATE)
         self._losses.append(result.loss)
         self._grad_norms.append(result.grad_norm)
 
-    def measure_memory(self, batches: list[AnyBatch]) -> None:
+    def measure_memory(self, batches: list[Batch]) -> None:
         """Run one step, and measure the memory of its passes."""
         held, pipeline = HeldBytes(), self._step._pipeline
         passes = pipeline.train
@@ -207,7 +207,7 @@ class _Runner:
             self.step(batches)
         self._peak_bytes = held.peak
 
-    def time(self, batches: list[AnyBatch]) -> None:
+    def time(self, batches: list[Batch]) -> None:
         """Run one step, and time it and its actions."""
         times = self._step.timer.passes
         times.measure(CPU)

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import Batch
 from frontier_llm.device.accelerator import keep_freed_memory
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel import megatron_cpu
@@ -26,12 +26,12 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
-def random_batches(layout: ResolvedLayout, replica: int = 0) -> list[AnyBatch]:
+def random_batches(layout: ResolvedLayout, replica: int = 0) -> list[Batch]:
     """Return the micro-batches of a replica's step, with random tokens."""
     generator = torch.Generator().manual_seed(replica)
     length, samples = layout.sequence_length, layout.micro_batch
     positions = torch.arange(length).expand(samples, -1)
-    batches: list[AnyBatch] = []
+    batches: list[Batch] = []
     for _ in range(layout.micro_batches):
         shape = (samples, length + 1)
         rows = torch.randint(layout.model.vocabulary, shape, generator=generator)

@@ -22,7 +22,7 @@ from megatron.core import parallel_state
 from frontier_lab.calibration.device import device, used_bytes
 from frontier_llm.config.engine import HostTimes
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import Batch
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.parallel import megatron_cpu
 from frontier_llm.parallel.groups import Groups, make_groups
@@ -127,7 +127,7 @@ def _new_groups(layout: ResolvedLayout) -> Groups:
     return make_groups(layout.grid, head_stage=0)
 
 
-def _batches(layout: ResolvedLayout) -> list[AnyBatch]:
+def _batches(layout: ResolvedLayout) -> list[Batch]:
     """Return the micro-batches of a step, all of the first token."""
     tokens = torch.zeros(layout.micro_batch, layout.sequence_length, dtype=torch.int64)
     positions = torch.arange(layout.sequence_length).expand_as(tokens)

@@ -24,7 +24,6 @@ from frontier_lab.trained_tokenizer import prepare_again
 from frontier_llm.cli.console import wide_console
 from frontier_llm.cli.options import tool_parser
 from frontier_llm.config import RunConfig
-from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_all, set_lengths
 from frontier_llm.data.corpus_manifest import find_damage
@@ -126,7 +125,8 @@ class View:
                 )
         row: Any = samples[in_corpus]
         batch = self._make_batch([row], [index])
-        if isinstance(batch, Seq2SeqBatch):
+        if batch.encoder_tokens is not None:
+            assert batch.loss_mask is not None
             yield Text("encoder input", style="bold")
             yield self._show(batch.encoder_tokens[0].tolist())
             yield Text("decoder target", style="bold")

@@ -3,13 +3,12 @@
 A setting maps a key of their config.json to our configuration.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from frontier_lab.convert.table import Row, Transform, split_heads
-from frontier_llm.config.model import SIZES as SIDE_SIZES
+from frontier_lab.convert.table import SAME, Row, Transform, expanded, split_heads
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
@@ -20,24 +19,15 @@ NEEDED: Final = object()
 """Stands for the default value of a key that config.json must contain."""
 PLAIN: Mapping[str, Any] = {
     "scaled_attention": True,
-    "score_width": None,
-    "norm_placement": "input",
-    "zero_centred_norms": False,
-    "scaled_embedding": False,
-    "rotary_local_base": None,
-    "encoder_embedding": False,
-    "encoder_window": None,
-    "encoder_window_after": None,
-    "cross_attention": "separate",
-    **dict.fromkeys((f"encoder_{size}" for size in SIDE_SIZES), None),
-    "start_token": 0,
-    "qk_norm": "none",
-    "window": None,
-    "window_every": 1,
-    "attention_softcap": None,
-    "logit_softcap": None,
+    **{
+        name: field.default
+        for name, field in ModelConfig.model_fields.items()
+        if name == "rotary_local_base"
+        or not (field.is_required() or name.startswith(("rotary_", "mup_")))
+    },
 }
-"""The values that most families want of the variants that few families have."""
+"""The values that most families want of the variants that few families have: the defaults. The
+classes have settings for rotary positions, and muP is refused for all of them."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +122,17 @@ class Family(ABC):
     and written again by an export."""
     prefix: ClassVar[str] = ""
     """Prefix of the names of their tensors, which some folders omit."""
+    tables: ClassVar[Mapping[str, str]]
+    """Their names of the modules outside of layers, by ours. Braces stand for several modules:
+    `a.{q,k,v}_proj`."""
+    modules: ClassVar[Mapping[str, str]]
+    """Their names of the modules of a layer, by ours; some of them only some models have."""
+    encoder_modules: ClassVar[Mapping[str, str]] = {}
+    """Those that have other names in a layer of an encoder."""
+    encoder_layers: ClassVar[str] = ""
+    decoder_layers: ClassVar[str]
+    """Their names of the layers of each side, before the number of a layer, which starts at 0 in
+    each of them. We number layers through both."""
     wants: ClassVar[Mapping[str, Any]]
     """Fields of our `model` configuration, with the only value that this family allows."""
     choices: ClassVar[Mapping[str, Any]] = {"residual": ("sequential",)}
@@ -144,9 +145,41 @@ class Family(ABC):
     written: ClassVar[Mapping[str, Any]] = {}
     """Further keys and values that we write to their config.json."""
 
-    @abstractmethod
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table of tensors of a model."""
+    def rows(self, model: ModelConfig) -> Iterator[Row]:
+        """Yield the table of tensors of a model: a weight and a bias of each module.
+
+        The model does not have all of them.
+        """
+        for ours, theirs in self.tables.items():
+            yield from self._pair(ours, theirs, model)
+        border = model.encoder_layers
+        for layer in range(model.layers):
+            prefix, modules = f"{self.decoder_layers}.{layer - border}", self.modules
+            if layer < border:
+                prefix = f"{self.encoder_layers}.{layer}"
+                modules = {**modules, **self.encoder_modules}
+            for ours, theirs in modules.items():
+                yield from self._pair(
+                    f"layers.{layer}.{ours}", f"{prefix}.{theirs}", model.side(layer)
+                )
+
+    def _pair(self, ours: str, theirs: str, model: ModelConfig) -> Iterator[Row]:
+        for kind in ("weight", "bias"):
+            names = tuple(f"{name}.{kind}" for name in expanded(theirs))
+            transform = self.transform(f"{ours}.{kind}", len(names), model)
+            yield Row(f"{ours}.{kind}", names, transform)
+
+    def transform(self, ours: str, count: int, model: ModelConfig) -> Transform:
+        """Return the transform of one of our tensors to `count` of theirs.
+
+        Three are the projections of self-attention to queries, keys and values, and two those to
+        keys and values, which we have in one fused matrix.
+        """
+        if count == 1:
+            return SAME
+        if count == 3:
+            return query_key_value(model)
+        return split_heads(model.kv_heads, (model.head_dim, model.head_dim))
 
     def to_theirs(self, config: RunConfig) -> Values:
         """Translate our configuration to the settings of config.json."""
@@ -169,15 +202,11 @@ class Family(ABC):
 
     def mismatches(self, model: ModelConfig) -> list[str]:
         """Return the reasons why our model does not belong to this family."""
+        allowed = {**{key: (value,) for key, value in self.wants.items()}, **self.choices}
         reasons = [
-            f"model.{key}={getattr(model, key)}, not {value}"
-            for key, value in self.wants.items()
-            if getattr(model, key) != value
-        ]
-        reasons += [
-            f"model.{key}={getattr(model, key)}, not {' or '.join(values)}"
-            for key, values in self.choices.items()
-            if getattr(model, key) not in values
+            f"model.{key}={found}, not {' or '.join(map(str, values))}"
+            for key, values in allowed.items()
+            if (found := getattr(model, key)) not in values
         ]
         if model.mup_base_hidden is not None:
             reasons.append(f"model.mup_base_hidden={model.mup_base_hidden}, not null")
@@ -215,10 +244,7 @@ class Family(ABC):
 
 
 def query_key_value(model: ModelConfig, *, joined: bool = False) -> Transform:
-    """Return the transform of the projections of self-attention.
-
-    We have one fused matrix; they have three matrices for queries, keys and values.
-    """
+    """Return the transform of the fused projections of self-attention."""
     width = model.head_dim
     rows = (model.heads // model.kv_heads * width, width, width)
     return split_heads(model.kv_heads, rows, joined=joined)

@@ -50,21 +50,23 @@ def compare(config: RunConfig, ours: Path, theirs: Path) -> Comparison:
     length = min(TOKENS, config.data.sequence_length)
     shape = (SAMPLES, length)
     tokens = torch.randint(config.model.vocabulary, shape, generator=generator)
+    if config.model.kind == "t5":
+        auto_class = "AutoModelForSeq2SeqLM"
+        # encoder and decoder read different numbers of tokens, so exchanged inputs would fail
+        read = tokens[:, : max(1, length * 3 // 4)].flip(1)
+        own = {"encoder_tokens": tokens, "tokens": read}
+        inputs = {"input_ids": tokens, "decoder_input_ids": read}
+        # otherwise some models take their padding token for padding
+        inputs["attention_mask"] = torch.ones_like(tokens)
+        inputs["decoder_attention_mask"] = torch.ones_like(read)
+    else:
+        auto_class = "AutoModelForCausalLM"
+        own = {"tokens": tokens, "positions": torch.arange(length).expand(shape)}
+        inputs = {"input_ids": tokens}
     with torch.no_grad():
-        if config.model.kind == "t5":
-            # encoder and decoder read different numbers of tokens, so exchanged inputs would fail
-            decoder_tokens = tokens[:, : max(1, length * 3 // 4)].flip(1)
-            logits = (
-                _our_logits(config, ours, encoder_tokens=tokens, tokens=decoder_tokens),
-                _their_logits(theirs, "AutoModelForSeq2SeqLM", tokens, decoder_tokens),
-            )
-        else:
-            positions = torch.arange(length).expand(shape)
-            logits = (
-                _our_logits(config, ours, tokens=tokens, positions=positions),
-                _their_logits(theirs, "AutoModelForCausalLM", tokens, None),
-            )
-    return Comparison.of(*logits)
+        return Comparison.of(
+            _our_logits(config, ours, **own), _their_logits(theirs, auto_class, inputs)
+        )
 
 
 def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
@@ -75,9 +77,7 @@ def _our_logits(config: RunConfig, path: Path, **inputs: Tensor) -> Tensor:
         return logits[..., : config.model.vocabulary].float()
 
 
-def _their_logits(
-    folder: Path, auto_class: str, tokens: Tensor, decoder_tokens: Tensor | None
-) -> Tensor:
+def _their_logits(folder: Path, auto_class: str, inputs: dict[str, Tensor]) -> Tensor:
     """Return fp32 logits [samples, tokens, vocabulary] of a class of transformers."""
     try:
         import transformers
@@ -97,11 +97,5 @@ def _their_logits(
             f"transformers cannot load {folder}: {error}\n"
             "  do: update transformers, or convert with --no-check"
         ) from error
-    inputs = {"input_ids": tokens}
-    if decoder_tokens is not None:
-        inputs["decoder_input_ids"] = decoder_tokens
-        # otherwise some models take their padding token for padding
-        inputs["attention_mask"] = torch.ones_like(tokens)
-        inputs["decoder_attention_mask"] = torch.ones_like(decoder_tokens)
     logits: Tensor = model.eval()(**inputs, use_cache=False).logits
     return logits.float()

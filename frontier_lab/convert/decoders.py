@@ -7,7 +7,7 @@ version 5 and `rope_scaling` before; older files write the base beside it.
 """
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from frontier_lab.convert.base_family import (
@@ -19,7 +19,7 @@ from frontier_lab.convert.base_family import (
     look_up,
     query_key_value,
 )
-from frontier_lab.convert.table import SAME, TRANSPOSED, Row, Transform, unfold
+from frontier_lab.convert.table import SAME, TRANSPOSED, Transform
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
@@ -135,13 +135,17 @@ def _refusal(got: str, wants: str) -> DataError:
     )
 
 
-def _pair(ours: str, theirs: str, transform: Transform = SAME) -> list[Row]:
-    """Return the rows of the weight and the bias of a module; a bias is not transposed."""
-    bias_transform = SAME if transform is TRANSPOSED else transform
-    return [
-        Row(f"{ours}.weight", (f"{theirs}.weight",), transform),
-        Row(f"{ours}.bias", (f"{theirs}.bias",), bias_transform),
-    ]
+def llama_settings(
+    kv_heads: int | None, *others: Setting, epsilon: float = 1e-6, tied: bool = False
+) -> tuple[Setting, ...]:
+    """Return the settings of a relative of Llama, for what its config.json may leave out."""
+    return (
+        *SIZES,
+        Setting("kv_heads", "num_key_value_heads", kv_heads),
+        *others,
+        Setting("norm_epsilon", "rms_norm_eps", epsilon),
+        Setting("tied", "tie_word_embeddings", tied),
+    )
 
 
 class Gpt2(Family):
@@ -176,24 +180,27 @@ class Gpt2(Family):
         "add_cross_attention": False,
     }
 
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. GPT-2 transposes its weights and joins queries, keys and values."""
-        ours, theirs = "layers.{n}", "transformer.h.{n}"
-        fused = query_key_value(model, joined=True)
-        layer = [
-            *_pair(f"{ours}.attention_norm", f"{theirs}.ln_1"),
-            *_pair(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn", fused),
-            *_pair(f"{ours}.attention.output", f"{theirs}.attn.c_proj", TRANSPOSED),
-            *_pair(f"{ours}.ffn_norm", f"{theirs}.ln_2"),
-            *_pair(f"{ours}.ffn.up", f"{theirs}.mlp.c_fc", TRANSPOSED),
-            *_pair(f"{ours}.ffn.down", f"{theirs}.mlp.c_proj", TRANSPOSED),
-        ]
-        return [
-            Row("embedding.tokens.weight", ("transformer.wte.weight",)),
-            Row("embedding.positions.weight", ("transformer.wpe.weight",)),
-            *unfold(layer, range(model.layers)),
-            *_pair("final_norm", "transformer.ln_f"),
-        ]
+    tables: ClassVar[Mapping[str, str]] = {
+        "embedding.tokens": "transformer.wte",
+        "embedding.positions": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+    }
+    decoder_layers = "transformer.h"
+    modules: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn.up": "mlp.c_fc",
+        "ffn.down": "mlp.c_proj",
+    }
+
+    def transform(self, ours: str, count: int, model: ModelConfig) -> Transform:
+        """Return the transform: they transpose matrices, and join queries, keys and values."""
+        if ".qkv." in ours:
+            return query_key_value(model, joined=True)
+        is_transposed = ours.endswith((".output.weight", ".up.weight", ".down.weight"))
+        return TRANSPOSED if is_transposed else SAME
 
 
 class GptNeoX(RotaryFamily):
@@ -220,23 +227,20 @@ class GptNeoX(RotaryFamily):
     required: ClassVar[Mapping[str, Any]] = {"attention_bias": True, "tie_word_embeddings": False}
     base_keys = ("rotary_emb_base",)
 
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. Their fused projection of attention has the same rows as ours."""
-        ours, theirs = "layers.{n}", "gpt_neox.layers.{n}"
-        layer = [
-            *_pair(f"{ours}.attention_norm", f"{theirs}.input_layernorm"),
-            *_pair(f"{ours}.attention.qkv", f"{theirs}.attention.query_key_value"),
-            *_pair(f"{ours}.attention.output", f"{theirs}.attention.dense"),
-            *_pair(f"{ours}.ffn_norm", f"{theirs}.post_attention_layernorm"),
-            *_pair(f"{ours}.ffn.up", f"{theirs}.mlp.dense_h_to_4h"),
-            *_pair(f"{ours}.ffn.down", f"{theirs}.mlp.dense_4h_to_h"),
-        ]
-        return [
-            Row("embedding.tokens.weight", ("gpt_neox.embed_in.weight",)),
-            *unfold(layer, range(model.layers)),
-            *_pair("final_norm", "gpt_neox.final_layer_norm"),
-            Row("head.weight", ("embed_out.weight",)),
-        ]
+    tables: ClassVar[Mapping[str, str]] = {
+        "embedding.tokens": "gpt_neox.embed_in",
+        "final_norm": "gpt_neox.final_layer_norm",
+        "head": "embed_out",
+    }
+    decoder_layers = "gpt_neox.layers"
+    modules: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "input_layernorm",
+        "attention.qkv": "attention.query_key_value",  # has the same rows as ours
+        "attention.output": "attention.dense",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn.up": "mlp.dense_h_to_4h",
+        "ffn.down": "mlp.dense_4h_to_h",
+    }
 
 
 class LlamaLike(RotaryFamily, ABC):
@@ -249,44 +253,23 @@ class LlamaLike(RotaryFamily, ABC):
         "bias": False, "qkv_bias": False, "rotary_fraction": 1.0, "dropout": 0.0,
     }  # fmt: skip
     required: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False}
-    norms: ClassVar[Mapping[str, str]] = {
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
+    tables: ClassVar[Mapping[str, str]] = {
+        "embedding.tokens": "model.embed_tokens",
+        "final_norm": "model.norm",
+        "head": "lm_head",
     }
-    """Their names of the norms of a layer, by ours."""
-
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table. Their queries, keys and values are three tensors."""
-        ours, theirs = "layers.{n}", "model.layers.{n}"
-        projections = {
-            kind: tuple(f"{theirs}.self_attn.{letter}_proj.{kind}" for letter in "qkv")
-            for kind in ("weight", "bias")
-        }
-        layer = [
-            *(
-                Row(f"{ours}.{name}.weight", (f"{theirs}.{norm}.weight",))
-                for name, norm in self.norms.items()
-            ),
-            *(
-                Row(f"{ours}.attention.qkv.{kind}", names, query_key_value(model))
-                for kind, names in projections.items()
-            ),
-            *(
-                Row(f"{ours}.attention.{name}_norm.weight", (f"{theirs}.self_attn.{norm}.weight",))
-                for name, norm in (("query", "q_norm"), ("key", "k_norm"))
-            ),
-            Row(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",)),
-            *(
-                Row(f"{ours}.ffn.{matrix}.weight", (f"{theirs}.mlp.{matrix}_proj.weight",))
-                for matrix in ("gate", "up", "down")
-            ),
-        ]
-        return [
-            Row("embedding.tokens.weight", ("model.embed_tokens.weight",)),
-            *unfold(layer, range(model.layers)),
-            Row("final_norm.weight", ("model.norm.weight",)),
-            Row("head.weight", ("lm_head.weight",)),
-        ]
+    decoder_layers = "model.layers"
+    modules: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "input_layernorm",
+        "attention.qkv": "self_attn.{q,k,v}_proj",
+        "attention.query_norm": "self_attn.q_norm",
+        "attention.key_norm": "self_attn.k_norm",
+        "attention.output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn.gate": "mlp.gate_proj",
+        "ffn.up": "mlp.up_proj",
+        "ffn.down": "mlp.down_proj",
+    }
 
 
 class _WithoutWindow(Family, ABC):
@@ -307,13 +290,7 @@ class Llama(LlamaLike):
 
     name = "llama"
     architecture = "LlamaForCausalLM"
-    settings = (
-        *SIZES,
-        Setting("kv_heads", "num_key_value_heads", None),
-        Setting("head_dim", "head_dim", None),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
-        Setting("tied", "tie_word_embeddings", False),
-    )
+    settings = llama_settings(None, Setting("head_dim", "head_dim", None))
     required: ClassVar[Mapping[str, Any]] = {**LlamaLike.required, "mlp_bias": False}
 
 
@@ -326,11 +303,7 @@ class Mistral(LlamaLike):
         key: value for key, value in LlamaLike.wants.items() if key != "window"
     }
     settings = (
-        *SIZES,
-        Setting("kv_heads", "num_key_value_heads", 8),
-        Setting("head_dim", "head_dim", None),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
-        Setting("tied", "tie_word_embeddings", False),
+        *llama_settings(8, Setting("head_dim", "head_dim", None)),
         Setting("window", "sliding_window", 4096),
     )
     required: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
@@ -342,12 +315,7 @@ class Qwen2(_WithoutWindow, LlamaLike):
     name = "qwen2"
     architecture = "Qwen2ForCausalLM"
     wants: ClassVar[Mapping[str, Any]] = {**LlamaLike.wants, "qkv_bias": True}
-    settings = (
-        *SIZES,
-        Setting("kv_heads", "num_key_value_heads", 32),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
-        Setting("tied", "tie_word_embeddings", False),
-    )
+    settings = llama_settings(32)
     required: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "use_sliding_window": False}
 
 
@@ -357,13 +325,7 @@ class Qwen3(_WithoutWindow, LlamaLike):
     name = "qwen3"
     architecture = "Qwen3ForCausalLM"
     wants: ClassVar[Mapping[str, Any]] = {**LlamaLike.wants, "qk_norm": "head"}
-    settings = (
-        *SIZES,
-        Setting("kv_heads", "num_key_value_heads", 32),
-        Setting("head_dim", "head_dim", 128),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
-        Setting("tied", "tie_word_embeddings", False),
-    )
+    settings = llama_settings(32, Setting("head_dim", "head_dim", 128))
     required: ClassVar[Mapping[str, Any]] = {**LlamaLike.required, "use_sliding_window": False}
 
 
@@ -375,13 +337,9 @@ class Olmo2(LlamaLike):
     wants: ClassVar[Mapping[str, Any]] = {
         **LlamaLike.wants, "qk_norm": "width", "norm_placement": "output",
     }  # fmt: skip
-    norms: ClassVar[Mapping[str, str]] = {
+    modules: ClassVar[Mapping[str, str]] = {
+        **LlamaLike.modules,
         "attention_norm": "post_attention_layernorm",
         "ffn_norm": "post_feedforward_layernorm",
     }
-    settings = (
-        *SIZES,
-        Setting("kv_heads", "num_key_value_heads", None),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-5),
-        Setting("tied", "tie_word_embeddings", False),
-    )
+    settings = llama_settings(None, epsilon=1e-5)

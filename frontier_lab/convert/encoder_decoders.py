@@ -3,13 +3,23 @@
 The attributes of the classes are explained in base_family.py, and the rows of a table in table.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from frontier_lab.convert.base_family import PLAIN, Family, Setting, Values, query_key_value
-from frontier_lab.convert.table import Row, split_heads, unfold
-from frontier_llm.config.model import ModelConfig
+from frontier_lab.convert.base_family import PLAIN, Family, Setting, Values
 from frontier_llm.config.run import RunConfig
+
+_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias"
+
+
+def _feed_forward(place: int) -> dict[str, str]:
+    """Return their names of the modules of the block that is at a place of a layer."""
+    return {
+        "ffn_norm": f"layer.{place}.layer_norm",
+        "ffn.gate": f"layer.{place}.DenseReluDense.wi_0",
+        "ffn.up": f"layer.{place}.DenseReluDense.wi_1",
+        "ffn.down": f"layer.{place}.DenseReluDense.wo",
+    }
 
 
 class T5(Family):
@@ -49,32 +59,26 @@ class T5(Family):
         "decoder_start_token_id": 0,
     }
 
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table.
-
-        Our layers are numbered through encoder and decoder; theirs start at 0 in each of them.
-        """
-        first_decoder_layer = model.encoder_layers
-        encoder = [
-            *self._attention(model, "encoder"),
-            *self._feed_forward("encoder.block.{n}.layer.1"),
-        ]
-        decoder = [
-            *self._attention(model, "decoder"),
-            *self._cross_attention(model),
-            *self._feed_forward("decoder.block.{n}.layer.2"),
-        ]
-        bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        return [
-            Row("embedding.tokens.weight", ("shared.weight",)),
-            Row("encoder_positions.weight", (f"encoder.{bias}",)),
-            *unfold(encoder, range(first_decoder_layer)),
-            Row("encoder_norm.weight", ("encoder.final_layer_norm.weight",)),
-            Row("decoder_positions.weight", (f"decoder.{bias}",)),
-            *unfold(decoder, range(first_decoder_layer, model.layers), first=first_decoder_layer),
-            Row("final_norm.weight", ("decoder.final_layer_norm.weight",)),
-            Row("head.weight", ("lm_head.weight",)),
-        ]
+    tables: ClassVar[Mapping[str, str]] = {
+        "embedding.tokens": "shared",
+        "encoder_positions": f"encoder.{_BIAS}",
+        "encoder_norm": "encoder.final_layer_norm",
+        "decoder_positions": f"decoder.{_BIAS}",
+        "final_norm": "decoder.final_layer_norm",
+        "head": "lm_head",
+    }
+    encoder_layers, decoder_layers = "encoder.block", "decoder.block"
+    modules: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "layer.0.layer_norm",
+        "attention.qkv": "layer.0.SelfAttention.{q,k,v}",
+        "attention.output": "layer.0.SelfAttention.o",
+        "cross_attention_norm": "layer.1.layer_norm",
+        "cross_attention.query": "layer.1.EncDecAttention.q",
+        "cross_attention.key_value": "layer.1.EncDecAttention.{k,v}",
+        "cross_attention.output": "layer.1.EncDecAttention.o",
+        **_feed_forward(2),
+    }
+    encoder_modules: ClassVar[Mapping[str, str]] = _feed_forward(1)
 
     def to_theirs(self, config: RunConfig) -> Values:
         """Translate our configuration. They count the decoder's layers separately."""
@@ -87,41 +91,6 @@ class T5(Family):
         ours = super().to_ours(theirs)
         encoder = ours["encoder_layers"]
         return {**ours, "layers": encoder + (theirs.get("num_decoder_layers") or encoder)}
-
-    def _attention(self, model: ModelConfig, stack: str) -> list[Row]:
-        """Return the rows of self-attention in the encoder or the decoder."""
-        ours, theirs = "layers.{n}", f"{stack}.block.{{n}}.layer.0"
-        return [
-            Row(f"{ours}.attention_norm.weight", (f"{theirs}.layer_norm.weight",)),
-            Row(
-                f"{ours}.attention.qkv.weight",
-                tuple(f"{theirs}.SelfAttention.{letter}.weight" for letter in "qkv"),
-                query_key_value(model),
-            ),
-            Row(f"{ours}.attention.output.weight", (f"{theirs}.SelfAttention.o.weight",)),
-        ]
-
-    def _cross_attention(self, model: ModelConfig) -> list[Row]:
-        ours, theirs = "layers.{n}", "decoder.block.{n}.layer.1"
-        return [
-            Row(f"{ours}.cross_attention_norm.weight", (f"{theirs}.layer_norm.weight",)),
-            Row(f"{ours}.cross_attention.query.weight", (f"{theirs}.EncDecAttention.q.weight",)),
-            Row(
-                f"{ours}.cross_attention.key_value.weight",
-                tuple(f"{theirs}.EncDecAttention.{letter}.weight" for letter in "kv"),
-                split_heads(model.heads, (model.head_dim, model.head_dim)),
-            ),
-            Row(f"{ours}.cross_attention.output.weight", (f"{theirs}.EncDecAttention.o.weight",)),
-        ]
-
-    def _feed_forward(self, theirs: str) -> list[Row]:
-        ours = "layers.{n}"
-        return [
-            Row(f"{ours}.ffn_norm.weight", (f"{theirs}.layer_norm.weight",)),
-            Row(f"{ours}.ffn.gate.weight", (f"{theirs}.DenseReluDense.wi_0.weight",)),
-            Row(f"{ours}.ffn.up.weight", (f"{theirs}.DenseReluDense.wi_1.weight",)),
-            Row(f"{ours}.ffn.down.weight", (f"{theirs}.DenseReluDense.wo.weight",)),
-        ]
 
 
 class MT5(T5):

@@ -6,8 +6,8 @@ The attributes of the classes are explained in base_family.py, and the rows of a
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from frontier_lab.convert.base_family import SIZES, Setting, Values
-from frontier_lab.convert.decoders import LlamaLike
+from frontier_lab.convert.base_family import Setting, Values
+from frontier_lab.convert.decoders import LlamaLike, llama_settings
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
@@ -43,18 +43,14 @@ class Gemma2(LlamaLike):
         "activation": "geglu", "norm_placement": "both", "zero_centred_norms": True,
         "scaled_embedding": True, "qk_norm": "none", "rotary_local_base": None,
     }  # fmt: skip
-    norms: ClassVar[Mapping[str, str]] = {
-        "attention_norm": "input_layernorm",
+    modules: ClassVar[Mapping[str, str]] = {
+        **LlamaLike.modules,
         "attention_output_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
         "ffn_output_norm": "post_feedforward_layernorm",
     }
     settings: ClassVar[Sequence[Setting]] = (
-        *SIZES,
-        Setting("kv_heads", "num_key_value_heads", 4),
-        Setting("head_dim", "head_dim", 256),
-        Setting("norm_epsilon", "rms_norm_eps", 1e-6),
-        Setting("tied", "tie_word_embeddings", True),
+        *llama_settings(4, Setting("head_dim", "head_dim", 256), tied=True),
         Setting("score_width", "query_pre_attn_scalar", 256),
         Setting("attention_softcap", "attn_logit_softcapping", 50.0),
         Setting("logit_softcap", "final_logit_softcapping", 30.0),

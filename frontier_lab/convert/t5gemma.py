@@ -6,9 +6,8 @@ The attributes of the classes are explained in base_family.py, and the rows of a
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from frontier_lab.convert.base_family import Setting, Values, query_key_value
+from frontier_lab.convert.base_family import Setting, Values
 from frontier_lab.convert.gemma import WITHOUT_EFFECT, Gemma2
-from frontier_lab.convert.table import Row, split_heads, unfold
 from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import DataError
@@ -46,23 +45,24 @@ class T5Gemma(Gemma2):
         Setting("dropout", "dropout_rate", 0.0),
     )
 
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table.
-
-        Our layers are numbered through encoder and decoder; theirs start at 0 in each of them.
-        """
-        border = model.encoder_layers
-        encoder = self._layer(model.encoder, "model.encoder.layers.{n}")
-        decoder = self._layer(model, "model.decoder.layers.{n}") + self._cross_attention(model)
-        return [
-            Row("encoder_embedding.tokens.weight", ("model.encoder.embed_tokens.weight",)),
-            *unfold(encoder, range(border)),
-            Row("encoder_norm.weight", ("model.encoder.norm.weight",)),
-            Row("embedding.tokens.weight", ("model.decoder.embed_tokens.weight",)),
-            *unfold(decoder, range(border, model.layers), first=border),
-            Row("final_norm.weight", ("model.decoder.norm.weight",)),
-            Row("head.weight", ("lm_head.out_proj.weight",)),
-        ]
+    tables: ClassVar[Mapping[str, str]] = {
+        "encoder_embedding.tokens": "model.encoder.embed_tokens",
+        "encoder_norm": "model.encoder.norm",
+        "embedding.tokens": "model.decoder.embed_tokens",
+        "final_norm": "model.decoder.norm",
+        "head": "lm_head.out_proj",
+    }
+    encoder_layers, decoder_layers = "model.encoder.layers", "model.decoder.layers"
+    modules: ClassVar[Mapping[str, str]] = {
+        **Gemma2.modules,
+        "attention_norm": "pre_self_attn_layernorm",
+        "attention_output_norm": "post_self_attn_layernorm",
+        "cross_attention_norm": "pre_cross_attn_layernorm",
+        "cross_attention_output_norm": "post_cross_attn_layernorm",
+        "cross_attention.query": "cross_attn.q_proj",
+        "cross_attention.key_value": "cross_attn.{k,v}_proj",
+        "cross_attention.output": "cross_attn.o_proj",
+    }
 
     def to_theirs(self, config: RunConfig) -> Values:
         """Translate our configuration to an object for each side."""
@@ -128,36 +128,3 @@ class T5Gemma(Gemma2):
         """Return the object of one side, with what the whole model has in common."""
         whole = {"tie_word_embeddings": True, "dropout_rate": 0.0, "attention_dropout": 0.0}
         return {**theirs[name], **{key: theirs.get(key, value) for key, value in whole.items()}}
-
-    def _layer(self, model: ModelConfig, theirs: str) -> list[Row]:
-        """Return the rows of a layer without cross-attention."""
-        ours, qkv = "layers.{n}", (f"{theirs}.self_attn.{letter}_proj.weight" for letter in "qkv")
-        return [
-            *self._norms("attention", f"{theirs}.{{place}}_self_attn_layernorm.weight"),
-            Row(f"{ours}.attention.qkv.weight", tuple(qkv), query_key_value(model)),
-            Row(f"{ours}.attention.output.weight", (f"{theirs}.self_attn.o_proj.weight",)),
-            *self._norms("ffn", f"{theirs}.{{place}}_feedforward_layernorm.weight"),
-            *(
-                Row(f"{ours}.ffn.{matrix}.weight", (f"{theirs}.mlp.{matrix}_proj.weight",))
-                for matrix in ("gate", "up", "down")
-            ),
-        ]
-
-    def _cross_attention(self, model: ModelConfig) -> list[Row]:
-        ours, theirs = "layers.{n}.cross_attention", "model.decoder.layers.{n}"
-        key_value = tuple(f"{theirs}.cross_attn.{letter}_proj.weight" for letter in "kv")
-        widths = (model.head_dim, model.head_dim)
-        return [
-            *self._norms("cross_attention", f"{theirs}.{{place}}_cross_attn_layernorm.weight"),
-            Row(f"{ours}.query.weight", (f"{theirs}.cross_attn.q_proj.weight",)),
-            Row(f"{ours}.key_value.weight", key_value, split_heads(model.kv_heads, widths)),
-            Row(f"{ours}.output.weight", (f"{theirs}.cross_attn.o_proj.weight",)),
-        ]
-
-    def _norms(self, branch: str, theirs: str) -> list[Row]:
-        """Return the rows of the two norms of a branch; `theirs` has {place}."""
-        places = {"norm": "pre", "output_norm": "post"}
-        return [
-            Row(f"layers.{{n}}.{branch}_{ours}.weight", (theirs.replace("{place}", place),))
-            for ours, place in places.items()
-        ]

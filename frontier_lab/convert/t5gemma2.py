@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 from frontier_lab.convert.base_family import Setting, Values
 from frontier_lab.convert.gemma import WITHOUT_EFFECT, Gemma3
 from frontier_lab.convert.t5gemma import SIDES, T5Gemma
-from frontier_lab.convert.table import Row, split_heads
-from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 
 _TABLE = "model.encoder.embed_tokens"
@@ -53,10 +51,12 @@ class T5Gemma2(T5Gemma, Gemma3):
     }
     of_model: ClassVar[frozenset[str]] = T5Gemma.of_model | _OF_IMAGES
 
-    def rows(self, model: ModelConfig) -> Sequence[Row]:
-        """Return the table; the table of tokens is that of both sides and of the head."""
-        table = Row("embedding.tokens.weight", (f"{_TABLE}.weight",))
-        return [table, *(row for row in super().rows(model) if "embedding" not in row.ours)]
+    tables: ClassVar[Mapping[str, str]] = {**T5Gemma.tables, "embedding.tokens": _TABLE}
+    modules: ClassVar[Mapping[str, str]] = {
+        **T5Gemma.modules,
+        "attention.query": "self_attn.q_proj",
+        "attention.key_value": "self_attn.{k,v}_proj",
+    }
 
     def to_theirs(self, config: RunConfig) -> Values:
         """Translate our configuration; the encoder's text has an object of its own."""
@@ -86,20 +86,3 @@ class T5Gemma2(T5Gemma, Gemma3):
     def _side(self, theirs: Values, name: str) -> Values:
         of_text = {**theirs, "encoder": theirs["encoder"]["text_config"]}
         return super()._side(of_text, name)
-
-    def _layer(self, model: ModelConfig, theirs: str) -> list[Row]:
-        """Return the rows of a layer; the matrices of one with merged attention are two."""
-        ours, attention = "layers.{n}.attention", f"{theirs}.self_attn"
-        rows = super()._layer(model, theirs)
-        if ".decoder." in theirs:
-            pair = tuple(f"{attention}.{letter}_proj.weight" for letter in "kv")
-            widths = (model.head_dim, model.head_dim)
-            rows = [row for row in rows if not row.ours.endswith("qkv.weight")]
-            rows += [
-                Row(f"{ours}.query.weight", (f"{attention}.q_proj.weight",)),
-                Row(f"{ours}.key_value.weight", pair, split_heads(model.kv_heads, widths)),
-            ]
-        return rows + [
-            Row(f"{ours}.{name}_norm.weight", (f"{attention}.{name[0]}_norm.weight",))
-            for name in ("query", "key")
-        ]

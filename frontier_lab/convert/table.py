@@ -6,8 +6,7 @@ and a value head. The matrix contains the rows of the first group, then those of
 and so on. The rows of a group are those of its query heads, its key head and its value head, in
 this order. Tensor parallelism can therefore divide the matrix between groups.
 
-The rows of a layer's table are written once, with `{n}` in place of the layer's number. `unfold`
-repeats them for all layers of a model. A tensor of ours or of theirs that has no row is an error.
+A tensor of ours or of theirs that has no row is an error.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,23 +66,18 @@ class Row:
     transform: Transform = SAME
 
 
-def unfold(rows: Iterable[Row], layers: Iterable[int], first: int = 0) -> list[Row]:
-    """Repeat the rows of a layer for several layers, with our number in place of `{n}`.
+def expanded(name: str) -> list[str]:
+    """Return the names that a name with braces stands for.
 
-    `first` is our number of the layer that they number 0.
+    >>> expanded("attention.{q,k}_proj")
+    ['attention.q_proj', 'attention.k_proj']
     """
-    return [
-        Row(
-            row.ours.format(n=layer),
-            tuple(name.format(n=layer - first) for name in row.theirs),
-            row.transform,
-        )
-        for layer in layers
-        for row in rows
-    ]
+    before, _, rest = name.partition("{")
+    words, _, after = rest.partition("}")
+    return [f"{before}{word}{after}" for word in words.split(",")]
 
 
-def select(rows: Sequence[Row], shapes: Mapping[str, Shape]) -> list[Row]:
+def select(rows: Iterable[Row], shapes: Mapping[str, Shape]) -> list[Row]:
     """Return the rows that a model needs, in the order of its parameters.
 
     Some rows of a family are only for other variants, such as untied heads.

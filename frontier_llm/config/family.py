@@ -6,7 +6,7 @@ The advice of the rules names numbers of heads and widths that pass all of them.
 import math
 from typing import Any
 
-from frontier_llm.config.model import DECODER_MULTIPLE, ModelConfig
+from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError, refuse
 
@@ -21,22 +21,8 @@ def check_family(model: ModelConfig) -> None:
         _check_t5(model)
     else:
         _check_gpt(model)
-    _check_biases(model)
-    _check_norms(model)
+    _check_biases_and_norms(model)
     _check_rotary_scaling(model)
-
-
-def check_decoder_length(config: RunConfig) -> None:
-    """Refuse sequence parallelism over ranks that do not divide the decoder's length."""
-    tensor = config.parallel.tensor
-    if config.model.kind == "t5" and config.parallel.sequence and DECODER_MULTIPLE % tensor:
-        raise ConfigError(
-            "parallel.tensor",
-            f"{tensor}, with parallel.sequence=true and an encoder-decoder",
-            f"a divisor of {DECODER_MULTIPLE}: the length of the decoder is a multiple of "
-            f"{DECODER_MULTIPLE}",
-            "set parallel.sequence=false, or parallel.tensor to 1, 2, 4 or 8",
-        )
 
 
 def check_attention(config: RunConfig) -> None:
@@ -120,15 +106,10 @@ def _check_t5(model: ModelConfig) -> None:
          "model.encoder_hidden", f"{model.encoder_hidden}, with model.encoder_embedding=false",
          f"null or model.hidden ({model.hidden}), as both sides share an embedding",
          "set model.encoder_embedding=true, or model.encoder_hidden=null"),
+        (model.start_token >= model.vocabulary, "model.start_token", model.start_token,
+         f"a token below model.vocabulary ({model.vocabulary})", "set model.start_token=0"),
     )  # fmt: skip
     _check_merged(model)
-    if model.start_token >= model.vocabulary:
-        raise ConfigError(
-            "model.start_token",
-            model.start_token,
-            f"a token below model.vocabulary ({model.vocabulary})",
-            "set model.start_token=0",
-        )
     _check_buckets(model)
 
 
@@ -164,18 +145,11 @@ def _check_buckets(model: ModelConfig) -> None:
     )  # fmt: skip
 
 
-def _check_biases(model: ModelConfig) -> None:
-    if model.bias and not model.qkv_bias:
-        raise ConfigError(
-            "model.qkv_bias",
-            "false, with model.bias=true",
-            "true if the other linear layers have biases",
-            "set model.qkv_bias=null, or model.bias=false",
-        )
-
-
-def _check_norms(model: ModelConfig) -> None:
+def _check_biases_and_norms(model: ModelConfig) -> None:
     refuse(
+        (model.bias and not model.qkv_bias, "model.qkv_bias", "false, with model.bias=true",
+         "true if the other linear layers have biases",
+         "set model.qkv_bias=null, or model.bias=false"),
         (model.norm_placement != "input" and model.residual == "parallel", "model.norm_placement",
          f"{model.norm_placement}, with model.residual=parallel",
          "input in layers with parallel branches",
@@ -202,23 +176,19 @@ def _check_norms(model: ModelConfig) -> None:
 
 def _check_rotary_scaling(model: ModelConfig) -> None:
     scaling = model.rotary_scaling
-    if scaling == "yarn" and model.rotary_local_base is not None:
-        raise ConfigError(
-            "model.rotary_local_base",
-            f"{model.rotary_local_base}, with model.rotary_scaling=yarn",
-            "null: yarn's factor of queries and keys would change layers with a window, too",
-            "set model.rotary_local_base=null, or model.rotary_scaling=linear",
-        )
-    if scaling in ("none", "linear") or model.positions != "rotary":
-        return
+    needs_turns = scaling not in ("none", "linear") and model.positions == "rotary"
     refuse(
-        (model.rotary_original_length is None, "model.rotary_original_length",
+        (scaling == "yarn" and model.rotary_local_base is not None, "model.rotary_local_base",
+         f"{model.rotary_local_base}, with model.rotary_scaling=yarn",
+         "null: yarn's factor of queries and keys would change layers with a window, too",
+         "set model.rotary_local_base=null, or model.rotary_scaling=linear"),
+        (needs_turns and model.rotary_original_length is None, "model.rotary_original_length",
          f"null, with model.rotary_scaling={scaling}",
          "the tokens per sample for which the wavelengths were chosen",
          "set model.rotary_original_length=8192 or another length, or model.rotary_scaling=none "
          "and model.rotary_factor=1"),
-        (model.rotary_slow_turns >= model.rotary_fast_turns, "model.rotary_slow_turns",
-         f"{model.rotary_slow_turns:g}, with "
+        (needs_turns and model.rotary_slow_turns >= model.rotary_fast_turns,
+         "model.rotary_slow_turns", f"{model.rotary_slow_turns:g}, with "
          f"model.rotary_fast_turns={model.rotary_fast_turns:g}",
          "less than model.rotary_fast_turns",
          f"set model.rotary_slow_turns={model.rotary_fast_turns / 4:g}"),

@@ -9,13 +9,13 @@ from fractions import Fraction
 
 from frontier_llm.config.family import (
     check_attention,
-    check_decoder_length,
     check_family,
     fitting_heads,
     is_rotatable,
     next_heads,
     next_hidden,
 )
+from frontier_llm.config.model import DECODER_MULTIPLE
 from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
@@ -34,7 +34,6 @@ def check(config: RunConfig, world_size: int) -> None:
     _check_pipeline_schedule(config)
     _check_pipeline(config)
     _check_sequence(config)
-    check_decoder_length(config)
     _check_batch(config, world_size)
     check_data(config)
     check_optimizer(config)
@@ -278,14 +277,18 @@ def _check_pipeline(config: RunConfig) -> None:
 
 def _check_sequence(config: RunConfig) -> None:
     parallel, length = config.parallel, config.data.sequence_length
-    if parallel.sequence and length % parallel.tensor:
-        raise ConfigError(
-            "data.sequence_length",
-            f"{length}, with parallel.tensor={parallel.tensor} and parallel.sequence=true",
-            f"a multiple of {parallel.tensor}",
-            f"set data.sequence_length={-(-length // parallel.tensor) * parallel.tensor}, or "
-            "parallel.sequence=false",
-        )
+    tensor, with_sequence = parallel.tensor, "parallel.sequence=true"
+    if not parallel.sequence:
+        return
+    refuse(
+        (length % tensor, "data.sequence_length",
+         f"{length}, with parallel.tensor={tensor} and {with_sequence}", f"a multiple of {tensor}",
+         f"set data.sequence_length={-(-length // tensor) * tensor}, or parallel.sequence=false"),
+        (config.model.kind == "t5" and DECODER_MULTIPLE % tensor, "parallel.tensor",
+         f"{tensor}, with {with_sequence} and an encoder-decoder",
+         f"a divisor of {DECODER_MULTIPLE}: the length of the decoder is a multiple of "
+         f"{DECODER_MULTIPLE}", "set parallel.sequence=false, or parallel.tensor to 1, 2, 4 or 8"),
+    )  # fmt: skip
 
 
 def _check_batch(config: RunConfig, world_size: int) -> None:

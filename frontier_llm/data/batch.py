@@ -1,11 +1,11 @@
-"""Define the micro-batches that the models read.
+"""Define the micro-batch that a model reads.
 
 data/loader.py and data/denoising.py build them; trainer/pipeline.py passes them to the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 import xxhash
@@ -17,12 +17,67 @@ LossMean = Literal["samples", "tokens"]
 """What has equal weight in the mean loss (`data.loss_mean`)."""
 
 
-class _Labels:
-    """What the losses of a micro-batch count for. Losses are [b, s], one per label."""
+class LossSums(NamedTuple):
+    """Sums over samples."""
 
+    samples: float
+    means: float
+    """Sum of the mean losses of these samples, in nats per token."""
+    nats: float
+    tokens: float
+    text_nats: float
+    """`nats` without the tokens that end documents."""
+    text_tokens: float
+    """`tokens` without the tokens that end documents."""
+
+    def loss(self, by: LossMean) -> float:
+        """Return the mean loss in nats per token."""
+        return {"samples": self.means / self.samples, "tokens": self.nats / self.tokens}[by]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of b samples, for a decoder that reads s tokens each, and an encoder if any.
+
+    In an encoder-decoder, s includes padding at the end, which makes it divisible by the number of
+    tensor-parallel ranks (geometry/lengths.py). Losses are [b, s], one per label.
+
+    Attributes:
+        encoder_tokens: [b, s_enc] int64, input of the encoder; None for a decoder-only model.
+        encoder_mask: [b, s_enc] bool, false for padding; None if no sample has padding. Each sample
+            has at least one token.
+        encoder_cumulative_lengths: [b, k] int32, if a sample has several texts: 0, then for each
+            text the index of the token after its last input, then s_enc. Padding is one more text.
+        tokens: [b, s] int64, input of the decoder; in an encoder-decoder the labels shifted right
+            by one.
+        labels: [b, s] int64, the token to predict at each position.
+        positions: [b, s] int64, 0..s-1; if documents are separate, each document begins at 0. None
+            in an encoder-decoder.
+        loss_mask: [b, s] fp32, the weight of each label, 0 for padding and labels that are not
+            predicted; None = all labels are predicted.
+        cumulative_lengths: [b, k] int32, if documents are separate: 0, then for each document of a
+            sample the index of the token after its last one. Rows with fewer documents repeat s.
+            None = a sample is one document. In an encoder-decoder padding belongs to the last one.
+        label_weights: [b, s] fp32, the share of each label in the mean loss of the micro-batch;
+            None = it follows from the mask. Labels keep it when the samples are cut.
+    """
+
+    # in the order in which `digest` reads them
+    encoder_tokens: torch.Tensor | None = field(default=None, kw_only=True)
+    encoder_mask: torch.Tensor | None = field(default=None, kw_only=True)
+    encoder_cumulative_lengths: torch.Tensor | None = field(default=None, kw_only=True)
+    tokens: torch.Tensor
     labels: torch.Tensor
-    loss_mask: torch.Tensor | None
+    positions: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+    cumulative_lengths: torch.Tensor | None = None
     label_weights: torch.Tensor | None = None
+
+    @property
+    def lengths(self) -> SampleLengths:
+        """Tokens of a sample."""
+        encoder = 0 if self.encoder_tokens is None else self.encoder_tokens.shape[1]
+        return SampleLengths(encoder, self.tokens.shape[1])
 
     @property
     def samples(self) -> int:
@@ -78,54 +133,6 @@ class _Labels:
             has_label, mean = weights.sum(1), (weights * losses.double()).sum(1)
         return torch.stack([has_label, mean, *sums], dim=1)
 
-
-class LossSums(NamedTuple):
-    """Sums over samples."""
-
-    samples: float
-    means: float
-    """Sum of the mean losses of these samples, in nats per token."""
-    nats: float
-    tokens: float
-    text_nats: float
-    """`nats` without the tokens that end documents."""
-    text_tokens: float
-    """`tokens` without the tokens that end documents."""
-
-    def loss(self, by: LossMean) -> float:
-        """Return the mean loss in nats per token."""
-        return {"samples": self.means / self.samples, "tokens": self.nats / self.tokens}[by]
-
-
-@dataclass(frozen=True)
-class Batch(_Labels):
-    """A micro-batch of b samples of s tokens each, for a decoder-only model.
-
-    Attributes:
-        tokens: [b, s] int64, input of the model.
-        labels: [b, s] int64, the next token at each position.
-        positions: [b, s] int64, 0..s-1; if documents are separate, each document begins at 0.
-        loss_mask: [b, s] fp32, the weight of each label, 0 for labels that are not predicted; None
-            = all labels are predicted.
-        cumulative_lengths: [b, k] int32, if documents are separate: 0, then for each document of a
-            sample the index of the token after its last one. Rows with fewer documents repeat s.
-            None = a sample is one document.
-        label_weights: [b, s] fp32, the share of each label in the mean loss of the micro-batch;
-            None = it follows from the mask. Labels keep it when the samples are cut.
-    """
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor
-    loss_mask: torch.Tensor | None = None
-    cumulative_lengths: torch.Tensor | None = None
-    label_weights: torch.Tensor | None = None
-
-    @property
-    def lengths(self) -> SampleLengths:
-        """Tokens of a sample."""
-        return SampleLengths(0, self.tokens.shape[1])
-
     def with_weights(self, by: LossMean) -> "Batch":
         """Give each label its share in `mean_loss`, so that samples can be cut into parts.
 
@@ -154,83 +161,32 @@ class Batch(_Labels):
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of a GPT's forward pass, by name."""
+        """Return the arguments of the model's forward pass, by name."""
         return {
             "tokens": self.tokens,
             "positions": self.positions,
             "cumulative_lengths": self.cumulative_lengths,
+            "encoder_tokens": self.encoder_tokens,
+            "encoder_mask": self.encoder_mask,
+            "encoder_cumulative_lengths": self.encoder_cumulative_lengths,
             "is_part": self.label_weights is not None,
         }
 
 
-@dataclass(frozen=True)
-class Seq2SeqBatch(_Labels):
-    """A micro-batch of b samples for an encoder-decoder.
-
-    geometry/lengths.py computes the number of tokens per sample that the encoder reads (s_enc) and
-    that the decoder reads (s_dec). s_dec includes padding at the end, which makes it divisible by
-    the number of tensor-parallel ranks. Padding has no weight in the loss.
-
-    Attributes:
-        encoder_tokens: [b, s_enc] int64, input of the encoder.
-        encoder_mask: [b, s_enc] bool, false for padding; None if no sample has padding. Each sample
-            has at least one token.
-        decoder_tokens: [b, s_dec] int64, input of the decoder: the labels shifted right by one.
-        labels: [b, s_dec] int64, the token to predict at each position.
-        loss_mask: [b, s_dec] fp32, the weight of each label; 0 for padding.
-        encoder_cumulative_lengths: [b, k] int32, if a sample has several texts: 0, then for each
-            text the index of the token after its last input, then s_enc. Padding is one more text.
-        cumulative_lengths: [b, n] int32, the same of the decoder, in which padding belongs to the
-            last text.
-    """
-
-    encoder_tokens: torch.Tensor
-    encoder_mask: torch.Tensor | None
-    decoder_tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    encoder_cumulative_lengths: torch.Tensor | None = None
-    cumulative_lengths: torch.Tensor | None = None
-
-    @property
-    def lengths(self) -> SampleLengths:
-        """Tokens of a sample."""
-        return SampleLengths(self.encoder_tokens.shape[1], self.decoder_tokens.shape[1])
-
-    def to(self, device: torch.device) -> "Seq2SeqBatch":
-        """Copy to a device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
-    def inputs(self) -> dict[str, Any]:
-        """Return the arguments of an encoder-decoder's forward pass, by name."""
-        return {
-            "tokens": self.decoder_tokens,
-            "encoder_tokens": self.encoder_tokens,
-            "encoder_mask": self.encoder_mask,
-            "encoder_cumulative_lengths": self.encoder_cumulative_lengths,
-            "cumulative_lengths": self.cumulative_lengths,
-        }
-
-
-AnyBatch = Batch | Seq2SeqBatch
-"""A micro-batch of a decoder-only model or of an encoder-decoder."""
-SomeBatch = TypeVar("SomeBatch", bound=AnyBatch)
-
-
-def named_tensors(batch: AnyBatch) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a batch, with the names of their fields."""
-    for field in fields(batch):
-        if (tensor := getattr(batch, field.name)) is not None:
-            yield field.name, tensor
+    for one in fields(batch):
+        if (tensor := getattr(batch, one.name)) is not None:
+            yield one.name, tensor
 
 
-def map_tensors(batch: SomeBatch, change: Callable[[torch.Tensor], torch.Tensor]) -> SomeBatch:
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     """Return a batch whose tensors are changed by a function, such as a copy to a device."""
     changed: dict[str, Any] = {name: change(tensor) for name, tensor in named_tensors(batch)}
     return replace(batch, **changed)
 
 
-def without_labels(batch: SomeBatch, count: int) -> SomeBatch:
+def without_labels(batch: Batch, count: int) -> Batch:
     """Return a copy of a batch in which the last `count` samples predict nothing."""
     mask = batch.loss_mask
     mask = torch.ones(batch.labels.shape) if mask is None else mask.clone()
@@ -238,7 +194,7 @@ def without_labels(batch: SomeBatch, count: int) -> SomeBatch:
     return replace(batch, loss_mask=mask)
 
 
-def digest(batches: Iterable[AnyBatch]) -> int:
+def digest(batches: Iterable[Batch]) -> int:
     """Return the sum of the 32-bit xxh32 digests of all samples of micro-batches on the host.
 
     A run logs this number per step, so that two runs can be compared sample by sample. The sum does

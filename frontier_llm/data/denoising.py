@@ -24,7 +24,7 @@ import torch
 
 from frontier_llm.config.denoisers import Denoiser, divided
 from frontier_llm.config.model import DECODER_MULTIPLE
-from frontier_llm.data.batch import Seq2SeqBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.data.document_rows import Row, border_table
 from frontier_llm.data.permutation import make_key, random_uint64
 
@@ -104,7 +104,7 @@ class Denoising:
 
     def batch(
         self, rows: Sequence[Tokens | Row], indices: Sequence[int], start: int = PADDING
-    ) -> Seq2SeqBatch:
+    ) -> Batch:
         """Divide windows of text, [text_tokens] int64 each, and return them as a micro-batch.
 
         A row has several texts, which read only themselves. The decoder's input of each text starts
@@ -127,9 +127,14 @@ class Denoising:
             decoder = [[*ends[:-1], self._targets] for ends in targets_end]
             borders = [border_table(encoder, self._inputs), border_table(decoder, self._targets)]
         has_mask = self._has_padding and borders[0] is None
-        encoder_mask = is_input if has_mask else None
-        return Seq2SeqBatch(
-            inputs, encoder_mask, decoder_tokens, labels, is_label.float(), *borders
+        return Batch(
+            decoder_tokens,
+            labels,
+            loss_mask=is_label.float(),
+            cumulative_lengths=borders[1],
+            encoder_tokens=inputs,
+            encoder_mask=is_input if has_mask else None,
+            encoder_cumulative_lengths=borders[0],
         )
 
     def _pairs(self, row: Tokens | Row, index: int) -> list[tuple[Tokens, Tokens]]:

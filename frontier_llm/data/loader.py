@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 
 from frontier_llm.data.batch import (
-    AnyBatch,
     Batch,
     digest,
     map_tensors,
@@ -27,7 +26,7 @@ from frontier_llm.data.batch import (
 
 CPU = torch.device("cpu")
 Tokens = npt.NDArray[np.int64]
-MakeBatch = Callable[[Sequence[Any], Sequence[int]], AnyBatch]
+MakeBatch = Callable[[Sequence[Any], Sequence[int]], Batch]
 """A function that builds a micro-batch from the windows of its samples and their indices in the
 run. A window is an array of tokens, or a `Row` of documents (data/document_rows.py)."""
 
@@ -36,7 +35,7 @@ run. A window is an array of tokens, or a `Row` of documents (data/document_rows
 class SentBatches:
     """Batches that are being copied to the device."""
 
-    batches: list[AnyBatch]
+    batches: list[Batch]
     """The batches on the device. They may be used after `BatchTransfer.receive`."""
     copied: torch.cuda.Event | None
 
@@ -53,7 +52,7 @@ class BatchTransfer:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, batches: Sequence[AnyBatch]) -> SentBatches:
+    def send(self, batches: Sequence[Batch]) -> SentBatches:
         """Start to copy batches of host memory, which may be freed at once, in any thread."""
         if self._stream is None:
             return SentBatches([batch.to(self._device) for batch in batches], None)
@@ -64,7 +63,7 @@ class BatchTransfer:
             copies = [map_tensors(batch, self._send_tensor) for batch in batches]
         return SentBatches(copies, self._stream.record_event())
 
-    def receive(self, sent: SentBatches) -> list[AnyBatch]:
+    def receive(self, sent: SentBatches) -> list[Batch]:
         """Return the batches. The current stream waits for the copies; the host does not."""
         if sent.copied is not None:
             stream = torch.cuda.current_stream(self._device)
@@ -100,14 +99,14 @@ class Reading:
     """Threads, which divide the micro-batches of a step."""
     steps: int = 1
     """Steps that are read ahead of the caller."""
-    part: Callable[[AnyBatch], AnyBatch] = lambda batch: batch
+    part: Callable[[Batch], Batch] = lambda batch: batch
     """Returns what this rank computes of a micro-batch."""
 
 
 class StepSamples(NamedTuple):
     """The samples of a step on one replica."""
 
-    micro_batches: list[AnyBatch]
+    micro_batches: list[Batch]
     digest: int
 
 
@@ -159,7 +158,7 @@ class BatchLoader:
         batches = [batch for batches in rounds for batch in batches if batch is not None]
         return StepSamples(batches, sum(part_digest for _, part_digest in parts))
 
-    def micro_batches(self, first: int) -> list[AnyBatch]:
+    def micro_batches(self, first: int) -> list[Batch]:
         """Return the micro-batches of `read_step`."""
         return self.read_step(first).micro_batches
 
@@ -214,7 +213,7 @@ class BatchLoader:
         parts = [self._reading.part(batch) for batch in batches]
         return self._transfer.send(parts), digest(batches)
 
-    def _batch(self, indices: Sequence[int]) -> AnyBatch:
+    def _batch(self, indices: Sequence[int]) -> Batch:
         read = [index for index in indices if self._end is None or index < self._end]
         copies = len(indices) - len(read)
         batch = self._make_batch([self._samples[index] for index in read + [0] * copies], indices)

@@ -7,14 +7,13 @@ its samples read, and a function that builds a micro-batch from windows.
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import Batch, LossMean
+from frontier_llm.data.batch import LossMean
 from frontier_llm.data.corpora import (
     BlendedSamples,
     Corpora,
@@ -64,20 +63,12 @@ def make_loader(
     if context > 1:
         # an evaluation counts samples and tokens apart (`Batch.loss_sums`)
         by: LossMean = data.loss_mean if train else "samples"
-        reading = replace(
-            reading, part=lambda batch: cast(Batch, batch).part(context, context_rank, by)
-        )
+        reading = replace(reading, part=lambda batch: batch.part(context, context_rank, by))
     replicas = data_size // context
     return BatchLoader(
         windows, data.global_batch, data.micro_batch, replica, replicas, make_batch, reading,
         ends=not train,
     )  # fmt: skip
-
-
-def has_rows(data: DataConfig) -> bool:
-    """Return whether windows are rows of documents (document_rows.py), not arrays of tokens."""
-    is_separate = {"joined": False, "separate": True}[data.documents]
-    return is_separate or {"stream": False, "best_fit": True}[data.packing]
 
 
 def make_windows(
@@ -157,8 +148,9 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     check_vocabulary(config, tokenizer)
     data = config.data
     if {"causal": True, "spans": False}[data.objective]:
-        if has_rows(data):
-            return partial(document_batch, separate=data.documents == "separate")
+        is_separate = {"joined": False, "separate": True}[data.documents]
+        if is_separate or {"stream": False, "best_fit": True}[data.packing]:
+            return partial(document_batch, separate=is_separate)
         return causal_batch
     denoising = Denoising(
         data.denoisers,

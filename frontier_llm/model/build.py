@@ -75,34 +75,21 @@ _OTHER_PARAMETERS = {
     "embedding.position_embeddings.weight": "embedding.positions.weight",
     "output_layer.weight": "head.weight",
 }
-_STACK_PARAMETER = re.compile(r"(encoder|decoder)\.(.+)\.(weight|bias)")
+_STACK_PARAMETER = re.compile(r"(encoder|decoder)\.(?:layers\.(\d+)\.)?(.+)\.(weight|bias)")
 _LAYER_MODULE = re.compile(r"layers\.(\d+)\.(.+)")
 
 
-def make_chunk(
-    layout: ResolvedLayout,
-    model_chunk: ModelChunk,
-    transformer: TransformerConfig,
-    groups: Groups,
-    kernels: Kernels,
-) -> Chunk:
-    """Build one model chunk on the default device, without initialising its weights."""
-    chunk = Chunk(layout, model_chunk, transformer, groups.tensor, kernels, groups.context)
-    if kernels.compiles_layers:
-        _compile_layers(chunk)
-    return chunk
-
-
-def _compile_layers(chunk: Chunk) -> None:
+def _compile_layers(chunks: Sequence[Chunk]) -> None:
     """Replace the forward pass of each layer by one that is compiled at its first call.
 
     Hooks of a layer run outside the compiled code, so parameters can be gathered and released as
     usual. Each new length of a sequence would be compiled again, which is why samples are generated
     without compiled code (Pipeline.logits).
     """
-    for stack in chunk.stacks:
-        for layer in getattr(chunk, stack.name).layers:
-            layer.forward = torch.compile(layer.forward, dynamic=False, backend=COMPILER)
+    for chunk in chunks:
+        for stack in chunk.stacks:
+            for layer in getattr(chunk, stack.name).layers:
+                layer.forward = torch.compile(layer.forward, dynamic=False, backend=COMPILER)
 
 
 def unit_readers(chunk: Chunk, tied: bool) -> Iterator[UnitReader]:
@@ -246,21 +233,14 @@ def _global_name(local_name: str, stacks: Sequence[Stack], tied: bool) -> str:
     if local_name in _OTHER_PARAMETERS:
         return _OTHER_PARAMETERS[local_name]
     match = _STACK_PARAMETER.fullmatch(local_name)
-    if match is None:
+    if match is None or (match[2] and match[3] not in _LAYER_MODULES):
         raise KeyError(f"{local_name} is not in the tables of model/build.py")
-    stack = next(stack for stack in stacks if stack.name == match[1])
-    return f"{_stack_module(stack, match[2])}.{match[3]}"
-
-
-def _stack_module(stack: Stack, module: str) -> str:
-    if module == "final_layernorm":
-        return stack.norm_unit
-    if module == "positions":
-        return stack.positions
-    match = _LAYER_MODULE.fullmatch(module)
-    if match is None or match[2] not in _LAYER_MODULES:
-        raise KeyError(f"{stack.name}.{module} is not in the tables of model/build.py")
-    return f"layers.{stack.layers[int(match[1])]}.{_LAYER_MODULES[match[2]]}"
+    side, layer, module, kind = match.groups()
+    stack = next(stack for stack in stacks if stack.name == side)
+    if layer is not None:
+        return f"layers.{stack.layers[int(layer)]}.{_LAYER_MODULES[module]}.{kind}"
+    names = {"final_layernorm": stack.norm_unit, "positions": stack.positions}
+    return f"{names[module]}.{kind}"
 
 
 def _record(
@@ -354,9 +334,11 @@ def build_model(
     transformer = transformer_config(layout, device, compiles_functions=kernels.compiles_functions)
     with device:
         chunks = [
-            make_chunk(layout, model_chunk, transformer, groups, kernels)
+            Chunk(layout, model_chunk, transformer, groups.tensor, kernels, groups.context)
             for model_chunk in layout.chunks_of_stage(groups.coordinates.pipeline)
         ]
+    if kernels.compiles_layers:
+        _compile_layers(chunks)
     _share_table(chunks, layout)
     for chunk in chunks:
         chunk.to(device=device, dtype=transformer.params_dtype)

@@ -186,7 +186,9 @@ def stretched(frequencies: Tensor, model: ModelConfig) -> Tensor:
     """
     if model.rotary_scaling == "none":
         return frequencies
-    shares = {"linear": _no_share, "llama3": _llama3_share, "yarn": _yarn_share}
+    if model.rotary_scaling == "linear":
+        return frequencies / model.rotary_factor
+    shares = {"llama3": _llama3_share, "yarn": _yarn_share}
     share = shares[model.rotary_scaling](frequencies, model, model.rotary_original_length or 1)
     return frequencies * share + frequencies / model.rotary_factor * (1 - share)
 
@@ -198,10 +200,6 @@ def attention_factor(model: ModelConfig) -> float:
     if model.rotary_attention_factor is not None:
         return model.rotary_attention_factor
     return 0.1 * math.log(model.rotary_factor) + 1.0
-
-
-def _no_share(frequencies: Tensor, model: ModelConfig, length: int) -> Tensor:
-    return torch.zeros_like(frequencies)
 
 
 def _llama3_share(frequencies: Tensor, model: ModelConfig, length: int) -> Tensor:

@@ -19,7 +19,7 @@ import xxhash
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from frontier_llm.data.batch import AnyBatch, LossMean
+from frontier_llm.data.batch import Batch, LossMean
 from frontier_llm.geometry.model_chunks import received_elements
 from frontier_llm.geometry.pipeline_schedule import forward_actions
 from frontier_llm.geometry.stage_messages import Launch, Message, Program, programs, received_early
@@ -62,7 +62,7 @@ class DropoutSeeds:
         self._groups.seed_dropout(xxhash.xxh64_intdigest(packed) >> 2, own_masks=self._own_masks)
 
 
-Result = Callable[[AnyBatch, Any], torch.Tensor]
+Result = Callable[[Batch, Any], torch.Tensor]
 """Computes losses of tokens or logits from a micro-batch and the output of the last model chunk."""
 
 
@@ -80,7 +80,7 @@ class Pipeline:
     ) -> None:
         self._model, self._groups = model, groups
         self.device = next(model.chunks[0].parameters()).device
-        self._mean: Callable[[AnyBatch, TokenLosses], torch.Tensor] = lambda batch, losses: (
+        self._mean: Callable[[Batch, TokenLosses], torch.Tensor] = lambda batch, losses: (
             losses.means(partial(batch.mean_loss, by=loss_mean), z_loss)
         )
         self._stage, self.times = groups.coordinates.pipeline, PassTimes(groups.grid.pipeline)
@@ -88,7 +88,7 @@ class Pipeline:
 
     def train(
         self,
-        batches: Sequence[AnyBatch],
+        batches: Sequence[Batch],
         states: ShardedStates,
         dropout: DropoutSeeds,
         loss_scale: float,
@@ -130,11 +130,11 @@ class Pipeline:
         for chunk in self._model.chunks:
             chunk.train()
 
-    def sums(self, batches: Sequence[AnyBatch], end: int) -> list[torch.Tensor]:
+    def sums(self, batches: Sequence[Batch], end: int) -> list[torch.Tensor]:
         """Run forward passes; return the `loss_sums` of each micro-batch as `train` its means."""
         return self._forward(batches, lambda batch, losses: batch.loss_sums(losses[0], end))
 
-    def logits(self, batch: AnyBatch, position: int) -> torch.Tensor | None:
+    def logits(self, batch: Batch, position: int) -> torch.Tensor | None:
         """Return the logits at one position of the sequence; None on stages without the head.
 
         They are those of this tensor rank's part of the vocabulary, [samples, vocabulary / tensor
@@ -142,7 +142,7 @@ class Pipeline:
         divisible by the number of tensor ranks.
         """
 
-        def at_position(_: AnyBatch, logits: Any) -> torch.Tensor:
+        def at_position(_: Batch, logits: Any) -> torch.Tensor:
             return cast(torch.Tensor, logits[:, position].float().clone())
 
         # compiled layers would be compiled again for every new length
@@ -154,7 +154,7 @@ class Pipeline:
         return found[0] if found else None
 
     def _forward(
-        self, batches: Sequence[AnyBatch], result: Result, *, with_labels: bool = True
+        self, batches: Sequence[Batch], result: Result, *, with_labels: bool = True
     ) -> list[torch.Tensor]:
         passes = _Passes(self._model, self._groups, batches, self.times, result, with_labels)
         for item in self._program(len(batches), trains=False):
@@ -196,7 +196,7 @@ class _Passes:
         self,
         model: Model,
         groups: Groups,
-        batches: Sequence[AnyBatch],
+        batches: Sequence[Batch],
         times: PassTimes,
         result: Result,
         with_labels: bool = True,

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import Corpora
 from frontier_llm.data.tokenizer import Tokenizer, decode_marked, encode_marked
 from frontier_llm.data.tokenizer_source import mode_tokens, tokens_before_text
@@ -84,7 +84,7 @@ class Sampler:
         return [decode_marked(self._tokenizer, tokens, self._sentinels) for tokens in written]
 
     def _next_token(
-        self, batch: AnyBatch, position: int, temperature: float, generator: torch.Generator
+        self, batch: Batch, position: int, temperature: float, generator: torch.Generator
     ) -> int:
         logits = self._pipeline.logits(batch.to(self._pipeline.device), position)
         chosen = torch.zeros(1, dtype=torch.int64, device=self._pipeline.device)
@@ -104,7 +104,7 @@ class Sampler:
             raise TrainingError("the model computes numbers that are not finite: it has no text")
         return int(chosen.item())
 
-    def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[AnyBatch, int]:
+    def _batch(self, prompt: Sequence[int], written: Sequence[int]) -> tuple[Batch, int]:
         """Return the model's input, and the position whose logits give the next token."""
         if self._has_encoder:
             return self._encoder_decoder_batch(prompt, written)
@@ -116,14 +116,14 @@ class Sampler:
 
     def _encoder_decoder_batch(
         self, prompt: Sequence[int], written: Sequence[int]
-    ) -> tuple[Seq2SeqBatch, int]:
+    ) -> tuple[Batch, int]:
         """As `_batch`: the encoder reads the prompt, the decoder what is written."""
         before, after, start = self._ends(prompt)
         source = [*before, *prompt[-(self._window - len(before) - len(after)) :], *after]
         target = [*start, *written]
         encoder, decoder = self._padded(source), self._padded(target)
         mask = (torch.arange(encoder.shape[1]) < len(source))[None]
-        batch = Seq2SeqBatch(encoder, mask, decoder, decoder, torch.ones(decoder.shape))
+        batch = Batch(decoder, decoder, encoder_tokens=encoder, encoder_mask=mask)
         return batch, len(target) - 1
 
     def _ends(self, prompt: Sequence[int]) -> _Ends:

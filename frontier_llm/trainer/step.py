@@ -11,7 +11,7 @@ import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.engine.update import Update, UpdateChoice
 from frontier_llm.errors import RankFailure, TrainingError
 from frontier_llm.model.build import Model
@@ -65,7 +65,7 @@ class TrainStep:
     def run(
         self,
         step: int,
-        batches: Sequence[AnyBatch],
+        batches: Sequence[Batch],
         learning_rate: float,
         flags: Callable[[], StepFlags] = StepFlags,
         *,
@@ -132,7 +132,7 @@ class TrainStep:
         return choose_by_sums(totals, loss_scale, clip_norm, samples, self._groups.grid.size)
 
     def _share(
-        self, batches: Sequence[AnyBatch], losses: Sequence[torch.Tensor], flags: StepFlags
+        self, batches: Sequence[Batch], losses: Sequence[torch.Tensor], flags: StepFlags
     ) -> dict[str, float | torch.Tensor]:
         """Return this rank's addends: of losses its part, of samples those that it counts."""
         groups, has_losses = self._groups, self._groups.counts_losses

@@ -154,12 +154,12 @@ def test_a_batch_is_laid_out_for_teacher_forcing(spare: int):
     rows = [draw_text(tokens, seed) for seed in range(3)]
     batch = maker.batch(rows, [7, 8, 9])
     assert batch.encoder_tokens.shape == (3, lengths.inputs + spare)
-    assert batch.labels.shape == batch.decoder_tokens.shape == batch.loss_mask.shape
+    assert batch.labels.shape == batch.tokens.shape == batch.loss_mask.shape
     assert batch.labels.shape[1] % DECODER_MULTIPLE == 0
     assert batch.labels.shape[1] - lengths.targets < DECODER_MULTIPLE
-    assert torch.equal(batch.decoder_tokens[:, 0], torch.full((3,), PADDING))
+    assert torch.equal(batch.tokens[:, 0], torch.full((3,), PADDING))
     inside = slice(0, lengths.targets)
-    assert torch.equal(batch.decoder_tokens[:, inside][:, 1:], batch.labels[:, inside][:, :-1])
+    assert torch.equal(batch.tokens[:, inside][:, 1:], batch.labels[:, inside][:, :-1])
     assert batch.loss_mask[:, inside].all()
     assert not batch.loss_mask[:, lengths.targets :].any()
     for row in range(3):
@@ -298,7 +298,7 @@ def test_samples_of_any_mixture_fit_and_use_reserved_tokens(
         predicted = batch.labels[row][batch.loss_mask[row] > 0].tolist()
         shifted = [PADDING, *predicted[:-1]]
         padding = [PADDING] * (batch.labels.shape[1] - len(predicted))
-        assert batch.decoder_tokens[row].tolist() == shifted + padding
+        assert batch.tokens[row].tolist() == shifted + padding
         if denoiser.mode is not None:
             assert read.pop(0) == MODES[denoiser.mode]
         if denoiser.span is None:

@@ -16,7 +16,6 @@ from frontier_llm.config import decode
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.denoisers import divided
 from frontier_llm.config.reading import check_data
-from frontier_llm.data.batch import Seq2SeqBatch
 from frontier_llm.data.corpora import Corpora, open_data
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.packing import open_packing, pack, packing_folder, padding_shares
@@ -198,7 +197,7 @@ def test_texts_of_a_batch_are_restored(opened: tuple[DataConfig, Corpora]) -> No
     sentinels, eod = corpora.tokenizer.sentinels(data.sentinels), corpora.tokenizer.eod
     restored = 0
     for number, batch in enumerate(batches):
-        assert isinstance(batch, Seq2SeqBatch)
+        assert batch.encoder_tokens is not None
         row = windows[16 + number]
         assert isinstance(row, Row)
         assert batch.encoder_mask is None
@@ -215,7 +214,7 @@ def test_texts_of_a_batch_are_restored(opened: tuple[DataConfig, Corpora]) -> No
             inputs = batch.encoder_tokens[0, borders[0][place] : borders[0][place + 1]].tolist()
             at = slice(borders[1][place], borders[1][place + 1])
             targets = batch.labels[0, at][batch.loss_mask[0, at] > 0].tolist()
-            read = batch.decoder_tokens[0, at].tolist()[: len(targets)]
+            read = batch.tokens[0, at].tolist()[: len(targets)]
             assert read == [0, *targets[:-1]], "each text begins with the start token"
             assert inputs[-1] == targets[-1] == eod
             if data.denoisers[kind].span is None:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from frontier_llm.cli.compose import compose
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.data.batch import AnyBatch, Batch, Seq2SeqBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.device import accumulate
 from frontier_llm.device.kernels import resolve, use_deterministic_operations
 from frontier_llm.device.transfer import HostCopy
@@ -212,7 +212,7 @@ def _make_step(
     return step
 
 
-def _batches(config: RunConfig, step: TrainStep) -> list[AnyBatch]:
+def _batches(config: RunConfig, step: TrainStep) -> list[Batch]:
     data = config.data
     count = data.global_batch // step._groups.grid.data // data.micro_batch
     samples, tokens = data.micro_batch, data.sequence_length
@@ -221,7 +221,7 @@ def _batches(config: RunConfig, step: TrainStep) -> list[AnyBatch]:
         targets = torch.zeros(samples, tokens // 4, dtype=torch.int64)
         mask = torch.ones(samples, tokens, dtype=torch.bool)
         weights = torch.ones(samples, tokens // 4)
-        batch: AnyBatch = Seq2SeqBatch(zeros, mask, targets, targets, weights)
+        batch = Batch(targets, targets, None, weights, encoder_tokens=zeros, encoder_mask=mask)
     else:
         batch = Batch(zeros, zeros, torch.arange(tokens).repeat(samples, 1))
     return [batch.to(DEVICE) for _ in range(count)]

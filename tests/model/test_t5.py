@@ -8,7 +8,7 @@ import torch
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import Seq2SeqBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.launch.world import World
 from tests.batches import random_batch
 from tests.model import plain_t5
@@ -41,14 +41,12 @@ def run(world: World, packed: bool) -> tuple[Any, torch.Tensor, float, Any]:
     return weights, out, loss, first_gradients(rig)
 
 
-def batch(packed: bool) -> Seq2SeqBatch:
+def batch(packed: bool) -> Batch:
     made = random_batch(CONFIG, range(CONFIG.data.global_batch))
-    assert isinstance(made, Seq2SeqBatch)
     if not packed:
         return made
-    return Seq2SeqBatch(
-        made.encoder_tokens, None, made.decoder_tokens, made.labels, torch.ones(made.labels.shape)
-    )
+    mask = torch.ones(made.labels.shape)
+    return Batch(made.tokens, made.labels, None, mask, encoder_tokens=made.encoder_tokens)
 
 
 def renamed(ours: Tensors) -> Tensors:
@@ -120,7 +118,7 @@ def test_equals_mt5_written_out(packed: bool) -> None:
         leaves,
         model.heads,
         made.encoder_tokens,
-        made.decoder_tokens,
+        made.tokens,
         made.encoder_mask,
         model.relative_distance,
     )
@@ -174,6 +172,6 @@ def test_equals_transformers(packed: bool) -> None:
         expected = theirs(
             input_ids=made.encoder_tokens,
             attention_mask=mask,
-            decoder_input_ids=made.decoder_tokens,
+            decoder_input_ids=made.tokens,
         ).logits
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

@@ -69,7 +69,7 @@ def test_equals_the_model_written_out(name: str, results: dict[str, Any]) -> Non
     batch: Any = random_batch(config, range(config.data.global_batch))
     assert not batch.encoder_mask.all(), "some samples are padded"
     plain = plain_variants.logits(
-        leaves, config.model, batch.encoder_tokens, batch.decoder_tokens, batch.encoder_mask
+        leaves, config.model, batch.encoder_tokens, batch.tokens, batch.encoder_mask
     )
     torch.testing.assert_close(out, plain.detach(), rtol=1e-5, atol=1e-5)
     losses = torch.nn.functional.cross_entropy(plain.mT, batch.labels, reduction="none")
@@ -103,6 +103,6 @@ def test_a_tied_model_equals_transformers(results: dict[str, Any]) -> None:
         expected = theirs(
             input_ids=batch.encoder_tokens,
             attention_mask=batch.encoder_mask.long(),
-            decoder_input_ids=batch.decoder_tokens,
+            decoder_input_ids=batch.tokens,
         ).logits
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

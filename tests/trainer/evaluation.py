@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.trainer.evaluate import Evaluation
 from tests.trainer.rig import Rig
 
@@ -14,7 +14,7 @@ class EvaluationLoader:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
 
-    def micro_batches(self, first: int) -> list[AnyBatch]:
+    def micro_batches(self, first: int) -> list[Batch]:
         return self.rig.batches(first)
 
     def sample_indices(self, first: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ import torch
 
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import AnyBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.device.kernels import resolve
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.launch.world import World
@@ -58,7 +58,7 @@ class Rig:
         yield
         handle.remove()
 
-    def batches(self, step: int) -> list[AnyBatch]:
+    def batches(self, step: int) -> list[Batch]:
         """Random tokens that depend on the sample's number alone."""
         data, grid, context = self.config.data, self.groups.grid, self.groups.context
         micro, replica = data.micro_batch, grid.replica(self.groups.rank)
@@ -72,7 +72,7 @@ class Rig:
         return batches
 
 
-def mean_losses(pipeline: Pipeline, batches: list[AnyBatch]) -> list[torch.Tensor]:
+def mean_losses(pipeline: Pipeline, batches: list[Batch]) -> list[torch.Tensor]:
     """Return the mean losses of micro-batches that are only read."""
     return pipeline._forward(batches, pipeline._mean)
 

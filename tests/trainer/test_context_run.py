@@ -96,7 +96,6 @@ def masked_and_not(world: World, values: dict[str, Any]) -> list[float]:
     rig = make_rig(world, values)
     config, context = rig.config, rig.groups.context
     batch = random_batch(config, range(2))
-    assert isinstance(batch, Batch)
     mask = torch.zeros(2, config.data.sequence_length)
     mask[:, :2], mask[1, 2] = 1, 1
     batch = Batch(batch.tokens, batch.labels, batch.positions, mask)
@@ -128,7 +127,6 @@ def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
     layers = sum(len(chunk.model_chunk.layers) for chunk in rig.model.chunks)
     predicted = 0
     for batch in rig.batches(1):
-        assert isinstance(batch, Batch)
         table = batch.cumulative_lengths
         lengths = [[data.sequence_length]] if table is None else table.diff(dim=1).tolist()
         samples = [[n for n in of_sample if n] for of_sample in lengths]
@@ -166,7 +164,6 @@ def weights_beside(world: World, values: dict[str, Any], changed: int) -> list[t
     context = rig.groups.context
     assert context is not None
     batch = random_batch(rig.config, range(1))
-    assert isinstance(batch, Batch)
     tokens, mask = batch.tokens.clone(), torch.ones(1, 16)
     tokens[:, 3:12] = (tokens[:, 3:12] + changed) % rig.config.model.vocabulary
     mask[:, 3:12] = 0

@@ -9,7 +9,7 @@ import torch
 
 from frontier_llm.config import decode
 from frontier_llm.config.run import RunConfig
-from frontier_llm.data.batch import Seq2SeqBatch
+from frontier_llm.data.batch import Batch
 from frontier_llm.data.denoising import Denoising
 from frontier_llm.data.document_rows import Row
 from frontier_llm.data.pair_packing import Pairs
@@ -47,7 +47,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def batch(config: RunConfig, texts: list[int]) -> Seq2SeqBatch:
+def batch(config: RunConfig, texts: list[int]) -> Batch:
     """Pack some of the texts into one sample; both sides end with padding."""
     pairs = Pairs.of(config.data)
     assert pairs is not None

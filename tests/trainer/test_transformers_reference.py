@@ -21,7 +21,7 @@ import torch
 
 from frontier_lab.commands import convert
 from frontier_lab.single_process_model import read_config
-from frontier_llm.data.batch import AnyBatch, Batch
+from frontier_llm.data.batch import Batch
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.run_loader import make_loader
 from tests.convert.test_convert import GEMMA_SIZES, LLAMA, LLAMA3, THEIRS, random_model
@@ -225,11 +225,11 @@ def train_ours(folder: Path, overrides: dict[str, str]) -> Trained:
     return Trained(losses, norms, rates, tensors_of(exported))
 
 
-def tokens_of(batches: list[AnyBatch]) -> Tokens:
+def tokens_of(batches: list[Batch]) -> Tokens:
     """Return the token ids of a step; masks and what else follows from them are left out."""
     columns = [
         (torch.cat([b.tokens, b.labels[:, -1:]], dim=1),)
-        if isinstance(b, Batch)
+        if b.encoder_tokens is None
         else (b.encoder_tokens, b.labels)
         for b in batches
     ]
