@@ -182,6 +182,7 @@ def _left_out(account: Account) -> Iterator[tuple[str, str]]:
         (account.text.unknown, "character", f"in {unknown_tokens}"),
         (account.text.changed, "character", "dropped or replaced by the tokenizer"),
         (account.text.end_marks, "mark", "such as <|endoftext|> in documents, as ordinary text"),
+        (account.text.ends, "token", "of the end of a document in a text, which is divided there"),
         (account.text.replaced, "surrogate", "without its other half, replaced by U+FFFD"),
     ):
         if count:

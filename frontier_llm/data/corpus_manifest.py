@@ -130,6 +130,8 @@ class TextCounts(BaseModel):
     """Size of all documents in UTF-8; 0 in corpora of versions that did not count it."""
     end_marks: int = Field(default=0, ge=0)
     """Number of END_MARKS (source_format.py) in documents, which are encoded as ordinary text."""
+    ends: int = Field(default=0, ge=0)
+    """Number of tokens of their text that are the token which ends a document."""
     byte_tokens: int = Field(default=0, ge=0)
     """Number of tokens that stand for a single byte of a character with several bytes."""
 
@@ -201,6 +203,11 @@ class Account(BaseModel):
             found.append(
                 f"<|endoftext|> stands {self.text.end_marks:,} times in documents as ordinary "
                 "text. Remove it or, to divide documents there, end lines of a text file with it"
+            )
+        if self.text.ends:
+            found.append(
+                f"the token that ends documents stands {self.text.ends:,} times in their text, "
+                "which is divided there: set data.end_of_document to a token that no text has"
             )
         return [warning for warning in found if warning is not None]
 

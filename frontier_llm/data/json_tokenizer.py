@@ -253,7 +253,8 @@ def _find_end(path: Path, content: Mapping[str, Any]) -> str:
         "null",
         f"the token that ends a document: neither {' nor '.join(SETTINGS_FILES)} beside {path} "
         f"has an eos_token. The special tokens are: {' '.join(specials) or 'none'}",
-        "name a token of the vocabulary, with these quotes: \"data.end_of_document='TOKEN'\"",
+        "name a token of the vocabulary that no text has, with these quotes: "
+        "\"data.end_of_document='TOKEN'\"",
     )
 
 

@@ -232,6 +232,7 @@ class Encoder:
         # by token id: whether it stands for a byte of a character with several bytes
         self._is_byte = np.zeros(tokenizer.vocabulary, dtype=np.bool_)
         self._is_byte[[token for byte, token in tokenizer.byte_ids.items() if byte >= 0x80]] = True
+        self.end = tokenizer.token_of(tokenizer.eod)
         self.eod = self._pack([tokenizer.eod])
 
     def encode(self, text: str, counts: TextCounts | None = None) -> bytes:
@@ -251,7 +252,9 @@ class Encoder:
             ids, missing = self._tokenizer.count(text)
             counts.add(missing)
             tokens = self._pack(ids)
-        counts.byte_tokens += int(self._is_byte[np.frombuffer(tokens, self._dtype)].sum())
+        array = np.frombuffer(tokens, self._dtype)
+        counts.byte_tokens += int(self._is_byte[array].sum())
+        counts.ends += int(np.count_nonzero(array == self._tokenizer.eod))
         return tokens
 
     def _encode(self, text: str) -> bytes:

@@ -86,6 +86,27 @@ def test_a_text_in_another_script_is_refused_or_counted(tmp_path: Path, kind: st
         prepare(config(tmp_path / "c", known, **values))
 
 
+@pytest.mark.parametrize("kind", ["words", "bpe", "unigram"])
+def test_a_token_of_the_text_does_not_end_documents(tmp_path: Path, kind: str):
+    path, model = texts(tmp_path / "a.jsonl", LETTERS), make(tmp_path / "model", kind)
+    end = "abc" if kind == "words" else "a"
+    with path.open("a") as stream:
+        stream.writelines(f'\n{{"text": "{end} b {end}"}}' for _ in range(3))
+    values = {"tokenizer": str(model), "end_of_document": end, "validation_percent": 30.0}
+    with pytest.raises(DataError, match=rf"a\.jsonl:\d+: the token that ends .*'{end}'.*\n  do: "):
+        prepare(config(tmp_path / "c", path, **values))
+    folder = prepare(config(tmp_path / "c", path, broken="skip", **values))
+    manifest = Manifest.load(folder / MANIFEST_FILE)
+    found = sum(
+        int(np.count_nonzero(np.fromfile(folder / f"{split}.bin", manifest.dtype) == manifest.eod))
+        for split in ("train", "validation")
+    )
+    assert found == manifest.account.text.ends + 93
+    assert manifest.account.text.ends >= 6
+    assert any("data.end_of_document" in warning for warning in manifest.account.warnings)
+    prepare(config(tmp_path / "d", path, **values | {"end_of_document": "</s>"}))
+
+
 def test_a_corpus_without_a_predicted_token_is_refused(tmp_path: Path):
     path, model = texts(tmp_path / "a.jsonl", "привет"), make(tmp_path / "model", "bpe")
     settings = config(
