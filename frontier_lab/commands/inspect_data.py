@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{prepared}: all files match their digests", soft_wrap=True)
     for name, corpus in zip(corpora.names, corpora.corpora, strict=True):
         console.print(f"{name}: {corpus.manifest.source}", soft_wrap=True, highlight=False)
-        show_account(corpus.manifest, console)
+        show_account(corpus.manifest, config.data.validation_percent, console)
     view = View(config, corpora, options.run, train=not options.validation)
     for index in options.indices:
         console.rule(f"sample {index}", align="left")

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     folders, is_new = preprocess(config.data, options.workers, console)
     seconds = time.perf_counter() - start
-    show(folders, console)
+    show(folders, config.data.validation_percent, console)
     if config.data.packing == "best_fit":
         show_packing(folders, config.data, console)
     manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
@@ -116,7 +116,7 @@ def preprocess(
         return folders, stages.has_prepared
 
 
-def show(folders: Sequence[Path], console: Console) -> None:
+def show(folders: Sequence[Path], validation_percent: float, console: Console) -> None:
     """Print the sizes of the corpora, and the number of documents that were left out."""
     for folder in folders:
         manifest = Manifest.load(folder / MANIFEST_FILE)
@@ -131,30 +131,27 @@ def show(folders: Sequence[Path], console: Console) -> None:
                 f"{split.text_bytes / split.tokens:.2f}",
             )
         console.print(table)
-        show_account(manifest, console)
+        show_account(manifest, validation_percent, console)
 
 
-def show_account(manifest: Manifest, console: Console) -> None:
+def show_account(manifest: Manifest, validation_percent: float, console: Console) -> None:
     """Print what was read from the source of a corpus, and what was left out."""
-    kept = {"training": manifest.train.documents, "validation": manifest.validation.documents}
-    assert manifest.account is not None
-    rows = list(account_rows(manifest.account, kept))
+    rows = list(account_rows(manifest, validation_percent))
     width = max(len(amount) for amount, _ in rows)
     for amount, what in rows:
         line = f"{amount:>{width}}  {what}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield (amount, what) for each line of the table of an account.
-
-    `kept` has the number of documents per split.
-    """
+def account_rows(manifest: Manifest, validation_percent: float) -> Iterator[tuple[str, str]]:
+    """Yield (amount, what) for each line of the table of a corpus's account."""
+    account = manifest.account
+    assert account is not None
     yield _files(account.found), "found"
     yield _files(account.read), "read"
     yield _row(account.documents, "document", "found in them")
-    for split, count in kept.items():
-        yield _row(count, "document", f"for {split}")
+    for name, split in (("training", manifest.train), ("validation", manifest.validation)):
+        yield _row(split.documents, "document", f"for {name}")
     rows = list(_left_out(account))
     yield from rows or [("0", "nothing left out")]
     for example in account.examples:
@@ -162,7 +159,7 @@ def account_rows(account: Account, kept: Mapping[str, int]) -> Iterator[tuple[st
     if account.text.byte_tokens:
         share = f"{account.text.byte_share:.2%} of the text"
         yield _row(account.text.byte_tokens, "byte", f"with a token of its own, {share}")
-    for warning in account.warnings:
+    for warning in manifest.warnings(validation_percent):
         yield "warning", warning
 
 

@@ -235,15 +235,15 @@ def _uneven(
     """
     if any(ends) and layers and stages > 1:
         name, parts = "account_for_{}_in_pipeline_split", layers + sum(ends)
-        names = [name.format(end) for end in ("embedding", "loss")]
+        counted = [name.format(end) for end in ("embedding", "loss")]
         of_chunk, rest = divmod(parts, stages * chunks)
         if rest:
             wants = f"with {parts} layers and ends, a number that {stages * chunks} chunks divide"
-            raise reading.refused(names[not ends[0]], wants, "correct the numbers")
+            raise reading.refused(counted[not ends[0]], wants, "correct the numbers")
         each = [of_chunk] * (stages * chunks)
         each[0] -= ends[0]
         each[-1] -= ends[1]
-        reading.means(" ".join(names), {"parallel.layers_per_stage": each})
+        reading.means(" ".join(counted), {"parallel.layers_per_stage": each})
         return
     names = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
     first, last = (reading.integer(name) for name in names)

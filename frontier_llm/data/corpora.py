@@ -114,20 +114,12 @@ class Corpora:
     @property
     def warnings(self) -> list[tuple[str, str]]:
         """The name of each corpus that lacks tokens or is divided badly, and what to do."""
-        found, percent = list[tuple[str, str]](), self.config.validation_percent
-        for name, manifest in zip(self.names, (c.manifest for c in self.corpora), strict=True):
-            tokens = manifest.train.tokens + manifest.validation.tokens
-            share = manifest.validation.tokens / tokens
-            account = manifest.account
-            found += [(name, text) for text in (account.warnings if account is not None else ())]
-            if share > max(0.2, 2 * percent / 100):
-                text = (
-                    f"{share:.0%} of the tokens are for validation, at data.validation_percent="
-                    f"{percent:g}, because it has few documents, which are long: divide the text "
-                    "into more files, or by blank lines"
-                )
-                found.append((name, text))
-        return found
+        percent = self.config.validation_percent
+        return [
+            (name, text)
+            for name, corpus in zip(self.names, self.corpora, strict=True)
+            for text in corpus.manifest.warnings(percent)
+        ]
 
 
 def prepare_all(

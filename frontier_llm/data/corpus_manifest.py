@@ -107,6 +107,11 @@ class Tally(BaseModel):
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
 
 
+def most_validation(percent: float) -> float:
+    """Return the largest share of a text that may be for validation where `percent` should be."""
+    return max(0.2, 2 * percent / 100)
+
+
 class TextCounts(BaseModel):
     """Counts of the characters of documents."""
 
@@ -300,6 +305,18 @@ class Manifest(BaseModel):
     """Digest of the files of the tokenizer (`digest_tokenizer`)."""
     train: Split
     validation: Split
+
+    def warnings(self, validation_percent: float) -> list[str]:
+        """What to do about the account's warnings, and about a bad division into splits."""
+        found = [] if self.account is None else self.account.warnings
+        share = self.validation.tokens / (self.train.tokens + self.validation.tokens)
+        if share > most_validation(validation_percent):
+            found.append(
+                f"{share:.0%} of the tokens are for validation, at data.validation_percent="
+                f"{validation_percent:g}, because it has few documents, which are long: divide the "
+                "text into more files, or by blank lines"
+            )
+        return found
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":

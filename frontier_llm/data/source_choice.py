@@ -6,7 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
-from frontier_llm.data.corpus_manifest import BESIDE, BROKEN, DISAGREES, EMPTY, OTHER_FORMAT, Tally
+from frontier_llm.data.corpus_manifest import (
+    BESIDE,
+    BROKEN,
+    DISAGREES,
+    EMPTY,
+    OTHER_FORMAT,
+    Tally,
+    most_validation,
+)
 from frontier_llm.data.file_formats import FORMATS, Detected, claim_of, detect
 from frontier_llm.data.file_readers import LONG_FILE_BYTES
 from frontier_llm.data.source import Document, Source, SourceFile
@@ -91,7 +99,7 @@ class _Chooser:
             )
         self._check_use_of_key()
         chosen = replace(self._source, files=tuple(self.files), left_out=self._left_out)
-        return replace(chosen, divided=chosen.single or self._is_in_one_split(chosen))
+        return replace(chosen, divided=chosen.single or self._is_badly_split(chosen))
 
     def _check_use_of_key(self) -> None:
         """Refuse data.text_key for plain text, unless the key is for all corpora of a blend."""
@@ -104,19 +112,20 @@ class _Chooser:
                 "leave data.text_key out, or set data.format to the format of the records",
             )
 
-    def _is_in_one_split(self, source: Source) -> bool:
-        """Return whether all texts of a source are short and for training, or all for validation.
+    def _is_badly_split(self, source: Source) -> bool:
+        """Return whether none of the texts of a source are for validation, or too many of them.
 
-        Records beside them have both splits, which does not make the validation like the training.
+        Each short text is one document. Records beside them have both splits, which does not make
+        the validation like the training.
         """
-        percent = self._config.validation_percent
-        texts = [
-            (index, file)
-            for index, file in enumerate(source.files)
-            if file.size and file.detected.format == "text" and not file.detected.is_marked
-        ]
-        splits = {Document(source.name(i, 0), "").is_validation(percent) for i, _ in texts}
-        return len(splits) == 1 and all(file.size <= LONG_FILE_BYTES for _, file in texts)
+        percent, total, validation = self._config.validation_percent, 0, 0.0
+        for index, file in enumerate(source.files):
+            if file.detected.format == "text" and not file.detected.is_marked:
+                is_one = file.size <= LONG_FILE_BYTES
+                name = Document(source.name(index, 0), "")
+                share = name.is_validation(percent) if is_one else percent / 100
+                total, validation = total + file.size, validation + share * file.size
+        return bool(total) and not 0 < validation / total <= most_validation(percent)
 
     def refuse_or_leave_out(
         self, file: SourceFile, problem: str, reason: str, advice: str = _MEND

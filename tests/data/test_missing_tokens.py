@@ -157,7 +157,7 @@ def test_text_that_falls_back_to_bytes_is_counted(tmp_path: Path, folder: Path, 
     warns = letters in ("привет", "你好世界")
     assert account.summary() == "nothing left out" + f", {share} encoded as single bytes" * warns
     assert [name for name, _ in corpora.warnings] == ["tiny"] * warns
-    rows = list(account_rows(account, {}))
+    rows = list(account_rows(corpus.manifest, 30.0))
     assert [what for amount, what in rows if amount == "warning"] == [
         text for _, text in corpora.warnings
     ]

@@ -264,7 +264,7 @@ def test_an_empty_split_is_refused(tmp_path: Path, documents: int, percent: floa
 
 @pytest.mark.parametrize("names", [("a.txt", "b.txt.gz"), ("x.txt",), ("b.txt", "c.md.gz")])
 def test_a_folder_of_few_texts_has_both_splits(tmp_path: Path, names: tuple[str, ...]):
-    """A folder whose files would all be in one split is divided as a single file is."""
+    """A folder whose files would divide badly into splits is divided as a single file is."""
     texts = tmp_path / "texts"
     texts.mkdir()
     for name in names:
@@ -278,6 +278,20 @@ def test_a_folder_of_few_texts_has_both_splits(tmp_path: Path, names: tuple[str,
         assert count > 50 * len(names)
         wanted = pytest.approx(count * percent / 100, rel=0.5, abs=3)
         assert manifest.validation.documents == wanted
+
+
+@pytest.mark.parametrize("book", ["book", "a", "b", "c"])
+def test_a_book_beside_small_files_is_in_both_splits(tmp_path: Path, book: str):
+    """A hash of its name puts `book` whole into the validation split."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("README.md", "LICENSE.txt"):
+        (texts / name).write_text("About this book.\n" * 30)
+    (texts / book).write_text("".join(f"paragraph {n} of the book\n\n" for n in range(20_000)))
+    manifest = open_corpus(prepare(config(tmp_path, texts))).manifest
+    share = manifest.validation.tokens / (manifest.train.tokens + manifest.validation.tokens)
+    assert 0 < share < 0.2
+    assert manifest.warnings(5.0) == []
 
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, text: Path):

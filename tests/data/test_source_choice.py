@@ -44,10 +44,14 @@ from tests.properties import examples
 from tests.values import tiny_values
 
 
-def account_of(tmp_path: Path, root: Path, **changes: object) -> Account:
+def manifest_of(tmp_path: Path, root: Path, **changes: object) -> Manifest:
     values = {"vocabulary": 262, "validation_percent": 40.0, **changes}
     folder = prepare(config(tmp_path / "corpora", root, **values), workers=1)
-    account = Manifest.load(folder / MANIFEST_FILE).account
+    return Manifest.load(folder / MANIFEST_FILE)
+
+
+def account_of(tmp_path: Path, root: Path, **changes: object) -> Account:
+    account = manifest_of(tmp_path, root, **changes).account
     assert account is not None
     return account
 
@@ -481,14 +485,16 @@ def test_the_account_counts_marks_that_divide_files_and_marks_in_documents(tmp_p
     root.mkdir()
     (root / "stories.txt").write_text("".join(f"story {n}\n{mark}\n" for n in range(90)))
     (root / "notes.txt").write_text(f"A text about {mark} and <|end_of_text|>.\n")
-    account = account_of(tmp_path, root)
+    manifest = manifest_of(tmp_path, root)
+    account = manifest.account
+    assert account is not None
     assert (account.documents, account.marked_files, account.text.end_marks) == (91, 1, 2)
     assert account.warnings == []
-    rows = dict(reversed(row) for row in account_rows(account, {}))
+    rows = dict(reversed(row) for row in account_rows(manifest, 40.0))
     assert rows["file divided at <|endoftext|>, which is left out"] == "1"
     assert rows["marks such as <|endoftext|> in documents, as ordinary text"] == "2"
     (root / "inline.txt").write_text(mark.join(f"story {n}" for n in range(40)))
-    (warning,) = account_of(tmp_path, root).warnings
+    *_, warning = account_of(tmp_path, root).warnings
     assert "stands 41 times in documents as ordinary text" in warning
 
 
