@@ -36,7 +36,7 @@ class BufferPool:
         large_enough = [free for free in similar if free.numel() >= needed_bytes]
         buffer = min(large_enough or similar, key=torch.numel, default=None)
         self._free = [free for free in self._free if free is not buffer]
-        if not large_enough:
+        if buffer is None or not large_enough:
             self.allocated_bytes += size - (0 if buffer is None else buffer.numel())
             buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._lent[buffer.data_ptr()] = buffer
