@@ -95,12 +95,11 @@ class DeviceFigures:
 
 def measure_device(precisions: tuple[str, ...]) -> DeviceFigures:
     """Measure the device of this rank in some number formats."""
-    return DeviceFigures(
-        name=device_name(),
-        memory_bytes_per_second=_memory_bytes_per_second(),
-        kernels=tuple(_measure_kernels(precision) for precision in precisions),
-        kernel_seconds=_kernel_seconds(),
-    )
+    tiny, stream = (torch.zeros(n, device=device()) for n in (1, STREAM_ELEMENTS[device().type]))
+    # an addition in place reads and writes each element once
+    streamed = 2 * stream.nbytes / seconds_of(lambda: stream.add_(1.0))
+    kernels = tuple(_measure_kernels(precision) for precision in precisions)
+    return DeviceFigures(device_name(), streamed, kernels, seconds_of(lambda: tiny.add_(1.0)))
 
 
 def used_bytes() -> float:
@@ -113,12 +112,6 @@ def used_bytes() -> float:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return float(total - free)
-
-
-def _memory_bytes_per_second() -> float:
-    """Measure an in-place addition, which reads and writes each element once."""
-    tensor = torch.zeros(STREAM_ELEMENTS[device().type], device=device())
-    return 2 * 4 * tensor.numel() / seconds_of(lambda: tensor.add_(1.0))
 
 
 def _measure_kernels(precision: str) -> KernelFigures:
@@ -209,11 +202,6 @@ def _passes(run: Callable[[], Tensor], inputs: tuple[Tensor, ...]) -> tuple[floa
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, device=device()).to(dtype)
-
-
-def _kernel_seconds() -> float:
-    tensor = torch.zeros(1, device=device())
-    return seconds_of(lambda: tensor.add_(1.0))
 
 
 def device() -> torch.device:

@@ -6,9 +6,11 @@ the kernels and computes, and its caches are full of operands when the program g
 models have layers of a usual size, and the planned times of their kernels are subtracted. The rest
 also contains small kernels that the planner does not count, such as copies.
 
-The memory in use after the steps of the smallest model shows what a rank needs beside its tensors.
+The memory in use after the steps of the smallest and of the largest model shows what a rank needs
+beside its tensors, and what its allocator holds unused.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Mapping
@@ -67,30 +69,35 @@ class SmallSteps:
     """What was measured with the small models."""
 
     seconds: Seconds
-    used_bytes: float
-    """Memory in use after the steps of the first case in the first format."""
+    used_bytes: dict[SmallCase, float]
+    """Memory in use after the steps of each case in the first format, on data ranks."""
 
 
 def measure_steps(configs: Configs) -> SmallSteps:
     """Measure the median seconds of a step of each case. Collective over all ranks.
 
-    Nothing else may have been measured before, because freed memory stays in use.
+    Nothing else may have been measured before, because freed memory stays in use. So later cases
+    need more memory than earlier ones.
     """
     if device().type == "cpu":
         megatron_cpu.install()
     ranks = dist.get_world_size()
     seconds: Seconds = {precision: {} for precision in configs}
-    used = 0.0
+    used: dict[SmallCase, float] = {}
     for tensor in (1, TENSOR_CASE.tensor):
         groups = None
         for precision, cases in configs.items():
             for case, config in cases.items():
                 if case.tensor != tensor:
                     continue
+                gc.collect()  # frees the model of the case before
                 layout = ResolvedLayout.resolve(config, ranks, ranks)
-                groups = groups or _new_groups(layout)
+                if groups is None:
+                    parallel_state.destroy_model_parallel()  # those of other cases
+                    groups = make_groups(layout.grid, head_stage=0)
                 seconds[precision][case] = _step_seconds(config, layout, groups)
-                used = used or used_bytes()  # later models are larger
+                if precision == next(iter(configs)) and tensor == 1:
+                    used[case] = used_bytes()
     return SmallSteps(seconds, used)
 
 
@@ -122,26 +129,17 @@ def host_times(
     )
 
 
-def _new_groups(layout: ResolvedLayout) -> Groups:
-    parallel_state.destroy_model_parallel()  # those of other cases
-    return make_groups(layout.grid, head_stage=0)
-
-
-def _batches(layout: ResolvedLayout) -> list[Batch]:
-    """Return the micro-batches of a step, all of the first token."""
+def _step_seconds(config: RunConfig, layout: ResolvedLayout, groups: Groups) -> float:
+    """Return the median seconds of a step whose samples are all of the first token."""
+    _, step = bare_step(config, layout, groups, device())
     tokens = torch.zeros(layout.micro_batch, layout.sequence_length, dtype=torch.int64)
     positions = torch.arange(layout.sequence_length).expand_as(tokens)
-    batch = Batch(tokens, tokens, positions).to(device())
-    return [batch] * layout.micro_batches
-
-
-def _step_seconds(config: RunConfig, layout: ResolvedLayout, groups: Groups) -> float:
-    _, step = bare_step(config, layout, groups, device())
-    batches = _batches(layout)
+    batches = [Batch(tokens, tokens, positions).to(device())] * layout.micro_batches
     times = []
     for number in range(1, WARM_UP + STEPS + 1):
         dist.barrier()
         start = time.perf_counter()
         step.run(number, batches, learning_rate=1e-4)
         times.append(time.perf_counter() - start)
+    step.states.close()  # with its hooks the model would never be freed
     return statistics.median(times[WARM_UP:])

@@ -158,7 +158,7 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
     calibration = {
         **cluster["device"]["calibration"],
         "kernel_us": round(device.kernel_seconds * 1e6, 2),
-        "source": f"{source}; channels and slack from the file it is based on",
+        "source": f"{source}; channels, and the slack of a GPU, from the file it is based on",
     }
     for of_format in figures.products:
         curve = {"tflops": round(of_format.tflops, 5), "half_size": round(of_format.half_size, 1)}
@@ -167,7 +167,8 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
         **calibration["kernels"],
         **{of_format.precision: _kernels(of_format) for of_format in device.kernels},
     }
-    calibration["attention_share"] = _attention_share(figures)
+    last = device.kernels[-1].attention_tflops / figures.products[-1].tflops
+    calibration["attention_share"] = round(last, 3)
     measured_gb = device.memory_bytes_per_second / 1e9
     nominal_gb = cluster["device"]["memory_gb_per_second"]
     calibration["memory_share"] = round(min(1.0, measured_gb / nominal_gb), 3)
@@ -180,8 +181,9 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
         calibration["hidden_share"] = round(figures.links.hidden_share, 3)
         local_link |= _link(figures.links, source)
     changed = {**cluster, "device": new_device, "links": [local_link, *cluster["links"][1:]]}
-    calibration["reserved_gib"] = 0.0  # until the rest is planned
-    calibration["reserved_gib"] = round(_reserved_bytes(changed, figures, small) / GIB, 3)
+    slack_share = calibration["slack_share"]
+    calibration |= {"reserved_gib": 0.0, "slack_share": 1.0}  # until the rest is planned
+    calibration |= _memory(changed, figures, small, slack_share)
     hosts = {
         precision: _host(changed, figures, precision, cases).model_dump(mode="json")
         for precision, cases in small.items()
@@ -190,11 +192,25 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
     return changed
 
 
-def _reserved_bytes(values: dict[str, Any], figures: Figures, small: Configs) -> float:
-    """Return the bytes that a rank uses beside what is planned, given a file that reserves none."""
-    config = next(iter(small.values()))[CASES[0]]
-    planned = fullest(_candidate(values, figures, config)).total
-    return max(0.0, figures.small_steps.used_bytes - planned)
+def _memory(
+    values: dict[str, Any], figures: Figures, small: Configs, slack_share: float
+) -> dict[str, float]:
+    """Return what a rank uses beside its tensors: `reserved_gib` and `slack_share`.
+
+    `values` are a file that reserves nothing, with a `slack_share` of 1. The used memory of a GPU
+    has no slack, so that the given share stays. On a CPU the large model shows it: malloc places
+    small tensors into the gaps that large ones leave, and the next large one finds no gap.
+    """
+    used, rests, temporary = figures.small_steps.used_bytes, [], []
+    for case in (CASES[0], CASES[2]):
+        config = next(iter(small.values()))[case]
+        planned = fullest(_candidate(values, figures, config))
+        temporary.append(planned.by_category["slack"])
+        rests.append(used[case] - planned.total + temporary[-1])
+    if values["device"]["kind"] == "cpu":
+        slack_share = max(0.0, (rests[1] - rests[0]) / (temporary[1] - temporary[0]))
+    reserved_bytes = max(0.0, rests[0] - slack_share * temporary[0])
+    return {"reserved_gib": round(reserved_bytes / GIB, 3), "slack_share": round(slack_share, 3)}
 
 
 def _candidate(values: dict[str, Any], figures: Figures, config: RunConfig) -> Candidate:
@@ -210,12 +226,6 @@ def _kernels(figures: KernelFigures) -> dict[str, float]:
         "elementwise_gb_per_second": round(figures.elementwise_bytes_per_second / 1e9, 2),
         "quantise_gb_per_second": round(figures.quantise_bytes_per_second / 1e9, 2),
     }
-
-
-def _attention_share(figures: Figures) -> float:
-    """Return the speed of attention relative to products, in the last format that was measured."""
-    products: ProductFigures = figures.products[-1]
-    return round(figures.device.kernels[-1].attention_tflops / products.tflops, 3)
 
 
 def _link(links: LinkFigures, source: str) -> dict[str, Any]:

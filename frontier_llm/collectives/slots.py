@@ -16,8 +16,9 @@ from frontier_llm.geometry.state_memory import BUFFER_BYTES
 class BufferPool:
     """Lends flat buffers of a device, so that their memory is allocated once and not per step.
 
-    A request takes the smallest free buffer that is large enough, unless it is more than twice as
-    large as needed. If there is none, a buffer is allocated. Every step sends the same messages, so
+    A request takes the smallest free buffer that is large enough, unless it is more than a third
+    larger than needed. If there is none, a buffer is allocated, in place of a free one that is only
+    a little too small: units of similar sizes share buffers. Every step sends the same messages, so
     the first steps allocate all buffers. `allocated_bytes` is their total size, lent or free.
     """
 
@@ -30,14 +31,14 @@ class BufferPool:
     def take(self, elements: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Borrow [elements] of a dtype; the contents are undefined."""
         needed_bytes = max(1, elements * dtype.itemsize)
-        fitting = [free for free in self._free if needed_bytes <= free.numel() <= 2 * needed_bytes]
-        if fitting:
-            buffer = min(fitting, key=torch.numel)
-            self._free = [free for free in self._free if free is not buffer]
-        else:
-            size = -(-needed_bytes // BUFFER_BYTES) * BUFFER_BYTES
+        size = -(-needed_bytes // BUFFER_BYTES) * BUFFER_BYTES
+        similar = [free for free in self._free if 0.75 * size <= free.numel() <= size / 0.75]
+        large_enough = [free for free in similar if free.numel() >= needed_bytes]
+        buffer = min(large_enough or similar, key=torch.numel, default=None)
+        self._free = [free for free in self._free if free is not buffer]
+        if buffer is None or not large_enough:
+            self.allocated_bytes += size - (0 if buffer is None else buffer.numel())
             buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-            self.allocated_bytes += size
         self._lent[buffer.data_ptr()] = buffer
         return buffer[: elements * dtype.itemsize].view(dtype)
 

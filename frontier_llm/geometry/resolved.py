@@ -271,8 +271,10 @@ class ResolvedLayout:
                 feedback_bytes(self.collectives, self.grid, factors, layout.size)
                 for layout in layouts
             )
+            written = len(layouts) if self.splits_backward else 1 + shared
+            in_flight = self.units_in_flight
             total["messages"] = message_bytes(
-                self.formats, factors, layouts, compute_bytes, self.units_in_flight
+                self.formats, factors, layouts, compute_bytes, in_flight, written
             )
         return total
 

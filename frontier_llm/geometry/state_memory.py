@@ -31,6 +31,9 @@ tables are small. All small units of a stage together have at most 1/16 of its p
 UnitT = TypeVar("UnitT", bound=Hashable)
 BUFFER_BYTES = 64
 """Buffer sizes are multiples of this many bytes (collectives/slots.py)."""
+SIMILAR_SIZES = 0.8
+"""Units share buffers if the smaller one has at least this share of the larger one's elements. The
+pool shares buffers that differ a little more, because messages also contain scales."""
 LOSS_CHUNK_BYTES = 128 * MIB
 """Size of the fp32 logits that the loss computes at a time on a GPU: enough to fill it."""
 CPU_LOSS_CHUNK_BYTES = 2**19
@@ -252,23 +255,31 @@ def message_bytes(
     layouts: Iterable[FlatLayout],
     compute_bytes: int,
     units_in_flight: int,
+    written: int,
 ) -> int:
     """Return an upper bound on the bytes of the buffers for encoded messages on a rank.
 
-    Units of the same size share buffers. Each buffer counts as many times as the number of
-    collectives that may use such a buffer at the same time.
+    Units of similar sizes share buffers, which are as large as the largest of them needs. Each
+    buffer counts as many times as the number of collectives that may use such a buffer at the same
+    time. At most `written` units have a buffer with gradients that are not encoded yet.
     """
-    units = Counter((layout.size, layout.decayed) for layout in layouts)
+    similar: list[list[FlatLayout]] = []
+    for layout in sorted(layouts, key=lambda layout: layout.size, reverse=True):
+        if similar and layout.size >= SIMILAR_SIZES * similar[-1][0].size:
+            similar[-1].append(layout)
+        else:
+            similar.append([layout])
+    # every reduction under way is in another of its collectives
+    sums = min(len(factors.collective_hops), units_in_flight + 1)
+    at_once = {"gather": units_in_flight, "refresh": 2 * units_in_flight, "sum": sums}
+    at_once |= {"written": written, "hop": 1}
     total = 0
-    for (size, decayed), count in units.items():
+    for units in similar:
+        size = units[0].size
+        decayed = size - max(unit.size - unit.decayed for unit in units)
         for buffer_bytes, limit in _buffers(formats, factors, size, decayed, compute_bytes):
-            concurrent = {
-                "one": 1,
-                "flow": units_in_flight + 1,
-                "refresh": 2 * units_in_flight,
-            }[limit]
             rounded = -(-buffer_bytes // BUFFER_BYTES) * BUFFER_BYTES
-            total += rounded * min(count, concurrent)
+            total += rounded * min(len(units), at_once[limit])
     return total
 
 
@@ -277,11 +288,10 @@ def _buffers(
 ) -> Iterator[tuple[int, str]]:
     """Yield the bytes of each buffer of one unit, and the limit on the number of such buffers.
 
-    The limit `one` allows one buffer, `flow` one per unit in flight and one more, and `refresh` two
-    per unit in flight. The bytes are those on the rank with the last interval of the unit. Its
-    messages are the longest, because norms and biases, which are sent in 16 bits, lie at the end of
-    the buffer. `size` is the number of elements of the buffer. Its first `decayed` elements belong
-    to matrices (`FlatLayout.decayed`), and only these may be quantised.
+    The limits are those of `message_bytes`. The bytes are those on the rank with the last interval
+    of the unit. Its messages are the longest, because norms and biases, which are sent in 16 bits,
+    lie at the end of the buffer. `size` is the number of elements of the buffer. Its first
+    `decayed` elements belong to matrices (`FlatLayout.decayed`), and only these may be quantised.
     """
     p, g, o = factors.params, factors.grads, factors.optimizer
 
@@ -296,11 +306,11 @@ def _buffers(
         for message_format in (formats.params, formats.params_backward)
         if p > 1 and not message_format.is_lossless(compute_bytes)
     }
-    yield from ((buffer_bytes, "flow") for buffer_bytes in gathered)
+    yield from ((buffer_bytes, "gather") for buffer_bytes in gathered)
     if o > p and not formats.refresh.is_lossless(compute_bytes):
         yield slots(formats.refresh, o // p, p), "refresh"
     if g > 1 and any(grads_format.is_quantised for grads_format in formats.grads):
-        yield size * compute_bytes, "one"  # gradients of a micro-batch, freed when encoded
+        yield size * compute_bytes, "written"  # gradients of a micro-batch, freed when encoded
     for hop in factors.collective_hops:
         of_hop = formats.sums if hop.digit == "replica" else formats.grads
         exchanged = [
@@ -309,8 +319,8 @@ def _buffers(
             if message_format.is_quantised
         ]
         if exchanged:
-            yield from [(max(exchanged), "flow")] * 2  # sent and received slots
-            yield size // hop.high * FP32_BYTES, "flow"  # the fp32 sum
+            yield from [(max(exchanged), "hop")] * 2  # sent and received slots
+            yield size // hop.high * FP32_BYTES, "sum"  # the fp32 sum
     replicas = factors.width("replica")
     if factors.divides_sums and replicas > 1:
         gathered_sums = [
@@ -318,4 +328,4 @@ def _buffers(
             for message_format in set(formats.sums)
             if not message_format.is_lossless(FP32_BYTES)
         ]
-        yield max(gathered_sums, default=0), "flow"
+        yield max(gathered_sums, default=0), "sum"

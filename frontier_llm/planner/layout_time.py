@@ -11,6 +11,7 @@ from functools import cached_property
 
 from frontier_llm.geometry.flops import has_unlike_layers
 from frontier_llm.geometry.model_chunks import ModelChunk
+from frontier_llm.geometry.state_memory import FP32_BYTES
 from frontier_llm.planner.candidate import Candidate, Memo, StageKind
 from frontier_llm.planner.communication import Cost, GridGroups, Network
 from frontier_llm.planner.compute import Host, Seconds, Speed, chunk_seconds, host_times, with_host
@@ -136,10 +137,18 @@ class LayoutTime:
             for kind, of_kind in zip(candidate.stages.kinds, chunks, strict=True)
         ]
 
-    def accumulation_seconds(self, elements: float) -> float:
-        """Return the seconds to add gradients to the sums; compiled layers read the sums, too."""
+    def accumulation_seconds(
+        self, elements: float, tables: float = 0.0, reduced: float = 0.0
+    ) -> float:
+        """Return the seconds to add gradients to the sums; compiled layers read the sums, too.
+
+        If weight gradients were measured, these contain it. There remain the gradients of `tables`,
+        which autograd clears and which are added then, and from the second micro-batch on the
+        `reduced` elements of sharded gradients.
+        """
         if self.speed.weight_gradient_ratio is not None:
-            return 0.0  # measured with the products
+            added = 2 * tables + 3 * reduced * (1 - 1 / self._layout.micro_batches)
+            return self.speed.moved(2 * tables * self._layout.compute_bytes + added * FP32_BYTES, 0)
         compiles = self.engine.follows_kernels and self._kernels == "compiled"
         read_bytes = self._layout.compute_bytes if compiles else 0
         return self.speed.moved(elements * (self.engine.accumulation_bytes + read_bytes))

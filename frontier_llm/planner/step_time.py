@@ -161,7 +161,11 @@ class _Stage:
         self._layout, self._units = layout, sum(count for _, count in passes.kind.units)
         costs = layout.rates.state_costs(candidate, passes.kind)
         conversions, tied = costs.conversions, costs.tied
-        accumulation = layout.accumulation_seconds(costs.elements)
+        runs = [run for of_chunk in passes.kind.chunk_units for run in of_chunk]
+        tables = sum(run.elements * run.count for run in runs if run.what == "table")
+        grads = candidate.factors.grads
+        reduced = costs.elements / grads if grads > 1 else 0.0
+        accumulation = layout.accumulation_seconds(costs.elements, tables, reduced)
         forward = sum(chunk.compute.forward for chunk in passes.chunks)
         backward = sum(chunk.backward_compute for chunk in passes.chunks) + accumulation
         sent_gather = self._exposed(costs.gather.seconds, forward)

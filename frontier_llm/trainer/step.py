@@ -34,7 +34,7 @@ from frontier_llm.trainer.step_result import (
 
 
 class TrainStep:
-    """Runs the training steps of one rank; every rank runs the same steps.
+    """Runs the training steps of one rank on its `states`; every rank runs the same steps.
 
     `loss_scale` is that of fp16, constant 1 in other precisions. `sums` are those of the last step
     whose update was done or skipped; None before the first. `timer` measures the first steps.
@@ -50,7 +50,7 @@ class TrainStep:
         traffic: Traffic,
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
-        self._states, self._groups, self._config = states, groups, config
+        self.states, self._groups, self._config = states, groups, config
         self._traffic, self._layout = traffic, model.layout
         self._has_z_loss = bool(config.optimizer.z_loss)
         self.sums: StepSums | None = None
@@ -81,17 +81,17 @@ class TrainStep:
         """
         self._dropout.step = step
         self.timer.begin()
-        self._states.begin_step(step, len(batches))
+        self.states.begin_step(step, len(batches))
         if self._groups.context is not None:
             self._groups.context.take_sent()  # what an evaluation sent is not of this step
         # The gradients of all replicas are summed. The update divides their sum by the weight per
         # sample, which is known after the passes: with data.loss_mean=tokens it is the share of
         # labels that the step predicts, else the share of samples that predict one.
         loss_scale = self.loss_scale.value / self._groups.grid.replicas
-        losses = self._pipeline.train(batches, self._states, self._dropout, loss_scale)
+        losses = self._pipeline.train(batches, self.states, self._dropout, loss_scale)
         self.timer.mark("passes")
         left_out = self._left_out(step)
-        self._states.finish_backward(left_out)
+        self.states.finish_backward(left_out)
         count_activations(self._traffic, self._groups, self._layout, len(batches))
         share = self._share(batches, losses, flags())
         totals = reduce_totals(share, self._device, self._traffic)
@@ -120,7 +120,7 @@ class TrainStep:
         """
         totals = torch.tensor(sums.numbers, dtype=torch.float64, device=self._device)
         choice = self._choose(totals, sums.loss_scale)
-        self._states.update(learning_rate, choice.divisor, choice.skip, self._left_out(sums.step))
+        self.states.update(learning_rate, choice.divisor, choice.skip, self._left_out(sums.step))
         self.sums = sums
 
     def _left_out(self, step: int) -> Collection[ParameterRecord]:
@@ -143,7 +143,7 @@ class TrainStep:
         weighted = [loss * batch.samples for loss, batch in zip(losses, batches, strict=has_losses)]
         terms = list(torch.stack(weighted).sum(0)) if has_losses else []  # the second one is z-loss
         return {
-            "squared_norm": self._states.squared_norm(),
+            "squared_norm": self.states.squared_norm(),
             "loss_sum": terms[0] if has_losses else 0.0,
             "z_loss_sum": terms[1] if len(terms) > 1 else 0.0,
             "samples": sum(batch.samples for batch in batches) if counts else 0,

@@ -129,6 +129,29 @@ def test_a_program_may_reduce_sharded_gradients_once_a_step(pipeline):
     assert added == pytest.approx(parts["reduce_grads"] / count)
 
 
+@pytest.mark.parametrize(("sharding", "added"), [("zero1", 0), ("zero2", 3 / 4 * 12 / 2)])
+def test_measured_products_leave_tables_and_reduced_gradients_to_add(sharding, added):
+    """Four micro-batches, of which the first writes the sums, on two ranks."""
+    keys = "model=gpt_tiny", "parallel.pipeline=1", "precision=fp32", "cluster=cpu_laptop"
+    kernels = "attention_tflops: 1, attention_backward_tflops: 1, elementwise_gb_per_second: 9"
+    measured = f"{{{kernels}, weight_gradient_ratio: 1}}"
+    config = composed(
+        *keys, f"sharding={sharding}", "data.micro_batch=1", "data.global_batch=8",
+        f"+cluster.device.calibration.kernels.fp32={measured}",
+    )  # fmt: skip
+    candidate = Candidate.of(config, 2, 2)
+    layout = LayoutTime(candidate)
+    (chunk,) = layout.passes[0].chunks
+    costs = layout.rates.state_costs(candidate, layout.passes[0].kind)
+    model = config.model
+    tables = model.vocabulary * model.hidden
+    if model.positions == "learned":
+        tables += candidate.layout.sequence_length * model.hidden
+    passes = chunk.compute.forward + chunk.backward_compute
+    rest = step_time(candidate).parts["compute"] / 4 - passes
+    assert rest == pytest.approx(layout.speed.moved(16 * tables + added * costs.elements, 0), 0.01)
+
+
 def test_products_run_at_the_speed_of_the_program():
     shared = _large("kernels=compiled")
     fast = step_time(_with_engine(shared, product_ratio=1.25)).parts["compute"]

@@ -184,3 +184,19 @@ def test_bytes_are_predicted_at_each_of_three_levels(formats: list[str]) -> None
             if chain == (8, 8, 8):
                 gathered = found["counted"]["gather_params"]
                 assert gathered.package > gathered.node > gathered.network > 0
+
+
+def message_bytes(world: World, values: dict[str, Any]) -> tuple[int, int]:
+    rig = make_rig(world, values, "fp32")
+    rig.train(2)
+    stage = rig.groups.coordinates.pipeline
+    planned = rig.model.layout.state_bytes(stage, rig.groups.coordinates.data)["messages"]
+    return planned, rig.states.memory_bytes()["messages"]
+
+
+def test_units_of_similar_sizes_share_message_buffers() -> None:
+    """The head and the embedding have 95% of the elements of a layer."""
+    sizes = ["model.layers=6", "model.hidden=64", "model.vocabulary=742", "model.tied=false"]
+    values = tiny_values(*sizes, "collectives=zeropp", "sharding=zero3", "data.vocabulary=742")
+    for planned, allocated in run_ranks(message_bytes, 2, values):
+        assert allocated <= planned <= 1.1 * allocated
