@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -89,6 +90,7 @@ def same_states(one: Path, other: Path) -> bool:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_lower_number_of_checkpoints_makes_room_for_the_next(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -334,6 +336,7 @@ def test_another_corpus_must_be_allowed(
     assert "changed their meaning" not in ended.text
 
 
+@pytest.mark.exhaustive
 def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -> None:
     for name, first in (("a", 0), ("b", 20)):
         (tmp_path / f"{name}.txt").write_text(prose(20, first))
@@ -432,6 +435,7 @@ def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> Non
     first = Training(*overrides)
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
+        os.killpg(first.pid, signal.SIGSTOP)  # its lock stays, and it takes no time
         ended = train(*overrides)
         assert ended.code == 2
         assert "another run is writing to this one" in ended.text
@@ -616,6 +620,7 @@ def two_nodes(tiny: tuple[str, ...], run: Path, local: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_the_nearest_tier_that_all_nodes_have_is_used(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:

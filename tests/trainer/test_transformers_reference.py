@@ -304,9 +304,11 @@ def case_of(
 CASES = [(kind, layout) for layout in LAYOUTS for kind in MODELS]
 USUAL = (
     ("qwen3", "one rank"), ("t5gemma2", "one rank"), ("mt5", "one rank"), ("llama", "3D"),
-    ("t5gemma", "3D"),
 )  # fmt: skip
-"""Each model, and each layout with models of both kinds; the others are exhaustive."""
+"""A layout in 3D, and both kinds of encoder-decoders; the others are exhaustive.
+
+Other tests compare encoder-decoders in 3D with one process, and logits of T5Gemma with theirs.
+"""
 
 
 @pytest.mark.parametrize(
