@@ -111,6 +111,8 @@ CASES = [
 ]
 COVERED = [(layout, model) for layout, model in CASES if (layout in OF_T5) != (model == "t5")]
 """Layouts that always run with the other model."""
+COVERED += [("all", "t5"), ("replicated", "untied_gqa_swiglu")]
+"""Layouts whose matrices are divided as in others, or not at all."""
 
 
 @pytest.mark.slow
