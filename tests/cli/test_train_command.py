@@ -104,6 +104,7 @@ def test_a_used_run_directory_is_refused(tmp_path, no_torch):
     assert "choose another run.dir" in err
 
 
+@pytest.mark.exhaustive
 def test_a_file_in_place_of_the_run_directory(tmp_path, no_torch):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):

@@ -243,6 +243,7 @@ def test_a_rank_that_did_not_join_a_collective_is_named(tmp_path, capfd, impatie
     assert "Traceback" not in text
 
 
+@pytest.mark.exhaustive
 def test_losing_the_store_is_not_the_cause(tmp_path, capfd, impatient):
     assert _launch(_rank_zero_dies_early, 3, tmp_path) == 1
     assert "rank 0 was killed by SIGKILL" in capfd.readouterr().err
@@ -390,6 +391,7 @@ def test_a_second_ctrl_c_kills_at_once(job, tmp_path):
     assert running.alive() == []
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_is_killed_while_stopping_is_a_failure(job, tmp_path, impatient):
     def target(world, store):
         _note_pid(tmp_path, world)

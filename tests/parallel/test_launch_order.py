@@ -113,6 +113,7 @@ COVERED = (
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
     "interleaved", "tensor and sequence", "zero3", "two stages interleaved",
     "t5 over four stages", "context", "muon", "few", "levels", "one, of replicas",
+    "zb_v",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 
@@ -295,7 +296,7 @@ def test_ranks_use_a_lane_with_few_communicators(count: str, uses: bool) -> None
     assert run_ranks(use_lanes, 2, values) == [[False, uses, False]] * 2
 
 
-@pytest.mark.parametrize("name", covering(RECORDED, ("interleaved", "rewound")))
+@pytest.mark.parametrize("name", covering(RECORDED, ("interleaved", "rewound", "replaced")))
 def test_a_whole_run_uses_only_what_was_created_when_it_connected(
     name: str, tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ def test_before_the_first_checkpoint_the_run_begins_again(
     assert learned(run) == learned(alone)
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_hangs_is_replaced(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:

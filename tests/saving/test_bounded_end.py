@@ -80,6 +80,7 @@ def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     assert losses(tmp_path / "run") == losses(direct)
 
 
+@pytest.mark.exhaustive
 def test_a_drain_that_hangs_costs_nothing_if_the_last_step_is_written(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,11 +88,12 @@ def test_a_drained_checkpoint_is_the_one_that_would_have_been_written(
     assert files(tmp_path / "archive" / "step_00000004") == drained
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "layout",
     [
         ("checkpoint.files=node", "parallel.tensor=2"),
-        pytest.param(("sharding=replicated",), marks=pytest.mark.exhaustive),
+        ("sharding=replicated",),
     ],
 )
 def test_a_drain_between_files_of_other_layouts(
@@ -261,6 +262,7 @@ def test_a_run_that_is_not_protected_for_too_long_ends(
     assert set(newest) == {int(said[1])}
 
 
+@pytest.mark.exhaustive
 def test_nodes_that_changed_places_and_layouts_go_on_from_the_newest_step(
     tiny: tuple[str, ...], stopped: Stopped
 ) -> None:

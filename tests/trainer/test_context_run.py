@@ -21,7 +21,7 @@ from tests.values import tiny_values
 
 pytestmark = pytest.mark.slow
 
-STEPS = 8
+STEPS = 6
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +39,34 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def runs(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs with 1, 2 and 4 context ranks, validation and text."""
+    """Runs with 1 and 4 context ranks, validation and text."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
-    for context in (1, 2, 4):
+    for context in (1, 4):
         found[context] = folder / str(context)
         ended = train(
             *tiny, f"run.dir={found[context]}", f"trainer.steps={STEPS}",
-            f"parallel.context={context}", "trainer.evaluate_every_steps=4",
+            f"parallel.context={context}", "trainer.evaluate_every_steps=3",
             "trainer.sample_tokens=8", "sharding=zero1",
         )  # fmt: skip
         assert ended.code == 0, ended.text
-        parts = f" (replicas {4 // context} x context {context})" if context > 1 else ""
+        parts = f" (replicas 1 x context {context})" if context > 1 else ""
         assert f"data 4{parts}; sharding=zero1" in ended.text
     return found
 
 
-def test_runs_of_all_contexts_are_one_run(runs: dict[int, Path]) -> None:
+def test_a_run_with_context_ranks_is_the_one_without(runs: dict[int, Path]) -> None:
     alone, whole = lines(runs[1]), learned(runs[1])
-    for context in (2, 4):
-        cut = lines(runs[context])
-        assert read(runs[context]) == read(runs[1]), "the same samples and digests"
-        for step, wanted in zip(cut, alone, strict=True):
-            assert step["loss"] == pytest.approx(wanted["loss"], rel=2e-6)
-        assert cut[0]["grad_norm"] == pytest.approx(alone[0]["grad_norm"], rel=1e-6)
-        found = [row["validation_loss"] for row in cut if row["validation_loss"] is not None]
-        wanted = [row["validation_loss"] for row in alone if row["validation_loss"] is not None]
-        assert len(found) == 2
-        assert found == pytest.approx(wanted, rel=1e-6)
-        assert [m[3] for m in learned(runs[context])] == [m[3] for m in whole]
-        assert all(row["sent_bytes"]["context"]["node"] > 0 for row in cut)
+    cut = lines(runs[4])
+    assert read(runs[4]) == read(runs[1]), "the same samples and digests"
+    for step, wanted in zip(cut, alone, strict=True):
+        assert step["loss"] == pytest.approx(wanted["loss"], rel=2e-6)
+    assert cut[0]["grad_norm"] == pytest.approx(alone[0]["grad_norm"], rel=1e-6)
+    found = [row["validation_loss"] for row in cut if row["validation_loss"] is not None]
+    expected = [row["validation_loss"] for row in alone if row["validation_loss"] is not None]
+    assert len(found) == 2
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert [m[3] for m in learned(runs[4])] == [m[3] for m in whole]
+    assert all(row["sent_bytes"]["context"]["node"] > 0 for row in cut)
     assert not any(row["sent_bytes"]["context"]["node"] for row in alone)
 
 
@@ -76,7 +75,7 @@ def test_another_context_goes_on_as_the_same_run(
 ) -> None:
     """Saved with two context ranks, read with four, and with one by half of the ranks."""
     run = tmp_path / "run"
-    for steps, context, ranks in ((3, 2, 4), (6, 4, 4), (STEPS, 1, 2)):
+    for steps, context, ranks in ((2, 2, 4), (4, 4, 4), (STEPS, 1, 2)):
         ended = train(
             *tiny, f"run.dir={run}", f"trainer.steps={steps}", f"parallel.context={context}",
             "sharding=zero1", "trainer.evaluate_every_steps=4", f"launch.ranks={ranks}",
@@ -139,9 +138,9 @@ def sent_in_a_step(world: World, values: dict[str, Any]) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("recompute", "documents", "key_heads"),
     [
-        ("none", "separate", 2),
         ("full", "joined", 4),
         *exhaustive(
+            ("none", "separate", 2),
             *(("none", "joined", heads) for heads in (2, 4)),
             ("selective", "joined", 2),
             ("full", "separate", 2),

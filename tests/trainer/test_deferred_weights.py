@@ -157,13 +157,21 @@ EQUAL = ("at once", "two wait", "all wait", "some whole")
 """Orders that add up the micro-batches as whole passes do."""
 
 
+def orders_of(case: str) -> Sequence[str]:
+    """Return the equal orders of a case; of those that always run, one case has all of them."""
+    return EQUAL if case == "tied" or case in COVERED else ("two wait", "some whole")
+
+
 @functools.cache
 def unchanged(case: str) -> list[list[Result]]:
-    """Return, per rank, the results of whole passes, and of each equal order."""
-    return run(case, ["whole", *EQUAL])
+    """Return, per rank, the results of whole passes, and of each equal order of the case."""
+    return run(case, ["whole", *orders_of(case)])
 
 
+@functools.cache
 def whole(case: str) -> list[list[Result]]:
+    if case in COVERED:
+        return run(case, ["whole"])
     return [results[:1] for results in unchanged(case)]
 
 
@@ -181,10 +189,13 @@ def differing(case: str, orders: Sequence[str], found_in: list[list[Result]]) ->
 
 @pytest.mark.parametrize("case", covering(CASES, COVERED))
 def test_deferred_gradients_equal_those_of_whole_passes_in_every_bit(case: str) -> None:
-    assert differing(case, EQUAL, [results[1:] for results in unchanged(case)]) == set()
+    found = [results[1:] for results in unchanged(case)]
+    assert differing(case, orders_of(case), found) == set()
 
 
-@pytest.mark.parametrize("case", ["tied", "(1, 2, 2)", "sequence", "t5, full"])
+@pytest.mark.parametrize(
+    "case", covering(["tied", "(1, 2, 2)", "sequence", "t5, full"], ["(1, 2, 2)", "t5, full"])
+)
 def test_another_order_of_micro_batches_differs_by_rounding_only(case: str) -> None:
     for (mine,), (theirs,) in zip(run(case, ["last first"]), whole(case), strict=True):
         assert mine[3] == theirs[3]
@@ -254,9 +265,8 @@ numbers differ."""
 
 ONE_OF_A_KIND = (
     "a product is left out", "parts of the tokens", "factors count as gradients",
-    "one gradient of the unit is enough to release it",
 )  # fmt: skip
-"""Mistakes that always run: one for each error, and one that changes the numbers."""
+"""Mistakes that always run: those of the most common errors, and one that changes the numbers."""
 
 
 @pytest.mark.parametrize(
@@ -377,7 +387,7 @@ def split_table(world: World, values: dict[str, Any], passes: int) -> Result:
     return train_in_order(rig, "F0 F1 D0 D1 F2 F3 D2 D3", 0.0, after)
 
 
-@pytest.mark.parametrize("cut", [(1, 1, 2), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("cut", covering([(1, 1, 2), (1, 2, 2)], [(1, 2, 2)]), ids=str)
 def test_a_table_with_two_gradients_per_micro_batch(cut: tuple[int, int, int]) -> None:
     values = tiny_values("model.layers=2", "data.global_batch=8", *factors(cut))
     apart, together = (run_ranks(split_table, 2, values, passes) for passes in (2, 1))

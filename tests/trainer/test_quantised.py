@@ -146,12 +146,14 @@ def test_formats_end_at_a_step() -> None:
                 assert sent["refresh_params"].node < 0.4 * wide
 
 
+@pytest.mark.exhaustive
 def test_kernels_make_no_difference() -> None:
     values = [tiny_values(*factors((2, 2, 2)), *ZEROPP, f"kernels={k}") for k in ("torch", "auto")]
     torchs, natives = (run_ranks(train, 2, one, "bf16", 3)[0]["losses"] for one in values)
     assert torchs == natives
 
 
+@pytest.mark.exhaustive
 def test_rounding_at_random_is_the_same_for_a_seed() -> None:
     def losses(seed: int) -> list[float]:
         values = tiny_values(
@@ -286,7 +288,9 @@ def go_back(
     return straight, again, once_more
 
 
-@pytest.mark.parametrize("case", covering(RESET, ["sums", "states", "gradients", "parameters"]))
+@pytest.mark.parametrize(
+    "case", covering(RESET, [case for case in RESET if case != "gradients and states"])
+)
 def test_going_back_brings_no_rounding_errors_along(case: str) -> None:
     straight, again, once_more = go_back(case)
     assert again == once_more

@@ -150,6 +150,7 @@ def freeze(world: World, values: dict[str, Any]) -> tuple[list[float], bool]:
     return losses, frozen == {"layers.1.ffn.up.weight", "final_norm.bias"}
 
 
+@pytest.mark.exhaustive
 def test_frozen_parameters_are_gathered_and_not_updated() -> None:
     expected, stayed = run_ranks(freeze, 1, tiny_values())[0]
     assert stayed

@@ -133,7 +133,7 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
         ("pipeline2_chunks2_tensor2_data2", "fp32", "zeropp"),
         pytest.param("data4", "bf16", "sums_bf16", marks=pytest.mark.exhaustive),
         ("data4", "bf16", "four_bits"),
-        ("untied", "fp32", "sums_int4"),
+        *exhaustive(("untied", "fp32", "sums_int4")),
         *exhaustive(("untied", "bf16", "muon")),
         *exhaustive(("untied", "bf16", "adamw_8bit")),
         *exhaustive(("pipeline2_chunks2_tensor2_data2", "fp32", "muon")),

@@ -144,6 +144,7 @@ def test_groups_are_set_on_the_command_line() -> None:
         }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_is_one_that_never_stopped(tmp_path: Path) -> None:
     """The number of updates is restored for every group, in another layout too."""
     text = Path(__file__).parents[2] / "frontier_llm" / "cli" / "train.py"
