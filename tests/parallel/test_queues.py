@@ -131,7 +131,7 @@ def test_a_full_launch_queue_blocks_stages_that_create_communicators(layers: int
     assert bool(run.waiting) is (layers == 20)
 
 
-@pytest.mark.parametrize("name", CHUNKS)
+@pytest.mark.parametrize("name", covering(CHUNKS, ["1f1b", "zb_h1", "v_half"]))
 def test_hardly_any_time_is_lost_in_shared_queues(name: ScheduleName) -> None:
     """Beside a device with a queue per stream, where each direction has a communicator."""
     for stages in (2, 4, 8):
