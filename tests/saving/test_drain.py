@@ -172,6 +172,7 @@ class Stopped:
         name = self._names.setdefault(more, str(len(self._names)))
         used, kept = self._folder / name, self._folder / f"{name}.kept"
         if is_new:
+            used.mkdir()
             with pytest.MonkeyPatch.context() as patch:
                 copy_each_step(patch)
                 stop_after_6(self._tiny, used, *more)
