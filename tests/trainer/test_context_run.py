@@ -1,6 +1,8 @@
 """Runs whose samples are cut over context ranks: what they log, save and go on from."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +39,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+Runs = Callable[[int], Path]
+
+
 @pytest.fixture(scope="module")
-def runs(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs with 1 and 4 context ranks, validation and text."""
-    folder, found = tmp_path_factory.mktemp("runs"), {}
-    for context in (1, 4):
-        found[context] = folder / str(context)
+def run_with(tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Return a run with so many context ranks, validation and text."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @functools.cache
+    def run(context: int) -> Path:
         ended = train(
-            *tiny, f"run.dir={found[context]}", f"trainer.steps={STEPS}",
+            *tiny, f"run.dir={folder}/{context}", f"trainer.steps={STEPS}",
             f"parallel.context={context}", "trainer.evaluate_every_steps=3",
             "trainer.sample_tokens=8", "sharding=zero1",
         )  # fmt: skip
         assert ended.code == 0, ended.text
-        parts = f" (replicas 1 x context {context})" if context > 1 else ""
+        parts = f" (replicas {4 // context} x context {context})" if context > 1 else ""
         assert f"data 4{parts}; sharding=zero1" in ended.text
-    return found
+        return folder / str(context)
+
+    return run
 
 
-def test_a_run_with_context_ranks_is_the_one_without(runs: dict[int, Path]) -> None:
-    alone, whole = lines(runs[1]), learned(runs[1])
-    cut = lines(runs[4])
-    assert read(runs[4]) == read(runs[1]), "the same samples and digests"
+@pytest.mark.parametrize("context", covering([2, 4], [2]))
+def test_runs_of_all_contexts_are_one_run(context: int, run_with: Runs) -> None:
+    alone, cut = lines(run_with(1)), lines(run_with(context))
+    assert read(run_with(context)) == read(run_with(1)), "the same samples and digests"
     for step, wanted in zip(cut, alone, strict=True):
         assert step["loss"] == pytest.approx(wanted["loss"], rel=2e-6)
     assert cut[0]["grad_norm"] == pytest.approx(alone[0]["grad_norm"], rel=1e-6)
@@ -65,13 +73,13 @@ def test_a_run_with_context_ranks_is_the_one_without(runs: dict[int, Path]) -> N
     expected = [row["validation_loss"] for row in alone if row["validation_loss"] is not None]
     assert len(found) == 2
     assert found == pytest.approx(expected, rel=1e-6)
-    assert [m[3] for m in learned(runs[4])] == [m[3] for m in whole]
+    assert [m[3] for m in learned(run_with(context))] == [m[3] for m in learned(run_with(1))]
     assert all(row["sent_bytes"]["context"]["node"] > 0 for row in cut)
     assert not any(row["sent_bytes"]["context"]["node"] for row in alone)
 
 
 def test_another_context_goes_on_as_the_same_run(
-    tiny: tuple[str, ...], tmp_path: Path, runs: dict[int, Path]
+    tiny: tuple[str, ...], tmp_path: Path, run_with: Runs
 ) -> None:
     """Saved with two context ranks, read with four, and with one by half of the ranks."""
     run = tmp_path / "run"
@@ -82,8 +90,8 @@ def test_another_context_goes_on_as_the_same_run(
             "launch.elastic=true",
         )  # fmt: skip
         assert ended.code == 0, ended.text
-    assert read(run) == read(runs[1])
-    for mine, wanted in zip(learned(run), learned(runs[1]), strict=True):
+    assert read(run) == read(run_with(1))
+    for mine, wanted in zip(learned(run), learned(run_with(1)), strict=True):
         (*found, norm, samples), (*expected, whole_norm, whole_samples) = mine, wanted
         assert [*found, samples] == pytest.approx([*expected, whole_samples], rel=1e-5)
         # the norm of a step with an unusual gradient amplifies what 1e-7 of the parameters change

@@ -15,7 +15,7 @@ from frontier_llm.sharding.deferred_gradients import Contribution, DeferredGradi
 from frontier_llm.sharding.gradients import Gradients
 from frontier_llm.sharding.sharded_states import ShardedStates
 from frontier_llm.sharding.unit_gradients import UnitGradients
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.ranks import RanksFailedError, run_ranks
 from tests.streams.mutations import mutate
 from tests.trainer.rig import Rig, make_rig
@@ -157,22 +157,24 @@ EQUAL = ("at once", "two wait", "all wait", "some whole")
 """Orders that add up the micro-batches as whole passes do."""
 
 
-def orders_of(case: str) -> Sequence[str]:
-    """Return the equal orders of a case; of those that always run, one case has all of them."""
-    return EQUAL if case == "tied" or case in COVERED else ("two wait", "some whole")
+TELLING, REST = ("two wait", "some whole"), ("at once", "all wait")
+"""Equal orders in which factors wait, or passes of both kinds alternate; and the others."""
+CASES_AND_ORDERS = [
+    ("tied", EQUAL),
+    *((case, TELLING) for case in CASES if case != "tied" and case not in COVERED),
+]
+"""The cases that always run; one has all orders."""
 
 
 @functools.cache
-def unchanged(case: str) -> list[list[Result]]:
-    """Return, per rank, the results of whole passes, and of each equal order of the case."""
-    return run(case, ["whole", *orders_of(case)])
+def unchanged(case: str, orders: tuple[str, ...]) -> list[list[Result]]:
+    """Return, per rank, the results of whole passes, and of each of some equal orders."""
+    return run(case, ["whole", *orders])
 
 
 @functools.cache
 def whole(case: str) -> list[list[Result]]:
-    if case in COVERED:
-        return run(case, ["whole"])
-    return [results[:1] for results in unchanged(case)]
+    return [results[:1] for results in unchanged(case, dict(CASES_AND_ORDERS).get(case, ()))]
 
 
 def differing(case: str, orders: Sequence[str], found_in: list[list[Result]]) -> set[str]:
@@ -187,10 +189,20 @@ def differing(case: str, orders: Sequence[str], found_in: list[list[Result]]) ->
     return found
 
 
-@pytest.mark.parametrize("case", covering(CASES, COVERED))
-def test_deferred_gradients_equal_those_of_whole_passes_in_every_bit(case: str) -> None:
-    found = [results[1:] for results in unchanged(case)]
-    assert differing(case, orders_of(case), found) == set()
+@pytest.mark.parametrize(
+    ("case", "orders"),
+    [
+        *CASES_AND_ORDERS,
+        *exhaustive(*((case, REST) for case, orders in CASES_AND_ORDERS if orders != EQUAL)),
+        *exhaustive(*((case, EQUAL) for case in COVERED)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_deferred_gradients_equal_those_of_whole_passes_in_every_bit(
+    case: str, orders: tuple[str, ...]
+) -> None:
+    found = [results[1:] for results in unchanged(case, orders)]
+    assert differing(case, orders, found) == set()
 
 
 @pytest.mark.parametrize(

@@ -169,13 +169,17 @@ def check(found: dict[str, Any], chain: tuple[int, int, int]) -> None:
     assert predicted == allocated, chain
 
 
+CUT, LESS_CUT = [(2, 4, 8), (8, 8, 8)], [(1, 1, 1), (1, 1, 8)]
+
+
 @pytest.mark.parametrize(
-    "formats",
-    [pytest.param([], marks=pytest.mark.exhaustive), BY_LEVEL],
-    ids=["plain", "by level"],
+    ("formats", "selected"),
+    [(BY_LEVEL, CUT), *exhaustive((BY_LEVEL, LESS_CUT), ([], [*LESS_CUT, *CUT]))],
+    ids=["by level", "by level, less cut", "plain"],
 )
-def test_bytes_are_predicted_at_each_of_three_levels(formats: list[str]) -> None:
-    selected = [(2, 4, 8), (8, 8, 8)] if formats else [(1, 1, 1), (1, 1, 8), (2, 4, 8), (8, 8, 8)]
+def test_bytes_are_predicted_at_each_of_three_levels(
+    formats: list[str], selected: list[tuple[int, int, int]]
+) -> None:
     overrides = [*THREE_LEVELS, "data.global_batch=16", FEW, *formats]
     cases = [(tiny_values(*overrides, *factors(chain)), "fp32") for chain in selected]
     for rank in run_ranks(in_turn, 8, account, cases, ranks_per_node=4):
