@@ -2,7 +2,6 @@
 
 import ast
 from collections import defaultdict
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -68,21 +67,15 @@ def long_functions(path: Path) -> list[str]:
     """Return the functions of a file that have more than FUNCTION_LINES lines."""
     return [
         f"{name(path)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(tree(path))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
     ]
 
 
-@cache
-def tree(path: Path) -> ast.Module:
-    """Return the syntax tree of a file, which several tests walk."""
-    return ast.parse(path.read_text())
-
-
 def changes_sys_path(path: Path) -> bool:
     """Return whether a file changes the list where Python looks for modules."""
-    calls = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
     changes = {"sys.path.insert", "sys.path.append", "site.addsitedir"}
     return any(ast.unparse(call.func) in changes for call in calls)
 
@@ -108,7 +101,7 @@ def module_imports(root: Path, packages: tuple[Path, ...]) -> dict[str, set[str]
     found: dict[str, set[str]] = {}
     for module, path in modules.items():
         named: set[str] = set()
-        for node in ast.walk(tree(path)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 parts = {f"{node.module}.{alias.name}" for alias in node.names}
                 named |= (parts & modules.keys()) or {node.module}
@@ -140,7 +133,7 @@ def test_names_of_tests_are_short():
     names = [
         node.name
         for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(tree(path))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
     assert [name for name in names if len(name.split("_")) - 1 > MOST_WORDS] == []
