@@ -231,6 +231,7 @@ def test_every_rank_reports_and_all_continue(tmp_path):
     assert [found[:2] for found in run_ranks(work, 3)] == [(0, True), (1, True), (2, True)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_report_is_named_with_its_host(tmp_path, monkeypatch):
     limit = round(patient(0.25))
     monkeypatch.setattr(coordination, "_ACKNOWLEDGE_TIMEOUT", timedelta(seconds=limit))

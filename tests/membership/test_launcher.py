@@ -236,6 +236,7 @@ def test_a_crash_is_named_and_ends_ranks_that_sleep(tmp_path, capfd, hasty):
     assert "rank 1 was killed by SIGSEGV" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rank_that_did_not_join_a_collective_is_named(tmp_path, capfd, impatient):
     assert _launch(_absent_from_a_collective, 3, tmp_path) == 1
     text = capfd.readouterr().err

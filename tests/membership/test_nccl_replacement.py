@@ -158,6 +158,7 @@ def test_ranks_leave_preflight_when_a_rank_dies_in_it(tmp_path):
     assert not (tmp_path / "waited").exists(), "they waited for the time limit of preflight"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("creating", "lives"), [(0, [2, 2, 1]), *exhaustive((2, [1, 2, 1]))])
 def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capfd, creating, lives):
     """The main thread of a rank creates a communicator with the rank that dies.

@@ -50,6 +50,7 @@ def sample(
     return sampler.continue_texts(prompts, 4 if prompts is PROMPTS else 12, temperature, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", covering(MODELS, ["rotary"]))
 def test_every_layout_says_the_same(model: str) -> None:
     alone = run_ranks(sample, 1, tiny_values(*MODELS[model]), 0.5)[0]
