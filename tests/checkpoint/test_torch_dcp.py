@@ -199,7 +199,7 @@ def test_fsdp_continues_what_the_library_has_saved(
     ("writers", "readers"),
     [
         (4, (1, 2)),
-        (1, (4,)),
+        pytest.param(1, (4,), marks=pytest.mark.exhaustive),
         pytest.param(4, (4,), marks=pytest.mark.exhaustive),
         pytest.param(1, (1, 2), marks=pytest.mark.exhaustive),
     ],

@@ -254,7 +254,8 @@ SEARCHES = {
 @pytest.mark.parametrize(
     "name",
     covering(
-        SEARCHES, ("one stage", "chunks", "two ranks per node", "formats", "a base", "context")
+        SEARCHES,
+        ("one stage", "chunks", "two ranks per node", "formats", "a base", "context", "nodes"),
     ),
 )
 def test_every_layout_of_a_search_can_be_saved_and_typed(conf, name):
