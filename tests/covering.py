@@ -20,3 +20,14 @@ def covering(values: Iterable[Any], exhaustive: Collection[Any]) -> list[Any]:
         pytest.param(value, marks=pytest.mark.exhaustive) if value in exhaustive else value
         for value in values
     ]
+
+
+def one_in(count: int, values: Iterable[Any]) -> list[Any]:
+    """Return the values as parameters of a test, of which only each n-th always runs.
+
+    For values that the same code treats alike, such as files of one group.
+    """
+    return [
+        pytest.param(value, marks=pytest.mark.exhaustive) if place % count else value
+        for place, value in enumerate(values)
+    ]

@@ -79,6 +79,7 @@ def test_counted_bytes_equal_those_of_the_interfaces(tmp_path):
     assert bf16["counted_bytes"] < 0.6 * fp32["counted_bytes"]
 
 
+@pytest.mark.exhaustive
 def test_contenders_that_cut_samples_differ_in_what_they_send(tmp_path):
     file = tmp_path / "figures.json"
     names = [f"context-{cut}" for cut in ("documents", "zigzag", "gather", "heads")]

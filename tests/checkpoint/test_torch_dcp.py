@@ -21,7 +21,7 @@ from frontier_llm.checkpoint.torch_dcp import Reader, Writer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.library import AdamW, Checkpoints, Sharded, shard
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.ranks import RanksFailedError, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -163,9 +163,12 @@ def continue_with_fsdp(
     return fsdp.train(STEPS + 1, 2 * STEPS), whole
 
 
-def test_the_library_continues_what_fsdp_has_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layouts", [[(4, 2)], *exhaustive(([(1, 1), (2, 1), (2, 2)],))], ids=str)
+def test_the_library_continues_what_fsdp_has_saved(
+    layouts: list[tuple[int, int]], tmp_path: Path
+) -> None:
     losses, _ = run_ranks(save_with_fsdp, 2, tmp_path)[0]
-    for ranks, params in ((1, 1), (2, 1), (2, 2), (4, 2)):
+    for ranks, params in layouts:
         found = run_ranks(continue_with_the_library, ranks, tmp_path, params)[0]
         assert found == pytest.approx(losses, rel=1e-6), (ranks, params)
 
@@ -180,9 +183,14 @@ def save_with_the_library(world: World, folder: Path) -> list[float]:
     return losses
 
 
-def test_fsdp_continues_what_the_library_has_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kinds", [[(1, True), (2, False)], *exhaustive(([(1, False), (4, False)],))], ids=str
+)
+def test_fsdp_continues_what_the_library_has_saved(
+    kinds: list[tuple[int, bool]], tmp_path: Path
+) -> None:
     losses = run_ranks(save_with_the_library, 4, tmp_path)[0]
-    for ranks, plain in ((1, True), (1, False), (2, False), (4, False)):
+    for ranks, plain in kinds:
         found, _ = run_ranks(continue_with_fsdp, ranks, tmp_path, plain)[0]
         assert found == pytest.approx(losses, rel=1e-6), (ranks, plain)
 
@@ -191,7 +199,7 @@ def test_fsdp_continues_what_the_library_has_saved(tmp_path: Path) -> None:
     ("writers", "readers"),
     [
         (4, (1, 2)),
-        (1, (4,)),
+        pytest.param(1, (4,), marks=pytest.mark.exhaustive),
         pytest.param(4, (4,), marks=pytest.mark.exhaustive),
         pytest.param(1, (1, 2), marks=pytest.mark.exhaustive),
     ],

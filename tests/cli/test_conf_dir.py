@@ -95,6 +95,7 @@ def test_child_processes_inherit_it(conf_dir):
     assert yaml.safe_load(printed)["model"]["name"] == "mine"
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_uses_it(conf_dir, tmp_path):
     """The trial is refused, because 3 samples do not divide the batch: training would be slow."""
     arguments = ["experiment=mine", "data.micro_batch=3", f"hydra.sweep.dir={tmp_path}/sweep"]

@@ -293,6 +293,7 @@ def test_export_that_fails_leaves_no_file(
     assert "wants:  a file that can be written" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_run_as_a_file_on_nothing(tmp_path: Path) -> None:
     tool = Path(__file__).parents[2] / "tools" / "inspect_checkpoint.py"
     done = subprocess.run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from frontier_llm.errors import ConfigError
+from tests.covering import covering
 
 TWO_RANKS = """
 import sys
@@ -26,6 +27,7 @@ sys.exit(os.open(os.devnull, os.O_RDONLY))
 LOGGED = """
 from frontier_llm.cli.main import main
 from frontier_llm.telemetry.log import setup_logging
+from tests.covering import covering
 main(["--version"])
 setup_logging(0).info("naïve words")
 """
@@ -50,7 +52,7 @@ def test_closed_streams_read_and_write_nothing() -> None:
     assert ended.returncode > 2
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", covering(["", "1"], ["1"]))
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--cfg", "job"]])
 def test_output_to_a_full_disk_is_an_error(arguments: list[str], unbuffered: str) -> None:
     python = ("-m", "frontier_llm", *arguments)

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from frontier_lab.tables import tracked
 from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress
+from frontier_llm.cli.main import main
+from tests.forked_train import run
 from tests.texts import prose
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +50,9 @@ def test_the_first_line_says_what_is_to_do_before_torch_is_imported(tmp_path):
     assert f"in {tmp_path}/run; corpus text in {tmp_path}/prepared: " in line
     assert line.endswith("B of text to prepare")
     assert imported == "[]"
-    words = [sys.executable, "-m", "frontier_llm", "preprocess", "data=text", path]
+    words = ["preprocess", "data=text", path]
     words += [f"data.directory={tmp_path}/prepared", "data.vocabulary=300"]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    assert run(lambda: main(words)).code == 0
     line, imported = _first_line(tmp_path)
     assert line.endswith(f"corpus text in {tmp_path}/prepared: prepared")
     assert imported == "[]"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.covering import exhaustive
 from tests.patience import patient
 from tests.texts import documents
 
@@ -55,10 +56,12 @@ def no_torch(tmp_path):
     ("arguments", "key"),
     [
         (("parallel.tensr=2",), "parallel.tensr"),
-        (("model=gpt_tny",), "model"),
-        (("trainer.steps=many",), "trainer.steps"),
         (("parallel.tensor=3",), "parallel.tensor x parallel.pipeline"),
-        (("data.global_batch=5",), "data.global_batch"),
+        *exhaustive(
+            (("model=gpt_tny",), "model"),
+            (("trainer.steps=many",), "trainer.steps"),
+            (("data.global_batch=5",), "data.global_batch"),
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_before_torch_is_imported(arguments, key, no_torch):
@@ -101,6 +104,7 @@ def test_a_used_run_directory_is_refused(tmp_path, no_torch):
     assert "choose another run.dir" in err
 
 
+@pytest.mark.exhaustive
 def test_a_file_in_place_of_the_run_directory(tmp_path, no_torch):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
@@ -144,10 +148,10 @@ def _srun(size, *arguments):
 
 
 def test_under_srun_all_ranks_end_with_two_and_rank_zero_alone_speaks(tmp_path):
-    codes, said = _srun(3, "parallel.tensr=2", f"run.dir={tmp_path / 'run'}")
-    assert codes == [2, 2, 2]
+    codes, said = _srun(2, "parallel.tensr=2", f"run.dir={tmp_path / 'run'}")
+    assert codes == [2, 2]
     assert said[0].startswith("configuration error at parallel.tensr\n")
-    assert said[1:] == ["", ""]
+    assert said[1:] == [""]
     assert not (tmp_path / "run").exists()
 
 

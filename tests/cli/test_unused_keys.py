@@ -18,6 +18,7 @@ from frontier_llm.config.data import CORPUS_FILES
 from frontier_llm.config.needed import NEEDS, SWEEP, Need, unused
 from frontier_llm.errors import ConfigError
 from tests.config.test_every_key import others
+from tests.covering import one_in
 
 # settings that take the need away, where it is met by default
 WITHOUT = {
@@ -96,7 +97,7 @@ def test_it_is_refused_and_what_is_advised_gives_it_an_effect(need: Need, tmp_pa
     assert need.is_met(_decoded(*base, *advised.split()))
 
 
-@pytest.mark.parametrize("experiment", groups()["experiment"])
+@pytest.mark.parametrize("experiment", one_in(4, groups()["experiment"]))
 def test_no_experiment_sets_a_key_without_effect(experiment: str) -> None:
     configured([f"experiment={experiment}"])
 

@@ -22,6 +22,7 @@ from tests.collectives.test_blockwise import (
     residual_of,
 )
 from tests.collectives.test_rotation import BOTH
+from tests.covering import covering
 
 
 def values_of(residual: Residual, block: int) -> torch.Tensor:
@@ -76,7 +77,7 @@ def test_the_next_residual_is_a_moving_average_of_errors(
 
 
 @BOTH
-@pytest.mark.parametrize("decay", [0.0, 0.8])
+@pytest.mark.parametrize("decay", covering([0.0, 0.8], [0.0]))
 @pytest.mark.parametrize("block_elements", [None, 32], ids=["bf16", "int8"])
 def test_residuals_stay_small_and_correct_sums(kernels, block_elements, decay):
     """Bounds that follow from the rounding, over 300 messages of random values.

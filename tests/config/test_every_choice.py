@@ -22,6 +22,7 @@ from frontier_llm.config import decode
 from frontier_llm.config.decode import leaves
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.resolved import ResolvedLayout
+from tests.covering import one_in
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +144,9 @@ def test_the_root_sets_no_key_of_a_group_and_comes_first():
         assert not keys & _keys(group, names[0])
 
 
-@pytest.mark.parametrize("turn", range(max(len(EXPERIMENTS), *map(len, CHOICES.values()))))
+@pytest.mark.parametrize(
+    "turn", one_in(4, range(max(len(EXPERIMENTS), *map(len, CHOICES.values()))))
+)
 def test_choices_take_effect_in_full_compositions(turn):
     """Choose a file of every group at once; over all turns every file and experiment is chosen."""
     experiment = EXPERIMENTS[turn % len(EXPERIMENTS)]

@@ -16,6 +16,7 @@ from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
 from frontier_llm.planner.estimate import estimate
 from frontier_llm.units import GIB
+from tests.covering import one_in
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +38,12 @@ def _nodes_and_ranks(run):
     return int(options["nnodes"]), int(options["nproc-per-node"])
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", one_in(4, models()))
 def test_a_model_decodes_under_its_own_name(name):
     assert composed(f"model={name}").model.name == name
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", one_in(2, EXPERIMENTS))
 def test_an_experiment_can_be_laid_out_over_its_ranks(name):
     config = composed(f"experiment={name}")
     check(config, _header(name).ranks)
@@ -67,7 +68,7 @@ def test_tensor_parallelism_stays_inside_a_node(name):
     assert config.cluster.ranks_per_node % config.parallel.tensor == 0
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", one_in(3, EXPERIMENTS))
 def test_the_states_of_an_experiment_fit_its_devices(name):
     config = composed(f"experiment={name}")
     ranks = _header(name).ranks
@@ -75,7 +76,7 @@ def test_the_states_of_an_experiment_fit_its_devices(name):
     assert fullest_stage_bytes(layout) < 0.9 * config.cluster.device.memory_gib * GIB
 
 
-@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n.startswith("amsp_")])
+@pytest.mark.parametrize("name", one_in(3, [n for n in EXPERIMENTS if n.startswith("amsp_")]))
 def test_amsps_experiments_name_the_papers_factors_and_reach_its_mfu(name):
     text = (CONF / "experiment" / f"{name}.yaml").read_text()
     *paper, preset = re.search(

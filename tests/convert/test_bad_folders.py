@@ -114,6 +114,7 @@ def bad_configs() -> Iterator[tuple[Any, str | None]]:
         yield {**GPT2, "n_layer": new}, None
 
 
+@pytest.mark.exhaustive
 def test_no_config_ends_in_a_traceback(tmp_path: Path) -> None:
     tensors, refused, count = llama_tensors(), 0, 0
     for content, text in bad_configs():

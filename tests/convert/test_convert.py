@@ -30,6 +30,7 @@ from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving import run_directory
 from frontier_llm.saving.changes import check_initial_model, check_initial_tokenizer
 from tests.convert.test_gemma import tensors_of
+from tests.covering import covering
 from tests.values import tiny_values
 
 # transformers loads weights in threads that it keeps
@@ -147,7 +148,21 @@ def make_theirs(kind: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", THEIRS)
+ALIKE = (
+    "gemma2",
+    "gemma3_text",
+    "t5gemma",
+    "t5",
+    "qwen2",
+    "mistral",
+    "olmo2",
+    "gpt_neox yarn",
+    "llama",
+)
+"""Families with tests of their own, or that differ from another one in few settings."""
+
+
+@pytest.mark.parametrize("kind", covering(THEIRS, ALIKE))
 def test_theirs_becomes_ours_and_theirs_again(kind: str, tmp_path: Path, capsys):
     theirs = make_theirs(kind, tmp_path / "theirs")
     assert main(["--from", "hf", str(theirs), str(tmp_path / "ours")]) == 0
@@ -450,7 +465,7 @@ def test_a_folder_of_converted_weights_is_no_run(tmp_path: Path, capsys):
     assert f"run.init_from={imported}" in caught.value.todo
 
 
-@pytest.mark.parametrize("vocabulary", [300, 299])
+@pytest.mark.parametrize("vocabulary", covering([300, 299], [300]))
 def test_an_imported_model_is_evaluated_on_given_texts_alone(
     vocabulary: int, tmp_path: Path, monkeypatch, capsys
 ):

@@ -15,6 +15,7 @@ from frontier_lab.convert.gemma import Gemma2, Gemma3
 from frontier_lab.single_process_model import read_config, single_process_model
 from frontier_llm.cli.options import run_command
 from frontier_llm.errors import DataError
+from tests.covering import covering
 from tests.ranks import run_ranks
 from tests.trainer.test_adaptation import outputs
 from tests.values import tiny_values
@@ -94,7 +95,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path):
         assert (other - expected).abs().max() > 0.1, change
 
 
-@pytest.mark.parametrize("kind", THEIRS)
+@pytest.mark.parametrize("kind", covering(THEIRS, ["gemma2"]))
 def test_the_factor_of_embeddings_is_rounded_to_bf16(kind: str, tmp_path: Path):
     theirs = their_model(kind, torch.bfloat16)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -144,7 +145,7 @@ def configs_of_round_trip(
     return old, new
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", covering(["fp32", "bf16"], ["fp32"]))
 @pytest.mark.parametrize("kind", THEIRS)
 def test_theirs_comes_back_bit_by_bit(kind: str, dtype: str, tmp_path: Path):
     theirs = their_model(kind, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])

@@ -224,7 +224,7 @@ def test_skipped_texts_are_counted_and_named(tmp_path: Path):
 def test_files_without_text_are_counted_and_named(tmp_path: Path):
     root = tmp_path / "text"
     root.mkdir()
-    (root / "a.txt").write_text("a river\n\n" * 500_000)
+    (root / "a.txt").write_text("a river\n\n" * 50_000)
     (root / "b.bin").write_bytes(b"\x00\x01")
     (root / "c.txt").write_bytes("früh".encode("latin-1"))
     (root / "d.txt").write_bytes(b"")

@@ -498,7 +498,8 @@ def test_the_account_counts_marks_that_divide_files_and_marks_in_documents(tmp_p
     assert "stands 41 times in documents as ordinary text" in warning
 
 
-@examples(60)
+@pytest.mark.slow
+@examples(20)
 @given(seed=st.integers(0, 2**32), kinds=st.lists(st.sampled_from(list(WRITERS)), max_size=14))
 def test_the_account_adds_up_to_the_bytes_of_a_folder(
     tmp_path_factory: pytest.TempPathFactory, seed: int, kinds: list[str]

@@ -119,6 +119,7 @@ def test_a_chart_of_other_data_is_drawn_again(tmp_path, monkeypatch):
     assert stale == ["faults.svg"]
 
 
+@pytest.mark.exhaustive
 def test_charts_of_other_figures_are_drawn_again(tmp_path, monkeypatch):
     (text,) = rates_chart.files().values()
     assert text == rates_chart.FILE.read_text()

@@ -19,6 +19,7 @@ from frontier_llm.checkpoint.torch_dcp import Writer
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from frontier_llm.library import Checkpoints, Precision, Sharded, shard
+from tests.covering import covering
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -86,7 +87,9 @@ def same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bool:
     return got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
 
-@pytest.mark.parametrize("precision", [None, Precision(torch.bfloat16)])
+@pytest.mark.parametrize(
+    "precision", [pytest.param(None, marks=pytest.mark.exhaustive), Precision(torch.bfloat16)]
+)
 def test_frozen_parameters_come_back_on_any_number_of_ranks(
     tmp_path: Path, precision: Precision | None
 ) -> None:
@@ -120,7 +123,7 @@ OTHERS: dict[str, tuple[Callable[..., Net], Callable[..., Net], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("case", covering(OTHERS, ["long buffer", "more frozen", "buffer"]))
 def test_checkpoints_of_other_modules_are_refused_on_all_ranks(tmp_path: Path, case: str) -> None:
     first, second, text = OTHERS[case]
     run_ranks(saved, 2, tmp_path, first, {})

@@ -34,7 +34,9 @@ def _rows(name):
         ("megatron_2022", 1, {"full": ["--DDP-impl local", "--recompute-granularity full"],
                               "selective": ["--DDP-impl local", "--recompute-activations"]}),
         ("megatron_sc21_unused", 1, {"full": ["--checkpoint-activations"]}),
-        ("vtrain_single_node", 29, {"none": ["--DDP-impl local"]}),
+        pytest.param(
+            "vtrain_single_node", 29, {"none": ["--DDP-impl local"]}, marks=pytest.mark.exhaustive
+        ),
     ],
 )  # fmt: skip
 def test_megatron_scripts_have_the_predictions_of_their_table(tmp_path, table, every, version):

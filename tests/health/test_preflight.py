@@ -25,6 +25,7 @@ from frontier_llm.launch import coordination
 from frontier_llm.launch.world import World
 from frontier_llm.trainer import connect
 from tests.conftest import mount
+from tests.covering import covering
 from tests.patience import patient
 from tests.ranks import run_ranks
 from tests.values import tiny_values
@@ -230,6 +231,7 @@ def test_every_rank_reports_and_all_continue(tmp_path):
     assert [found[:2] for found in run_ranks(work, 3)] == [(0, True), (1, True), (2, True)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_report_is_named_with_its_host(tmp_path, monkeypatch):
     limit = round(patient(0.25))
     monkeypatch.setattr(coordination, "_ACKNOWLEDGE_TIMEOUT", timedelta(seconds=limit))
@@ -270,7 +272,7 @@ def test_working_groups_pass(tmp_path):
     run_ranks(lambda world: _check(_trials(world), world, tmp_path, 600), 4)
 
 
-@pytest.mark.parametrize("left_out", ["tensor", "stages 2 and 3"])
+@pytest.mark.parametrize("left_out", covering(["tensor", "stages 2 and 3"], ["tensor"]))
 def test_an_incomplete_group_is_named_with_the_absent_rank(tmp_path, left_out):
     def work(world):
         store, trials = _store(tmp_path, world), _trials(world)

@@ -22,6 +22,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.membership import coordinator
 from frontier_llm.membership.launcher import launch
 from frontier_llm.membership.member import once
+from tests.covering import exhaustive
 from tests.patience import patient, wait_until
 from tests.ports import reserved_port
 from tests.values import tiny_values
@@ -114,6 +115,7 @@ def _first_rank_stopped(world, dog):
         dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.exhaustive
 def test_without_rank_zeros_store_rank_zero_is_named(stall):
     with reserved_port() as port:
         job = stall(_first_rank_stopped, port=port)
@@ -241,7 +243,7 @@ def test_a_disabled_watchdog_starts_no_thread(tmp_path):
 
 
 @pytest.mark.forked
-@pytest.mark.parametrize(("at_work", "late"), [(1, []), (2, [[1]])])
+@pytest.mark.parametrize(("at_work", "late"), [(2, [[1]]), *exhaustive((1, []))])
 def test_ranks_that_have_ended_are_not_late(tmp_path, monkeypatch, at_work, late):
     """Of three ranks the last or the last two have ended, and rank 0 waits for the archive."""
     monkeypatch.setattr(module, "LOSS_REPORT_SECONDS", 0.3)

@@ -94,6 +94,7 @@ def _hung_rank(world, store):
     dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.exhaustive
 def test_without_a_cause_the_waiting_ranks_name_the_absent_one(tmp_path):
     codes, texts = _as_srun_would(_hung_rank, 3, tmp_path)
     assert codes[0] == codes[2] == 1

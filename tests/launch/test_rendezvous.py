@@ -159,6 +159,7 @@ def test_ranks_of_torchrun_meet_at_its_agents_store(tmp_path, request):
     ]
 
 
+@pytest.mark.exhaustive
 def test_tasks_of_srun_meet_at_rank_zero(request):
     tasks = [
         subprocess.Popen(

@@ -174,6 +174,13 @@ def impatient(monkeypatch):
     monkeypatch.setattr("frontier_llm.membership.coordinator.TERMINATION_SECONDS", 0.3)
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """The other ranks would wait for ever, so that nothing comes of waiting for them."""
+    monkeypatch.setattr("frontier_llm.membership.coordinator.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("frontier_llm.membership.coordinator.TERMINATION_SECONDS", 0.3)
+
+
 # One cause, printed once
 
 
@@ -223,12 +230,13 @@ def test_a_killed_rank_is_named_with_its_likely_reason(tmp_path, capfd):
     assert "Traceback" not in text
 
 
-def test_a_crash_is_named_and_ends_ranks_that_sleep(tmp_path, capfd, impatient):
+def test_a_crash_is_named_and_ends_ranks_that_sleep(tmp_path, capfd, hasty):
     """They would sleep for ever."""
     assert _launch(_crash, 3, tmp_path) == 1
     assert "rank 1 was killed by SIGSEGV" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rank_that_did_not_join_a_collective_is_named(tmp_path, capfd, impatient):
     assert _launch(_absent_from_a_collective, 3, tmp_path) == 1
     text = capfd.readouterr().err
@@ -236,12 +244,13 @@ def test_a_rank_that_did_not_join_a_collective_is_named(tmp_path, capfd, impatie
     assert "Traceback" not in text
 
 
+@pytest.mark.exhaustive
 def test_losing_the_store_is_not_the_cause(tmp_path, capfd, impatient):
     assert _launch(_rank_zero_dies_early, 3, tmp_path) == 1
     assert "rank 0 was killed by SIGKILL" in capfd.readouterr().err
 
 
-def test_a_rank_that_exits_without_a_message_is_named(tmp_path, capfd, impatient):
+def test_a_rank_that_exits_without_a_message_is_named(tmp_path, capfd, hasty):
     assert _launch(_exit_without_a_message, 2, tmp_path) == 1
     assert "rank 1 ended with exit code 7" in capfd.readouterr().err
 
@@ -359,7 +368,7 @@ def test_a_stop_signal_that_is_ignored_stays_ignored(monkeypatch):
             signal.signal(number, handler)
 
 
-def test_a_failure_that_no_disk_takes_is_still_the_cause(job, tmp_path, impatient):
+def test_a_failure_that_no_disk_takes_is_still_the_cause(job, tmp_path, hasty):
     def target(world, store):
         if world.rank == 1:
             raise DataError("the disk of the corpus is full")
@@ -383,6 +392,7 @@ def test_a_second_ctrl_c_kills_at_once(job, tmp_path):
     assert running.alive() == []
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_is_killed_while_stopping_is_a_failure(job, tmp_path, impatient):
     def target(world, store):
         _note_pid(tmp_path, world)

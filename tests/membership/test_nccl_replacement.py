@@ -31,6 +31,7 @@ from frontier_llm.membership.coordinator import Replacing
 from frontier_llm.membership.launcher import launch
 from frontier_llm.membership.member import Membership, Place
 from frontier_llm.parallel.groups import abort_groups, destroy_groups, forget_groups
+from tests.covering import exhaustive
 from tests.health import nccl_like
 from tests.patience import patient
 from tests.values import tiny_values
@@ -157,7 +158,8 @@ def test_ranks_leave_preflight_when_a_rank_dies_in_it(tmp_path):
     assert not (tmp_path / "waited").exists(), "they waited for the time limit of preflight"
 
 
-@pytest.mark.parametrize(("creating", "lives"), [(0, [2, 2, 1]), (2, [1, 2, 1])])
+@pytest.mark.slow
+@pytest.mark.parametrize(("creating", "lives"), [(0, [2, 2, 1]), *exhaustive((2, [1, 2, 1]))])
 def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capfd, creating, lives):
     """The main thread of a rank creates a communicator with the rank that dies.
 
@@ -180,6 +182,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
     assert said == (creating == 0)
 
 
+@pytest.mark.exhaustive
 def test_groups_that_cannot_be_aborted_end_their_process(tmp_path, monkeypatch, capfd):
     prepare_environment(1, os.environ, CONFIG)
     monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))

@@ -63,7 +63,9 @@ def kernel_of(reads: Reads, tokens: int, table: torch.Tensor) -> FlexKernel:
     return FlexKernel.of(reads, tokens, torch.device("cpu"), table)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", covering(CASES, ["both_sides", "padded", "a_sample_without_tokens", "grouped_heads"])
+)
 def test_equals_blocks_and_their_gradients(case: str, on_cpu: None) -> None:
     reads, groups = CASES[case]
     table = torch.randn(2 * REACH + 1, HEADS, generator=torch.Generator().manual_seed(2))

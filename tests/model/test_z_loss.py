@@ -78,8 +78,11 @@ def test_losses_and_gradients_are_those_of_torch(
 @pytest.mark.parametrize(
     ("layout", "model"),
     [
-        *exhaustive(("tensor2_sequence", "tied_gelu"), ("pipeline2_chunks2", "tied_gelu")),
-        ("tensor2", "untied_gqa_swiglu"),
+        *exhaustive(
+            ("tensor2_sequence", "tied_gelu"),
+            ("pipeline2_chunks2", "tied_gelu"),
+            ("tensor2", "untied_gqa_swiglu"),
+        ),
         ("tensor2_pipeline2_data2", "tied_gelu"),
     ],
 )

@@ -112,7 +112,8 @@ COVERED = (
     "gradients in bf16", "t5 in parts", "quantised replicas", "recomputed", "t5", "zb_h1",
     "mics", "replicas", "llama", "parallel residual", "t5 recomputed", "t5 with flex",
     "interleaved", "tensor and sequence", "zero3", "two stages interleaved",
-    "t5 over four stages", "context", "muon", "few",
+    "t5 over four stages", "context", "muon", "few", "levels", "one, of replicas",
+    "zb_v",
 )  # fmt: skip
 ON_GPU = ("collectives.pairwise=false",)
 
@@ -201,7 +202,7 @@ def check(counted: Sequence[Sequence[tuple[int, int]]], recorded: dict[int, list
 
 @pytest.mark.parametrize("name", covering(LAYOUTS, COVERED))
 def test_all_ranks_launch_in_one_order_what_was_created_before(name: str, tmp_path: Path) -> None:
-    ranks = 6 if "three stages" in name else 8
+    ranks = {"three stages": 6, "three stages folded": 6, "context, few": 4}.get(name, 8)
     values = tiny_values(*LAYOUTS[name], f"data.global_batch={2 * ranks}", *ON_GPU)
     counted = run_ranks(use, ranks, values, tmp_path, timeout=120, ranks_per_node=ranks // 2)
     check(counted, events(tmp_path))
@@ -295,7 +296,7 @@ def test_ranks_use_a_lane_with_few_communicators(count: str, uses: bool) -> None
     assert run_ranks(use_lanes, 2, values) == [[False, uses, False]] * 2
 
 
-@pytest.mark.parametrize("name", covering(RECORDED, ("interleaved", "rewound")))
+@pytest.mark.parametrize("name", covering(RECORDED, ("interleaved", "rewound", "replaced")))
 def test_a_whole_run_uses_only_what_was_created_when_it_connected(
     name: str, tmp_path: Path
 ) -> None:

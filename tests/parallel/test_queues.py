@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from frontier_llm.config.parallel import ScheduleName
 from frontier_llm.geometry.pipeline_schedule import Schedule, forward_actions, make_schedule
 from frontier_llm.geometry.stage_messages import programs
+from tests.covering import covering
 from tests.parallel.device_model import LAUNCH_LIMIT, Device, simulate
 from tests.parallel.stage_operations import Job, posted_ahead
 from tests.properties import examples
@@ -53,7 +54,7 @@ def any_map(queues: int, seed: int) -> Callable[[int, Hashable], int]:
     ],
     ids=NAMES,
 )
-@pytest.mark.parametrize("name", CHUNKS)
+@pytest.mark.parametrize("name", covering(CHUNKS, ["1f1b", "zb_h1", "v_half"]))
 def test_no_map_of_streams_to_queues_blocks(
     name: ScheduleName, queues: int, in_order: bool
 ) -> None:
@@ -130,7 +131,7 @@ def test_a_full_launch_queue_blocks_stages_that_create_communicators(layers: int
     assert bool(run.waiting) is (layers == 20)
 
 
-@pytest.mark.parametrize("name", CHUNKS)
+@pytest.mark.parametrize("name", covering(CHUNKS, ["1f1b", "zb_h1", "v_half"]))
 def test_hardly_any_time_is_lost_in_shared_queues(name: ScheduleName) -> None:
     """Beside a device with a queue per stream, where each direction has a communicator."""
     for stages in (2, 4, 8):

@@ -18,6 +18,7 @@ def _run(capsys, *arguments):
     return code, out, err
 
 
+@pytest.mark.exhaustive
 def test_all_ways_to_recover_are_compared_on_all_numbers_of_nodes(capsys, tmp_path):
     file, chart = tmp_path / "goodput.json", tmp_path / "goodput.png"
     code, out, _ = _run(
@@ -66,6 +67,7 @@ def test_the_planner_gives_the_step_of_an_experiment(capsys):
     assert json.loads(out)["assumptions"]["step"] == {"value": 2.0, "source": "--step"}
 
 
+@pytest.mark.exhaustive
 def test_spare_nodes_count_as_idle(capsys):
     effective = []
     for spares in ("0", "1"):

@@ -252,7 +252,11 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize(
-    "name", covering(SEARCHES, ("one stage", "two ranks per node", "formats", "a base"))
+    "name",
+    covering(
+        SEARCHES,
+        ("one stage", "chunks", "two ranks per node", "formats", "a base", "context", "nodes"),
+    ),
 )
 def test_every_layout_of_a_search_can_be_saved_and_typed(conf, name):
     words = SEARCHES[name]
@@ -300,8 +304,9 @@ SAME_TWICE = {
 }
 
 
-@pytest.mark.parametrize("overrides", SAME_TWICE.values(), ids=SAME_TWICE)
-def test_a_saved_plan_composes_to_the_layout_that_was_chosen(capsys, conf, overrides):
+@pytest.mark.parametrize("name", covering(SAME_TWICE, ["an experiment alone", "no experiment"]))
+def test_a_saved_plan_composes_to_the_layout_that_was_chosen(capsys, conf, name):
+    overrides = SAME_TWICE[name]
     code, out, err = _run(capsys, *overrides, "--json", "-", "--save", "my_plan")
     assert code == 0, err
     (chosen, *_) = json.loads(out)["candidates"]

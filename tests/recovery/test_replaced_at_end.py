@@ -96,6 +96,7 @@ def test_a_request_to_stop_outlives_a_rank(corpus: tuple[str, ...], tmp_path: Pa
     assert not (run / "STOP").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_has_saved_its_last_step_is_complete(
     corpus: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ def process_of_last(run: Path, rank: int) -> int:
     return int([line for line in lines(run, "ranks.jsonl") if line["rank"] == rank][-1]["pid"])
 
 
+@pytest.mark.exhaustive
 def test_before_the_first_checkpoint_the_run_begins_again(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:
@@ -215,6 +216,7 @@ def test_before_the_first_checkpoint_the_run_begins_again(
     assert learned(run) == learned(alone)
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_hangs_is_replaced(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:
@@ -265,6 +267,7 @@ def test_a_rank_that_dies_again_and_again_ends_the_run(
     assert (tmp_path / "run" / "checkpoints" / "step_00000002").is_dir()
 
 
+@pytest.mark.exhaustive
 def test_the_last_save_needs_no_states_in_rank_0(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:

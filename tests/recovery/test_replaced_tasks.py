@@ -103,6 +103,7 @@ def test_a_killed_rank_and_a_lost_task_are_replaced(
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ranks_that_write_files_together_are_moved_together(
     keys: tuple[str, ...], port: int, tmp_path: Path

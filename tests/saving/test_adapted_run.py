@@ -138,6 +138,7 @@ def test_cross_attention_trains_alone_only_where_it_can(other: str) -> None:
     assert caught.value.key == "optimizer.cross_attention_steps"
 
 
+@pytest.mark.exhaustive
 def test_a_run_resumes_while_cross_attention_trains_alone_and_later(
     begun: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -52,8 +52,11 @@ def thaw(folder: Path) -> None:
 def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     steps: int, tiny: tuple[str, ...], direct: Path, tmp_path: Path, frozen: Path
 ) -> None:
-    """At step 4 a drain hangs. The last step is written directly, and hangs, too."""
-    more = ("optimizer.decay_steps=8", f"trainer.steps={steps}")
+    """At step 4 a drain hangs. The last step is written directly, and hangs, too.
+
+    Each node has copied the last step of the other one.
+    """
+    more = ("optimizer.decay_steps=8", f"trainer.steps={steps}", "checkpoint.partner=true")
     limit = f"{patient(0.5):.1f}"
     ended = train(*tiny, *nodes(tmp_path, f"checkpoint.end_seconds={limit}"), *more)
     assert ended.code == 1, ended.text
@@ -62,6 +65,8 @@ def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     assert f"step {steps} is on the disks of the nodes, in {tmp_path}/local/run-" in ended.text
     assert f"start on the same nodes with run.dir={tmp_path}/run" in ended.text
     assert losses(tmp_path / "run") == losses(direct)[:steps]
+    found = sorted(p.parent.name for p in (tmp_path / "local").glob(f"*/*/step_{steps:08d}"))
+    assert found == ["copy_of_node_00000", "copy_of_node_00001", "node_00000", "node_00001"]
 
     thaw(frozen)
     time.sleep(patient(0.25))  # the threads that hung end, and with them the run's lock
@@ -75,19 +80,7 @@ def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     assert losses(tmp_path / "run") == losses(direct)
 
 
-def test_copies_on_the_next_nodes_are_made_although_the_run_directory_hangs(
-    tiny: tuple[str, ...], tmp_path: Path, frozen: Path
-) -> None:
-    partner = "checkpoint.partner=true"
-    limit = f"checkpoint.end_seconds={patient(0.5)}"
-    ended = train(*tiny, *nodes(tmp_path, partner, limit), "trainer.steps=5")
-    assert ended.code == 1, ended.text
-    assert "step 5 is on the disks of the nodes" in ended.text
-    found = sorted(p.parent.name for p in (tmp_path / "local").glob("*/*/step_00000005"))
-    assert found == ["copy_of_node_00000", "copy_of_node_00001", "node_00000", "node_00001"]
-    thaw(frozen)
-
-
+@pytest.mark.exhaustive
 def test_a_drain_that_hangs_costs_nothing_if_the_last_step_is_written(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,8 +110,9 @@ def test_a_full_run_directory_at_the_end_is_named(tiny: tuple[str, ...], tmp_pat
 def test_a_run_that_resumes_after_its_last_step_ends_at_once(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
+    two = "launch.ranks=2", "launch.ranks_per_node=1"
     for steps in (3, 2):
-        ended = train(*tiny, *nodes(tmp_path), f"trainer.steps={steps}")
+        ended = train(*tiny, *nodes(tmp_path), *two, f"trainer.steps={steps}")
         assert ended.code == 0, ended.text
         assert ("set trainer.steps above 3" in ended.text) == (steps < 3)
         assert "the disks of the nodes" not in ended.text

@@ -298,6 +298,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_changed_text_changes_no_token_of_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

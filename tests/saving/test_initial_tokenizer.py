@@ -86,6 +86,7 @@ def test_the_text_shows_the_tokenizer_that_a_checkpoint_does_not_record(tmp_path
         find_tokenizer(config, meta, checkpoint.folder)
 
 
+@pytest.mark.exhaustive
 def test_what_generate_says_to_do_without_a_tokenizer_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def test_what_generate_says_to_do_without_a_tokenizer_helps(
     assert ended.code == 0, ended.text
 
 
+@pytest.mark.exhaustive
 def test_commands_without_keys_advise_no_key_without_a_text(tmp_path: Path) -> None:
     assert train(*of_text(tmp_path, "one")).code == 0
     shutil.rmtree(tmp_path / "prepared")

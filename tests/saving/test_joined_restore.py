@@ -11,9 +11,10 @@ import pytest
 from frontier_llm.checkpoint.peer_files import PeerConnection, PeerServer
 from frontier_llm.checkpoint.range_reader import RangeReader
 from frontier_llm.errors import CheckpointError
+from tests.covering import covering
 from tests.forked_train import train
 from tests.saving.test_drain import (
-    copy_each_step,
+    Stopped,
     direct,
     events,
     lose,
@@ -21,11 +22,12 @@ from tests.saving.test_drain import (
     losses,
     nodes,
     stop_after_6,
+    stopped,
     tiny,
 )
 
 pytestmark = pytest.mark.slow
-__all__ = ["direct", "tiny"]  # fixtures
+__all__ = ["direct", "stopped", "tiny"]  # fixtures
 OTHER = ("launch.ranks=2", "launch.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=1")
 """Another layout, on two nodes of one rank."""
 
@@ -61,11 +63,12 @@ def ways(reads: Path) -> set[tuple[str, str]]:
 
 
 def test_another_layout_reads_the_disks_of_other_nodes_over_the_network(
-    tiny: tuple[str, ...], direct: Path, tmp_path: Path, reads: Path
+    tiny: tuple[str, ...], direct: Path, stopped: Stopped, reads: Path
 ) -> None:
-    run = stop_after_6(tiny, tmp_path)
+    folder = stopped.again()
+    run = folder / "run"
     reads.write_text("")
-    keys = nodes(tmp_path, "checkpoint.every_steps=100", "checkpoint.tiers.local.every_steps=100")
+    keys = nodes(folder, "checkpoint.every_steps=100", "checkpoint.tiers.local.every_steps=100")
     ended = train(*tiny, *keys, *OTHER, "trainer.steps=8")
     assert ended.code == 0, ended.text
     assert "step 6 is read from the own disks of nodes 0, 1" in ended.text
@@ -81,17 +84,18 @@ def test_another_layout_reads_the_disks_of_other_nodes_over_the_network(
 
 
 def test_a_lost_node_s_files_are_read_from_the_copy(
-    tiny: tuple[str, ...], tmp_path: Path, reads: Path
+    tiny: tuple[str, ...], stopped: Stopped, reads: Path
 ) -> None:
-    run = stop_after_6(tiny, tmp_path, "checkpoint.partner=true")
-    lose(tmp_path, 1)
+    folder = stopped.again("checkpoint.partner=true")
+    lose(folder, 1)
     reads.write_text("")
-    ended = train(*tiny, *nodes(tmp_path), *OTHER, "trainer.steps=8")
+    ended = train(*tiny, *nodes(folder), *OTHER, "trainer.steps=8")
     assert ended.code == 0, ended.text
-    assert events(run, "resume")[-1]["step"] == 6
+    assert events(folder / "run", "resume")[-1]["step"] == 6
     assert {("node_00000", "read"), ("copy_of_node_00001", "served")} <= ways(reads)
 
 
+@pytest.mark.exhaustive
 def test_the_rest_is_read_from_the_run_directory(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, reads: Path
 ) -> None:
@@ -114,24 +118,24 @@ def test_the_rest_is_read_from_the_run_directory(
     )
 
 
-@pytest.mark.parametrize("name", ["rank_00002.safetensors", "manifest.json"])
-@pytest.mark.parametrize("is_copy", [False, True], ids=["own disk", "copy of a lost node"])
+FILE, MANIFEST = "rank_00002.safetensors", "manifest.json"
+DAMAGED = [(is_copy, name) for is_copy in (False, True) for name in (FILE, MANIFEST)]
+"""Whether the only copy of the node is damaged, and the file."""
+
+
+@pytest.mark.parametrize("damage", covering(DAMAGED, DAMAGED[:2] + DAMAGED[3:]), ids=str)
 def test_a_damaged_newest_step_on_a_disk_is_not_passed_over(
-    is_copy: bool,
-    name: str,
-    tiny: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    damage: tuple[bool, str], tiny: tuple[str, ...], stopped: Stopped
 ) -> None:
-    copy_each_step(monkeypatch)
-    partner = f"checkpoint.partner={str(is_copy).lower()}"
-    run = stop_after_6(tiny, tmp_path, partner)
+    is_copy, name = damage
+    partner = ("checkpoint.partner=true",) if is_copy else ()
+    base = stopped.again(*partner)
     if is_copy:
-        lose(tmp_path, 1)
+        lose(base, 1)
     folder = "copy_of_node_00001" if is_copy else "node_00001"
-    (damaged,) = (tmp_path / "local").glob(f"*/{folder}/step_00000006/{name}")
+    (damaged,) = (base / "local").glob(f"*/{folder}/step_00000006/{name}")
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    going_on = (*tiny, *nodes(tmp_path, partner), "trainer.steps=7")
+    going_on = (*tiny, *nodes(base, *partner), "trainer.steps=7")
     ended = train(*going_on)
     assert ended.code == 1, ended.text
     assert f"{damaged.parent}" in ended.text
@@ -140,7 +144,7 @@ def test_a_damaged_newest_step_on_a_disk_is_not_passed_over(
     ended = train(*going_on, "checkpoint.fallback=true")
     assert ended.code == 0, ended.text
     assert f"{damaged.parent}" in ended.text
-    assert events(run, "resume")[-1]["step"] == 5
+    assert events(base / "run", "resume")[-1]["step"] == 5
 
 
 def test_later_steps_in_another_place_are_not_left_behind(

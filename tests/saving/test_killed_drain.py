@@ -128,6 +128,7 @@ def test_files_that_a_killed_drain_has_copied_are_not_copied_again(
     assert losses(tmp_path / "run") == losses(direct)
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_copy_of_a_killed_drain_is_written_again(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,7 +169,10 @@ def resume_from_6(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [(), ("launch.ranks=2", "launch.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=1")],
+    [
+        pytest.param((), marks=pytest.mark.exhaustive),
+        ("launch.ranks=2", "launch.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=1"),
+    ],
     ids=["the same layout", "another layout"],
 )
 def test_a_resume_says_that_moments_were_rounded_and_goes_on(

@@ -93,6 +93,7 @@ def test_the_planner_predicts_trials_of_a_cluster_that_is_not_here(tmp_path):
     assert ended.stdout.endswith(f"frontier-llm sweep-report {tmp_path}\n")
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_without_a_trial_that_can_run_fails(tmp_path):
     command = [
         sys.executable, "train.py", "-m", "experiment=frontier_22b", "planner.nodes=2",

@@ -86,6 +86,7 @@ def test_no_value_ends_in_a_traceback(name: str, run: Path, monkeypatch: Any) ->
             assert f"{name} is damaged" in page
 
 
+@pytest.mark.exhaustive
 def test_every_number_of_a_step_may_be_damaged(run: Path) -> None:
     """The lines are written to one file, because the time of a report is that of its charts."""
     good = (run / METRICS_FILE).read_text()

@@ -104,6 +104,8 @@ COVERED = [
     if (layout in ("replicas", "pipeline2")) != (model == "t5")
 ]  # fmt: skip
 """Layouts that always run with the other model."""
+COVERED += [("amsp", "untied_gqa_swiglu"), ("replicas", "t5")]
+"""Layouts with a part of what the tensor group and the pipeline have, too."""
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_what_was_read_in_the_epoch_is_not_read_again(run: tuple[str, ...], tmp_
         assert f"{digest(rows):x}" == digest_of_step, step
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_without_lengths_goes_on_in_its_order(
     run: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -66,8 +66,14 @@ COVERED += [
 ]  # fmt: skip
 """Layouts whose cut, states, schedules and recomputation the others have."""
 CASES = [*CHOSEN, *COVERED]
-COVERED += [case for case in CHOSEN if case[0] in ("two", "two_selective", "tensor")]
-"""Two ranks without, and with less recomputation; a tensor group without parts of the sequence."""
+COVERED += [
+    case
+    for case in CHOSEN
+    if case[0] in ("two", "two_selective", "tensor", "zb_v", "mixed_states", "four")
+]
+"""Two ranks without, and with less recomputation; a tensor group without parts of the sequence;
+states and stages that are cut in yet another way; all ranks in one cut, which test_context_run.py
+has."""
 
 
 def overrides_of(case: tuple[str, str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tests.trainer.test_resume import learned, lines, read
 
 pytestmark = pytest.mark.slow
 
-STEPS = 5
+STEPS = 3
 SHARDINGS = {
     "zero1": ("sharding=zero1",),
     "zero3": ("sharding=zero3",),

@@ -50,7 +50,7 @@ def digits(world: World, values: dict[str, Any], deterministic: bool) -> list[tu
 @pytest.mark.parametrize(
     "overrides",
     [
-        (*TINY_T5, "sharding=zero3"),
+        pytest.param((*TINY_T5, "sharding=zero3"), marks=pytest.mark.exhaustive),
         (*DROPOUT, *SMALL, "parallel.tensor=2", "parallel.sequence=true", "recompute=full"),
         ("collectives=zeropp", "sharding=zero3", "parallel.pipeline=2"),
     ],

@@ -125,7 +125,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", covering(CASES, [CASES[1], CASES[6]]), ids=str)
+@pytest.mark.parametrize("case", covering(CASES, [CASES[1], CASES[5], CASES[6]]), ids=str)
 def test_the_value_is_that_of_all_samples_once(case: Any) -> None:
     layout, counts, overrides = case
     size, of_layout = LAYOUTS[layout]

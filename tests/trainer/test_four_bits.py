@@ -95,8 +95,15 @@ def test_gradients_and_refreshes_take_four_bits_between_nodes() -> None:
         assert 4 < bits["refresh_params"] <= 4.3
 
 
-def test_a_saved_state_goes_on_to_the_bit() -> None:
-    cases = list(product([(1, 1, 2), (1, 2, 2)], [3, 50]))
+CUTS_AND_PERIODS = list(product([(1, 1, 2), (1, 2, 2)], [3, 50]))
+
+
+@pytest.mark.parametrize(
+    "cases",
+    covering([CUTS_AND_PERIODS[1:3], CUTS_AND_PERIODS[::3]], [CUTS_AND_PERIODS[::3]]),
+    ids=str,
+)
+def test_a_saved_state_goes_on_to_the_bit(cases: list[tuple[tuple[int, int, int], int]]) -> None:
     values = [
         (tiny_values(*factors(cut), *FOUR_BITS, f"collectives.refresh_full_every={full_every}"),)
         for cut, full_every in cases

@@ -5,7 +5,7 @@ by a factor, and a missing reduction hides in the loss for many steps.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import product
 from typing import Any
 
@@ -244,15 +244,23 @@ Layouts = Mapping[str, tuple[int, list[str]]]
 
 
 def check_layout(
-    layouts: Layouts, models: Mapping[str, list[str]], layout: str, model: str, steps: int
+    layouts: Layouts,
+    models: Mapping[str, list[str]],
+    layout: str,
+    model: str,
+    steps: int,
+    covered: Collection[tuple[str, str]] = (),
 ) -> None:
-    """Compare a model in a layout with one process; layouts of equal size share their ranks."""
+    """Compare a model in a layout with one process; layouts of equal size share their ranks.
+
+    Pairs of a layout and a model that are `covered` run apart from the others.
+    """
     size, overrides = layouts[layout]
     cases = {
         (name, of): (*models[of], *own)
         for name, (ranks, own) in layouts.items()
         for of in models
-        if ranks == size
+        if ranks == size and ((name, of) in covered) == ((layout, model) in covered)
     }
     results = trained(size, tuple(cases.values()), steps)
     alone = [o for o in overrides if not o.startswith("recompute=")]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -89,6 +90,7 @@ def same_states(one: Path, other: Path) -> bool:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_lower_number_of_checkpoints_makes_room_for_the_next(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_lower_number_of_checkpoints_makes_room_for_the_next(
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.exhaustive
 def test_a_blend_gets_corpora_that_were_not_ready_at_the_start(tmp_path: Path) -> None:
     """In another order of names; the order of samples in each corpus does not change."""
     for number, name in enumerate("abc"):
@@ -334,6 +337,7 @@ def test_another_corpus_must_be_allowed(
     assert "changed their meaning" not in ended.text
 
 
+@pytest.mark.exhaustive
 def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -> None:
     for name, first in (("a", 0), ("b", 20)):
         (tmp_path / f"{name}.txt").write_text(prose(20, first))
@@ -374,6 +378,7 @@ def test_a_blends_weights_may_change_and_nothing_is_read_twice(tmp_path: Path) -
         assert f"{digest(rows):x}" == found, step
 
 
+@pytest.mark.exhaustive
 def test_packed_separate_documents_go_on_in_another_layout(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -432,6 +437,7 @@ def test_two_runs_in_one_directory(tiny: tuple[str, ...], tmp_path: Path) -> Non
     first = Training(*overrides)
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
+        os.killpg(first.pid, signal.SIGSTOP)  # its lock stays, and it takes no time
         ended = train(*overrides)
         assert ended.code == 2
         assert "another run is writing to this one" in ended.text
@@ -535,6 +541,7 @@ def test_a_checkpoint_that_cannot_be_written(
     assert ("The run continues (checkpoint.on_error=continue)" in ended.text) == (code == 0)
 
 
+@pytest.mark.exhaustive
 def test_a_late_failure_does_not_cost_the_next_checkpoint(
     tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -616,6 +623,7 @@ def two_nodes(tiny: tuple[str, ...], run: Path, local: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_the_nearest_tier_that_all_nodes_have_is_used(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -641,6 +649,7 @@ def test_the_nearest_tier_that_all_nodes_have_is_used(
     assert events(run, "resume")[-1]["step"] == 6
 
 
+@pytest.mark.exhaustive
 def test_what_a_rewind_left_out_stays_out(tiny: tuple[str, ...], tmp_path: Path) -> None:
     run, local = tmp_path / "run", tmp_path / "local"
     overrides = (
@@ -661,6 +670,7 @@ def test_what_a_rewind_left_out_stays_out(tiny: tuple[str, ...], tmp_path: Path)
     assert lines(run, "ledger.jsonl")[-1]["first_sample"] == rewind["next_sample"]
 
 
+@pytest.mark.exhaustive
 def test_nodes_do_not_go_on_from_the_same_step_of_different_starts(
     tiny: tuple[str, ...], tmp_path: Path
 ) -> None:

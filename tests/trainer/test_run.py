@@ -18,6 +18,7 @@ import torch.distributed as dist
 from frontier_llm.cli.main import main
 from frontier_llm.data.prepared_corpus import TokenStream
 from tests import forked_train
+from tests.covering import covering
 from tests.texts import prose
 
 pytestmark = pytest.mark.slow
@@ -162,6 +163,7 @@ def test_same_seed_is_the_same_run_in_another_layout(
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_stages_in_between_read_no_text(
     folder: Path, corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +266,7 @@ def test_a_model_without_a_loss_ends_the_run_and_other_commands(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("victim", ["parent", "group"])
+@pytest.mark.parametrize("victim", covering(["parent", "group"], ["group"]))
 def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: str) -> None:
     run_dir = folder / f"stopped_{victim}"
     training = forked_train.Training(
@@ -287,6 +289,7 @@ def test_request_to_stop_ends_in_order(folder: Path, corpus: list[str], victim: 
         os.killpg(training.pid, 0)  # nobody is left
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_without_room_for_its_records(folder: Path, corpus: list[str]) -> None:
     run_dir = folder / "no_room"
     run_dir.mkdir()

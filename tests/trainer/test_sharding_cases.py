@@ -38,10 +38,12 @@ def compare_cuts(cut: Cut, cuts: Sequence[Cut], overrides: Sequence[str]) -> Non
     check(results, [*of_cuts[cut]], [], STEPS)
 
 
-@pytest.mark.parametrize("cut", covering([(1, 2, 4), (2, 4, 4), (4, 4, 4)], [(1, 2, 4)]), ids=str)
+@pytest.mark.parametrize(
+    "cut", covering([(1, 2, 4), (2, 4, 4), (4, 4, 4)], [(1, 2, 4), (2, 4, 4)]), ids=str
+)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation(recompute: str, cut: Cut) -> None:
-    cuts = [cut] if cut == (1, 2, 4) else [(2, 4, 4), (4, 4, 4)]
+    cuts = [cut] if cut == (4, 4, 4) else [(1, 2, 4), (2, 4, 4)]
     cases = {
         (each, kind): (f"recompute={kind}", "model.layers=3", *factors(each))
         for kind in ("selective", "full")
@@ -52,12 +54,14 @@ def test_recomputation(recompute: str, cut: Cut) -> None:
 
 
 ODD_CUTS = [(1, 1, 4), (1, 2, 4), (2, 4, 4), (4, 4, 4)]
+ODD_CUTS_COVERED = ODD_CUTS[::2]
 
 
 @pytest.mark.parametrize("micro_batches", covering([3, 5], [5]))
-@pytest.mark.parametrize("cut", ODD_CUTS, ids=str)
+@pytest.mark.parametrize("cut", covering(ODD_CUTS, ODD_CUTS_COVERED), ids=str)
 def test_odd_numbers_of_micro_batches(cut: Cut, micro_batches: int) -> None:
-    compare_cuts(cut, ODD_CUTS, ["model.layers=2", f"data.global_batch={4 * micro_batches}"])
+    cuts = [each for each in ODD_CUTS if (each in ODD_CUTS_COVERED) == (cut in ODD_CUTS_COVERED)]
+    compare_cuts(cut, cuts, ["model.layers=2", f"data.global_batch={4 * micro_batches}"])
 
 
 THREE_STAGES = (
@@ -85,15 +89,20 @@ def test_three_stages_of_two_chunks(case: tuple[Cut, str]) -> None:
     check(results, [*THREE_STAGES, *factors(case[0])], MODELS[case[1]], STEPS)
 
 
-def test_bf16_stays_near_fp32() -> None:
+WIRES = {(1, 1, 2): "fp32", (1, 2, 4): "bf16", (2, 2, 4): "bf16", (4, 4, 4): "bf16"}
+
+
+@pytest.mark.parametrize(
+    "cuts", covering([[*WIRES][::2], [*WIRES][1::2]], [[*WIRES][::2]]), ids=str
+)
+def test_bf16_stays_near_fp32(cuts: list[Cut]) -> None:
     """The bound of plain bf16: 1% on the loss of each step, also when bf16 travels."""
-    wires = {(1, 1, 2): "fp32", (1, 2, 4): "bf16", (2, 2, 4): "bf16", (4, 4, 4): "bf16"}
     cases = [
-        (tiny_values(*factors(cut), f"collectives.grads_format={wire}"), "bf16", STEPS)
-        for cut, wire in wires.items()
+        (tiny_values(*factors(cut), f"collectives.grads_format={WIRES[cut]}"), "bf16", STEPS)
+        for cut in cuts
     ]
     for rank in run_ranks(in_turn, 4, train_and_collect, cases):
-        for cut, (losses, _, _) in zip(wires, rank, strict=True):
+        for cut, (losses, _, _) in zip(cuts, rank, strict=True):
             np.testing.assert_allclose(losses, reference((), STEPS)[0], 1e-2, err_msg=str(cut))
 
 
@@ -141,6 +150,7 @@ def freeze(world: World, values: dict[str, Any]) -> tuple[list[float], bool]:
     return losses, frozen == {"layers.1.ffn.up.weight", "final_norm.bias"}
 
 
+@pytest.mark.exhaustive
 def test_frozen_parameters_are_gathered_and_not_updated() -> None:
     expected, stayed = run_ranks(freeze, 1, tiny_values())[0]
     assert stayed

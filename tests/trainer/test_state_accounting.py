@@ -126,15 +126,15 @@ def account(world: World, values: dict[str, Any], precision: str) -> dict[str, A
             "pipeline2_chunks2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive
         ),
         *exhaustive(("t5gemma_data4", "fp32", "plain")),
-        ("t5gemma2_data4", "fp32", "plain"),
+        *exhaustive(("t5gemma2_data4", "fp32", "plain")),
         pytest.param("t5_pipeline2_tensor2_data2", "fp32", "plain", marks=pytest.mark.exhaustive),
         *exhaustive(("untied", "bf16", "zeropp_feedback")),
         pytest.param("recompute", "fp32", "zeropp", marks=pytest.mark.exhaustive),
         ("pipeline2_chunks2_tensor2_data2", "fp32", "zeropp"),
         pytest.param("data4", "bf16", "sums_bf16", marks=pytest.mark.exhaustive),
         ("data4", "bf16", "four_bits"),
-        ("untied", "fp32", "sums_int4"),
-        ("untied", "bf16", "muon"),
+        *exhaustive(("untied", "fp32", "sums_int4")),
+        *exhaustive(("untied", "bf16", "muon")),
         *exhaustive(("untied", "bf16", "adamw_8bit")),
         *exhaustive(("pipeline2_chunks2_tensor2_data2", "fp32", "muon")),
         ("t5_pipeline2_tensor2_data2", "bf16", "adafactor"),
@@ -169,13 +169,17 @@ def check(found: dict[str, Any], chain: tuple[int, int, int]) -> None:
     assert predicted == allocated, chain
 
 
+CUT, LESS_CUT = [(2, 4, 8), (8, 8, 8)], [(1, 1, 1), (1, 1, 8)]
+
+
 @pytest.mark.parametrize(
-    "formats",
-    [pytest.param([], marks=pytest.mark.exhaustive), BY_LEVEL],
-    ids=["plain", "by level"],
+    ("formats", "selected"),
+    [(BY_LEVEL, CUT), *exhaustive((BY_LEVEL, LESS_CUT), ([], [*LESS_CUT, *CUT]))],
+    ids=["by level", "by level, less cut", "plain"],
 )
-def test_bytes_are_predicted_at_each_of_three_levels(formats: list[str]) -> None:
-    selected = [(1, 1, 1), (1, 1, 8), (2, 4, 8), (8, 8, 8)]
+def test_bytes_are_predicted_at_each_of_three_levels(
+    formats: list[str], selected: list[tuple[int, int, int]]
+) -> None:
     overrides = [*THREE_LEVELS, "data.global_batch=16", FEW, *formats]
     cases = [(tiny_values(*overrides, *factors(chain)), "fp32") for chain in selected]
     for rank in run_ranks(in_turn, 8, account, cases, ranks_per_node=4):

@@ -45,9 +45,7 @@ def connections(session: int, port: int) -> Counter[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", covering(CASES, set(CASES) - {"disks of nodes and recovery", "without checkpoints"})
-)
+@pytest.mark.parametrize("case", covering(CASES, set(CASES) - {"disks of nodes and recovery"}))
 def test_ranks_open_at_most_as_many_connections_as_are_counted(tmp_path: Path, case: str) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 300)
     keys = [

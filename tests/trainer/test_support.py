@@ -73,8 +73,12 @@ def pairs(cell: Cell) -> set[Any]:
 
 
 TELLING = list(telling())
-PARTS = [cell for cell in TELLING if cell["collectives"] in ("qwz", "qgz", "zeropp_feedback")]
-"""Cells whose formats are also those of other presets."""
+PARTS = [
+    cell
+    for cell in TELLING
+    if cell["collectives"] in ("qwz", "qgz", "zeropp_feedback", "four_bits")
+]
+"""Cells whose formats are also those of other presets, or have tests of their own."""
 
 
 def name_of(cell: Cell) -> str:

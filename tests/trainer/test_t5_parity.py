@@ -51,7 +51,7 @@ def test_layout_equals_one_process(layout: str) -> None:
     ("split", "cut"),
     [
         pytest.param("[1,3]", (1, 1, 2), marks=pytest.mark.exhaustive),
-        ("[2,2]", (1, 2, 2)),
+        pytest.param("[2,2]", (1, 2, 2), marks=pytest.mark.exhaustive),
         ("[3,1]", (2, 2, 2)),
     ],
     ids=["zero1", "amsp", "zero3"],
@@ -69,7 +69,11 @@ def test_stacks_that_reach_over_four_pieces_on_cut_states() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "recompute"),
-    [("tensor2_sequence", "selective"), ("tensor2_sequence", "full"), ("in_encoder", "full")],
+    [
+        pytest.param("tensor2_sequence", "selective", marks=pytest.mark.exhaustive),
+        ("tensor2_sequence", "full"),
+        ("in_encoder", "full"),
+    ],
 )
 def test_recomputation_changes_nothing(layout: str, recompute: str) -> None:
     size, overrides = LAYOUTS[layout]

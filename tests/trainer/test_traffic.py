@@ -146,7 +146,8 @@ COVERED = (
     "tensor", "sequence", "sequence_recompute", "chunks_tensor", "pipeline", "waiting_sequence",
     "t5_tensor", "t5_sequence_recompute", "sequence_rotary", "tensor_recompute", "norms_of_heads",
     "gemma_pipeline", "t5_norms_over_ranks", "t5gemma_pipeline", "t5gemma2_in_decoder",
-    "sides_in_decoder", "t5gemma_sequence",
+    "sides_in_decoder", "t5gemma_sequence", "sides_chunks", "gemma_sequence_recompute",
+    "t5_tied", "folded",
 )  # fmt: skip
 """Layouts whose settings others have, alone or with another model; of unequal sides, the border in
 the encoder always runs."""

@@ -14,6 +14,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.sharding.adamw import AdamW
 from frontier_llm.trainer import step_result
 from frontier_llm.trainer.step_result import SCALARS, choose_by_sums
+from tests.covering import exhaustive
 from tests.ranks import run_ranks
 from tests.trainer.rig import Rig, make_rig
 from tests.values import tiny_values
@@ -105,8 +106,7 @@ def skip_one(world: World, values: dict[str, Any], precision: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("overrides", "precision"),
     [
-        (["sharding=zero3"], "bf16"),
-        (["sharding=zero1"], "fp32"),
+        *exhaustive((["sharding=zero3"], "bf16"), (["sharding=zero1"], "fp32")),
         (["sharding=zero2", "collectives=zeropp"], "bf16"),
         (["parallel.tensor=2", "parallel.pipeline=2"], "fp32"),
     ],
