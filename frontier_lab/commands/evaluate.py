@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=trained_run, metavar="RUN_DIR", help="the run directory")
     parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
-    parser.add_argument("--text", type=file, nargs="+", metavar="FILE", help="evaluate these files")
+    parser.add_argument(
+        "--text", type=file, nargs="+", action="extend", metavar="FILE", help="evaluate these files"
+    )
     parser.add_argument(
         "--text-key", metavar="KEY", help="key or column of the texts (default: that of the run)"
     )

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = tool_parser(__doc__)
     parser.add_argument("folder", type=folder, help="hydra.sweep.dir of the sweep")
     parser.add_argument(
-        "--beside", type=folder, nargs="+", default=[], metavar="FOLDER",
+        "--beside", type=folder, nargs="+", action="extend", default=[], metavar="FOLDER",
         help="folders of other searches whose convergence is shown beside that of the sweep",
     )  # fmt: skip
     options = parser.parse_args(arguments)

@@ -124,8 +124,8 @@ def test_the_command_prints_and_writes_the_scores(
     monkeypatch.setattr(console, "WIDTH", 80)
     monkeypatch.setattr(console, "LINE_SECONDS", math.inf)
     files, scores = [str(run.parent / name) for name in ("text.py", "two.jsonl")], run / "s.json"
-    arguments = [str(run), "--text", *files, "--stride", "8", "--json", str(scores)]
-    assert evaluate.main(arguments) == 0
+    one_by_one = ["--text", files[0], "--text", files[1]]
+    assert evaluate.main([str(run), *one_by_one, "--stride", "8", "--json", str(scores)]) == 0
     one, two = json.loads(scores.read_text())
     assert (one["documents"], two["documents"]) == (1, 2)
     assert two["bytes"] == len(TEXT) + len("import os")
