@@ -359,8 +359,13 @@ class Csv(Undivided):
                 place += 1
 
     def _column(self, header: list[str]) -> int:
-        if self.key in header:
+        if (columns := header.count(self.key)) == 1:
             return header.index(self.key)
+        if columns:
+            raise DataError(
+                f"{self.path}: {columns} columns in the header are called '{self.key}'\n"
+                "  do: rename all but the one that holds the text"
+            )
         raise DataError(
             f"{self.path}: no column '{self.key}' in the header (separated by "
             f"{self.delimiter!r} it has: {', '.join(name[:40] for name in header)[:200]})\n"

@@ -337,6 +337,9 @@ def test_damage_in_the_middle_of_files_is_counted_or_refused_together(tmp_path: 
     (tmp_path / "c.json").unlink()
     with pytest.raises(DataError, match=r"d\.csv.*\n  do: set data\.text_key to the column"):
         documents(config(tmp_path / "c", tmp_path))
+    (tmp_path / "d.csv").write_text("text,id,text\none,1,two\n")
+    with pytest.raises(DataError, match=r"d\.csv.*2 columns .* 'text'\n  do: rename all but"):
+        documents(config(tmp_path / "c", tmp_path))
 
 
 def test_a_name_that_is_not_utf_8_is_printable(tmp_path: Path):
