@@ -192,6 +192,10 @@ def measured(cluster: dict[str, Any], figures: Figures, small: Configs) -> dict[
     return changed
 
 
+MOST_SLACK = 2.0
+"""Largest share of temporary tensors that malloc is taken to hold unused: more is a disturbance."""
+
+
 def _memory(
     values: dict[str, Any], figures: Figures, small: Configs, slack_share: float
 ) -> dict[str, float]:
@@ -208,7 +212,8 @@ def _memory(
         temporary.append(planned.by_category["slack"])
         rests.append(used[case] - planned.total + temporary[-1])
     if values["device"]["kind"] == "cpu":
-        slack_share = max(0.0, (rests[1] - rests[0]) / (temporary[1] - temporary[0]))
+        growth = (rests[1] - rests[0]) / max(temporary[1] - temporary[0], 1.0)
+        slack_share = min(max(0.0, growth), MOST_SLACK)
     reserved_bytes = max(0.0, rests[0] - slack_share * temporary[0])
     return {"reserved_gib": round(reserved_bytes / GIB, 3), "slack_share": round(slack_share, 3)}
 

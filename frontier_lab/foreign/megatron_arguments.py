@@ -208,6 +208,7 @@ def _layout(reading: Reading) -> int:
     name = "num_layers_per_virtual_pipeline_stage"
     each, chunks = reading.integer(name), reading.integer("num_virtual_stages_per_pipeline_rank", 1)
     ends = [reading.flag(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
+    ends = ends if stages > 1 else [False, False]
     if each and layers:
         parts = layers + sum(ends)
         if parts % (stages * each):
@@ -233,7 +234,7 @@ def _uneven(
 
     `ends` says whether the embedding and the head count as one layer each.
     """
-    if any(ends) and layers and stages > 1:
+    if any(ends) and layers:
         name, parts = "account_for_{}_in_pipeline_split", layers + sum(ends)
         counted = [name.format(end) for end in ("embedding", "loss")]
         of_chunk, rest = divmod(parts, stages * chunks)
@@ -260,7 +261,10 @@ def _uneven(
     rest = layers - (first or 0) - (last or 0)
     each = [first] * bool(first) + [rest // max(inner, 1)] * inner + [last] * bool(last)
     if sum(each) != layers or min(each) < 1 or any(stage % chunks for stage in each):
-        wants = f"{inner} equal stages of the {rest} other layers, each of {chunks} equal chunks"
+        wants = (
+            f"numbers that leave {inner} equal stages of the {layers} layers, and stages that are "
+            f"divisible by {chunks} chunks"
+        )
         raise reading.refused(names[0] if first else names[1], wants, "correct the numbers")
     of_chunks = [stage // chunks for stage in each] * chunks
     reading.means(" ".join(names), {"parallel.layers_per_stage": of_chunks})

@@ -263,7 +263,7 @@ def _check_pipeline(config: RunConfig) -> None:
     )  # fmt: skip
     if split is None or split == "auto":
         return
-    has_empty = min(split) < 0 or 0 in split[1:-1]
+    has_empty = any(n < 0 for n in split) or 0 in split[1:-1]
     if len(split) != chunks or sum(split) != layers or has_empty:
         raise ConfigError(
             "parallel.layers_per_stage",

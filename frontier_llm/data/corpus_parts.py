@@ -236,8 +236,9 @@ class PartWriter:
             tokens = self._encoder.encode(document.text, skipped.text) + self._encoder.eod
             if skipped.text.ends and not self._reader.skip_broken:
                 raise DataError(
-                    f"{self._reader.source.folder / document.name}: the token that ends documents, "
-                    f"{self._encoder.end!r}, stands in its text, which would be divided there\n"
+                    f"{self._reader.source.folder / document.name}: {self._encoder.end!r}, the "
+                    "token that ends documents, stands for a part of this text, which would be "
+                    "divided there\n"
                     "  do: set data.end_of_document to a token that no text has (add a special "
                     "token to the tokenizer if it has none), or remove it from the text; "
                     "data.broken=skip divides documents there"

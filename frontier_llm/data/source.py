@@ -268,9 +268,9 @@ class Source:
     left_out: Mapping[str, Tally] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
     """Paths that cannot be read and must not be left out, with the reasons."""
-    divided: bool = False
-    """Whether small files of text are divided into several documents, too, so that there are some
-    for training and some for validation (source_choice.py)."""
+    divided_from: int | None = None
+    """Size in bytes from which short texts, too, are divided into several documents, so that there
+    are some for training and some for validation (source_choice.py)."""
     is_prepared: bool = False
     """Whether the root is a prepared corpus, which has no files to read text from."""
 
@@ -296,6 +296,8 @@ class Source:
         hasher = hashlib.sha256()
         for file, scan in zip(self.files, scans, strict=True):
             hasher.update(encode_name(f"{file.name}\0{scan.sha256}\0{_marks(file)}"))
+        if self.divided_from:  # the other ways to divide follow from the files
+            hasher.update(f"divided from {self.divided_from}".encode())
         return hasher.hexdigest()
 
     def refuse(self, problems: Sequence[str], advice: str) -> None:
@@ -340,7 +342,8 @@ class Source:
         return f"{file.name}{mark}{place}" if mark else file.name
 
     def _format(self, file: SourceFile) -> Format:
-        return reader_of(file.path, file.size, file.detected, self.text_key, divided=self.divided)
+        divided = self.divided_from is not None and file.size >= self.divided_from
+        return reader_of(file.path, file.size, file.detected, self.text_key, divided=divided)
 
 
 def find_source(corpus: CorpusConfig, config: DataConfig) -> Source:

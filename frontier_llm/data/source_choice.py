@@ -42,6 +42,8 @@ _SMALL_BYTES = 64 * KIB
 """Documentation of at most this size is left out however small the data are."""
 _MEND = "repair, restore or remove them"
 _USUAL_KEY = "text"
+_USUAL_RATIO = 3
+"""Size of a text divided by its compressed size, about."""
 _OTHER_KEY = (
     "set data.text_key to the key that holds the text, or data.format=text to train on the raw JSON"
 )
@@ -99,7 +101,7 @@ class _Chooser:
             )
         self._check_use_of_key()
         chosen = replace(self._source, files=tuple(self.files), left_out=self._left_out)
-        return replace(chosen, divided=chosen.single or self._is_badly_split(chosen))
+        return replace(chosen, divided_from=0 if chosen.single else self._divided_from(chosen))
 
     def _check_use_of_key(self) -> None:
         """Refuse data.text_key for plain text, unless the key is for all corpora of a blend."""
@@ -112,20 +114,24 @@ class _Chooser:
                 "leave data.text_key out, or set data.format to the format of the records",
             )
 
-    def _is_badly_split(self, source: Source) -> bool:
-        """Return whether none of the texts of a source are for validation, or too many of them.
+    def _divided_from(self, source: Source) -> int | None:
+        """Return the size from which texts must be divided to have both splits; None = none must.
 
-        Each short text is one document. Records beside them have both splits, which does not make
-        the validation like the training.
+        Each short text is one document, so that few of them, or a long one among them, make bad
+        splits. Records beside them have both splits, which does not make the validation like the
+        training.
         """
         percent, total, validation = self._config.validation_percent, 0, 0.0
         for index, file in enumerate(source.files):
             if file.detected.format == "text" and not file.detected.is_marked:
-                is_one = file.size <= LONG_FILE_BYTES
+                plain = file.size * (_USUAL_RATIO if file.detected.compression else 1)
                 name = Document(source.name(index, 0), "")
+                is_one = plain <= LONG_FILE_BYTES
                 share = name.is_validation(percent) if is_one else percent / 100
                 total, validation = total + file.size, validation + share * file.size
-        return bool(total) and not 0 < validation / total <= most_validation(percent)
+        if total and validation in (0, total):
+            return 0
+        return int(total * percent / 100) if validation > most_validation(percent) * total else None
 
     def refuse_or_leave_out(
         self, file: SourceFile, problem: str, reason: str, advice: str = _MEND

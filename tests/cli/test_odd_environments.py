@@ -27,7 +27,6 @@ sys.exit(os.open(os.devnull, os.O_RDONLY))
 LOGGED = """
 from frontier_llm.cli.main import main
 from frontier_llm.telemetry.log import setup_logging
-from tests.covering import covering
 main(["--version"])
 setup_logging(0).info("naïve words")
 """

@@ -176,6 +176,12 @@ REFUSED = {
         "parallel.layers_per_stage",
         "set parallel.layers_per_stage=null",
     ),
+    "a cut without numbers": (
+        4,
+        {"parallel.layers_per_stage": []},
+        "parallel.layers_per_stage",
+        "set parallel.layers_per_stage=null",
+    ),
     "an inner chunk without layers": (
         4,
         {"parallel.chunks": 2, "parallel.layers_per_stage": [2, 1, 0, 1]},

@@ -63,7 +63,7 @@ def source_of(settings: DataConfig) -> Source:
     """Return the chosen files. Those of a folder are not divided, however few they are."""
     (corpus,) = settings.sources
     source = choose_files(find_source(corpus, settings), corpus, settings, workers=1)
-    return replace(source, divided=source.single)
+    return replace(source, divided_from=0 if source.single else None)
 
 
 @pytest.fixture(scope="session")

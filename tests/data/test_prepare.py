@@ -1,4 +1,5 @@
 import gzip
+import json
 import multiprocessing
 import os
 import random
@@ -15,9 +16,10 @@ from frontier_llm.config.reading import check_sources
 from frontier_llm.data import corpus_build
 from frontier_llm.data import prepare as module
 from frontier_llm.data.corpora import open_all
+from frontier_llm.data.corpus_manifest import FILES_FILE
 from frontier_llm.data.prepare import prepare
 from frontier_llm.data.prepared_corpus import open_corpus
-from frontier_llm.data.source import Source
+from frontier_llm.data.source import Document, Source
 from frontier_llm.errors import ConfigError, DataError
 from tests.data.conftest import config, documents, write_jsonl
 from tests.patience import patient
@@ -292,6 +294,21 @@ def test_a_book_beside_small_files_is_in_both_splits(tmp_path: Path, book: str):
     share = manifest.validation.tokens / (manifest.train.tokens + manifest.validation.tokens)
     assert 0 < share < 0.2
     assert manifest.warnings(5.0) == []
+
+
+def test_small_files_beside_a_long_one_stay_whole(tmp_path: Path):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for number in range(60):
+        (sources / f"{number}.py").write_text(f"def f{number}():\n    pass\n\n\n" * 20)
+    big = next(name for n in range(999) if Document(name := f"big{n}.py", "").is_validation(5.0))
+    (sources / big).write_text("def g():\n    pass\n\n\n" * 1500)
+    folder = prepare(config(tmp_path, sources))
+    files = [json.loads(line) for line in (folder / FILES_FILE).read_text().splitlines()]
+    documents = {file["name"]: file["train"] + file["validation"] for file in files}
+    assert documents.pop(big) > 20
+    assert set(documents.values()) == {1}
+    assert open_corpus(folder).manifest.warnings(5.0) == []
 
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, text: Path):

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 __all__ = ["corpus", "watched"]  # fixtures
 
 
-@pytest.mark.exhaustive
 def test_a_waiting_archive_outlives_the_death_of_a_rank(
     corpus: tuple[str, ...], tmp_path: Path, watched: list[psutil.Process]
 ) -> None:

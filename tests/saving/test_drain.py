@@ -168,18 +168,18 @@ class Stopped:
 
         Each step is on the disk of the next node, too, if the overrides ask for copies.
         """
-        is_new = more not in self._names
-        name = self._names.setdefault(more, str(len(self._names)))
+        name = self._names.get(more, str(len(self._names)))
         used, kept = self._folder / name, self._folder / f"{name}.kept"
-        if is_new:
-            used.mkdir()
-            with pytest.MonkeyPatch.context() as patch:
-                copy_each_step(patch)
-                stop_after_6(self._tiny, used, *more)
-            shutil.copytree(used, kept)
-        else:
-            shutil.rmtree(used)
+        shutil.rmtree(used, ignore_errors=True)
+        if more in self._names:
             shutil.copytree(kept, used)
+            return used
+        used.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            copy_each_step(patch)
+            stop_after_6(self._tiny, used, *more)
+        shutil.copytree(used, kept)
+        self._names[more] = name
         return used
 
 

@@ -12,7 +12,7 @@ from frontier_llm.planner.choice import choose, format_layers
 from tests.forked_train import TINY, train
 from tests.trainer.test_parity import compare
 from tests.trainer.test_t5_parity import MODEL
-from tests.values import tiny_values
+from tests.values import T5GEMMA, T5GEMMA2, tiny_values
 
 XL = ("experiment=mt5_xl", "parallel.pipeline=4", "plan=dry_run")
 ENDS = ["parallel.pipeline=2", "parallel.chunks=3", "parallel.layers_per_stage=[0,1,1,1,1,0]"]
@@ -77,6 +77,9 @@ def test_chosen_layers_train_like_one_process(stages: int) -> None:
         (["model.layers=4"], [*ENDS, "sharding=zero3"]),
         (["model.layers=4", "model.tied=false"], [*ENDS, "recompute=full"]),
         ([*MODEL, "model.layers=4", "model.encoder_layers=2"], [*ENDS, "parallel.tensor=2"]),
+        ([*T5GEMMA, "model.layers=4"], [*ENDS, "recompute=full"]),
+        ([*T5GEMMA2, "model.layers=4"], ["parallel.pipeline=2", "parallel.layers_per_stage=[0,4]"]),
+        ([*T5GEMMA2, "model.layers=4"], ["parallel.pipeline=2", "parallel.layers_per_stage=[4,0]"]),
     ],
 )
 def test_chunks_of_the_embedding_and_head_alone_train_alike(model, overrides) -> None:

@@ -2,8 +2,9 @@
 
 A test runs several cases on one set of ranks. With ALL_SCHEDULES=1 in the environment, it runs
 every schedule with every number of stages, sharding, model and recomputation, for ten steps. By
-default each schedule runs once with each sharding, and the rest of these 40 cases is chosen such
-that any two values of two different columns meet at least once (`test_any_two_values_meet`).
+default each schedule runs once with each sharding in the exhaustive set, and with one sharding on
+two stages always. The rest of these 40 cases is chosen such that any two values of two different
+columns meet at least once (`test_any_two_values_meet`).
 """
 
 import os
