@@ -23,7 +23,7 @@ CHOOSERS = {
     "data.format": "data/file_formats.py data/source_choice.py:auto data/source_choice.py:mixed",
     "model.kind": "model/build.py",
     "model.positions": "model/chunk.py",
-    "model.rotary_scaling": "model/rotary.py none",
+    "model.rotary_scaling": "model/rotary.py none linear",
     "model.cross_attention": "config/model.py",
     "model.norm": "model/transformer.py",
     "model.norm_placement": "model/layer.py",
