@@ -38,7 +38,7 @@ class BufferPool:
         self._free = [free for free in self._free if free is not buffer]
         if buffer is None or not large_enough:
             self.allocated_bytes += size - (0 if buffer is None else buffer.numel())
-            buffer = None  # is freed before the larger one is allocated
+            del buffer, similar  # frees the small buffer before the larger one is allocated
             buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._lent[buffer.data_ptr()] = buffer
         return buffer[: elements * dtype.itemsize].view(dtype)

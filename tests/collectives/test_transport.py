@@ -1,5 +1,6 @@
 """Gathers and reductions in every format, on one to four ranks: bits, bounds, bytes, buffers."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ from frontier_llm.collectives.blockwise import PART_SEED_STRIDE
 from frontier_llm.collectives.handles import Chain, Steps
 from frontier_llm.collectives.kernel_choice import choose_kernels
 from frontier_llm.collectives.residual import Residual
+from frontier_llm.collectives.slots import BufferPool
 from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.collectives.transport import Transport
 from frontier_llm.geometry.formats import BF16, FP32, Format, LevelFormats, StateFormats
 from frontier_llm.geometry.grid import Grid
+from frontier_llm.geometry.state_memory import BUFFER_BYTES
 from frontier_llm.geometry.wire import Sent
 from frontier_llm.launch.world import World
 from tests.covering import covering
@@ -319,3 +322,21 @@ def test_error_feedback_makes_the_mean_of_many_reductions_exact() -> None:
         means[feedback] = max(errors)
     assert means[16] < 0.1 * means[0]
     assert means[8] < 0.1 * means[0]
+
+
+def test_a_small_buffer_is_freed_before_the_larger_one_is_allocated(monkeypatch):
+    pool, is_freed = BufferPool(torch.device("cpu")), []
+    first = pool.take(9 * BUFFER_BYTES)
+    old = weakref.ref(pool._lent[first.data_ptr()])
+    pool.give_back(first)
+    del first
+    empty = torch.empty
+
+    def noting(*arguments, **options):
+        is_freed.append(old() is None)
+        return empty(*arguments, **options)
+
+    monkeypatch.setattr(torch, "empty", noting)
+    larger = pool.take(10 * BUFFER_BYTES)
+    assert is_freed == [True]
+    assert pool.allocated_bytes == larger.nbytes == 10 * BUFFER_BYTES

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+import torch
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from frontier_lab.foreign.files import read_run
 from frontier_lab.foreign.shell_words import read_script
@@ -199,25 +202,37 @@ def test_uneven_stages_of_megatron(tmp_path):
     _has(run, parallel__layers_per_stage="[2,4,4,4]")
 
 
+ENDS = {
+    "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("words", "layers"),
+    ("layers", "chunks", "settings", "words"),
     [
-        ("--num-layers 12 --decoder-first-pipeline-num-layers 4"
-         " --decoder-last-pipeline-num-layers 4 --num-virtual-stages-per-pipeline-rank 2",
-         "[2,1,1,2,2,1,1,2]"),
-        ("--num-layers 15 --account-for-loss-in-pipeline-split", "[4,4,4,3]"),
-        ("--num-layers 14 --account-for-loss-in-pipeline-split"
-         " --account-for-embedding-in-pipeline-split --num-layers-per-virtual-pipeline-stage 2",
-         "[1,2,2,2,2,2,2,1]"),
-        ("--num-layers 6 --account-for-loss-in-pipeline-split"
-         " --account-for-embedding-in-pipeline-split --num-layers-per-virtual-pipeline-stage 1",
-         "[0,1,1,1,1,1,1,0]"),
+        (12, 2, {"num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 4},
+         "--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 4"
+         " --num-virtual-stages-per-pipeline-rank 2"),
+        (15, 1, {"account_for_loss_in_pipeline_split": True},
+         "--account-for-loss-in-pipeline-split"),
+        (14, 2, ENDS, "--account-for-loss-in-pipeline-split"
+         " --account-for-embedding-in-pipeline-split --num-layers-per-virtual-pipeline-stage 2"),
+        (6, 2, ENDS, "--account-for-loss-in-pipeline-split"
+         " --account-for-embedding-in-pipeline-split --num-layers-per-virtual-pipeline-stage 1"),
     ],
 )  # fmt: skip
-def test_uneven_chunks_of_megatron(tmp_path, words, layers):
-    """As megatron-core's get_num_layers_to_build divides them."""
-    script = f"torchrun pretrain_gpt.py --pipeline-model-parallel-size 4 {words}"
-    _has(_read(tmp_path, script), parallel__layers_per_stage=layers)
+def test_uneven_chunks_are_those_of_megatron_core(tmp_path, layers, chunks, settings, words):
+    config = TransformerConfig(
+        num_layers=layers, hidden_size=8, num_attention_heads=1, pipeline_model_parallel_size=4,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        pipeline_dtype=torch.float32, **settings,
+    )  # fmt: skip
+    virtual = range(chunks) if chunks > 1 else (None,)
+    wanted = [get_num_layers_to_build(config, v, stage) for v in virtual for stage in range(4)]
+    assert sum(wanted) == layers
+    script = f"torchrun pretrain_gpt.py --pipeline-model-parallel-size 4 --num-layers {layers}"
+    run = _read(tmp_path, f"{script} {words}")
+    _has(run, parallel__layers_per_stage=str(wanted).replace(" ", ""))
 
 
 def test_what_a_script_leaves_open_is_missing_unless_it_is_given(tmp_path):
