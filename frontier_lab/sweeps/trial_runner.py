@@ -213,7 +213,7 @@ def _run(command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]
     except subprocess.TimeoutExpired:
         process.kill()
         _, message = process.communicate()
-    return None, f"ended after {limit_seconds / 60:g} minutes (launch.trial_minutes)\n{message}"
+    return None, f"{message}\nended after {limit_seconds / 60:g} minutes (launch.trial_minutes)"
 
 
 def _status(exit_code: int | None, message: str) -> Status:

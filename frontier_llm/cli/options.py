@@ -125,25 +125,44 @@ def run_command(main: Callable[[], int]) -> int:
         code = main()
         sys.stdout.flush()
         return code
-    except FrontierError as error:
-        print(error, file=sys.stderr, end="\n" if str(error) else "")
-        # before the ranks start, a corpus that cannot be read is a mistake like a wrong key
-        return ConfigError.exit_code if isinstance(error, DataError) else error.exit_code
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, *NO_ROOM) or _takes_output(sys.stdout.fileno()):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader has ended, as `head` does
-            return PIPE_CLOSED
-        print(f"the output cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        number, *what = stop.args or (signal.SIGINT,)
-        print("; ".join(("interrupted", *what)), file=sys.stderr)
-        return STOPPED_BY + int(number)
+    except BaseException as error:
+        return _exit_code(_interruption_behind(error) or error)
     finally:
         if signal.getsignal(signal.SIGTERM) is _interrupt:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code of a command that ended with an error, whose message is printed.
+
+    An error that is no mistake of the user is raised again.
+    """
+    if isinstance(error, FrontierError):
+        print(error, file=sys.stderr, end="\n" if str(error) else "")
+        # before the ranks start, a corpus that cannot be read is a mistake like a wrong key
+        return ConfigError.exit_code if isinstance(error, DataError) else error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        number, *what = error.args or (signal.SIGINT,)
+        print("; ".join(("interrupted", *what)), file=sys.stderr)
+        return STOPPED_BY + int(number)
+    no_output = isinstance(error, OSError) and error.errno in (errno.EPIPE, *NO_ROOM)
+    if not no_output or _takes_output(sys.stdout.fileno()):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # the reader has ended, as `head` does
+        return PIPE_CLOSED
+    print(f"the output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def _interruption_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interruption that an error hides, None if there is none.
+
+    A library that is interrupted cleans up what it has half built, and may fail in it: hydra does.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

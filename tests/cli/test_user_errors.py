@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from frontier_llm.cli.main import COMMANDS
+from frontier_llm.cli.options import run_command
 from frontier_llm.errors import ConfigError
 from frontier_llm.saving import run_directory
 from tests.cli.test_every_command import process_state, run
@@ -184,6 +186,27 @@ def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_an_interruption_that_a_library_hides_ends_the_command(
+    code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hidden(error: Exception) -> NoReturn:
+        try:
+            raise KeyboardInterrupt(code - 128)
+        finally:
+            raise error
+
+    def refuse() -> NoReturn:
+        try:
+            hidden(ValueError("half built"))
+        except ValueError:
+            raise ConfigError("model", "nothing", "a file", "choose one") from None
+
+    assert run_command(lambda: hidden(TypeError("half built"))) == code
+    assert run_command(refuse) == code
+    assert capsys.readouterr().err == "interrupted\n" * 2
 
 
 def test_a_home_is_expanded_and_no_folder_has_its_name(

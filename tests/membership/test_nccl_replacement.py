@@ -64,7 +64,7 @@ def _abort_late() -> None:
 def _run(
     work: Callable[[Place], None], folder: Path, abort: Callable[[], None] = abort_groups
 ) -> tuple[int, dict[int, list[int]]]:
-    """Run `work` on three ranks; return the exit code, and by rank its process in a generation."""
+    """Run `work` on three ranks; return the exit code, and the processes of each rank."""
 
     def member(membership: Membership) -> None:
         membership.abort = abort
@@ -72,7 +72,8 @@ def _run(
             if place.former_size:
                 membership.report_done()
                 continue
-            (folder / f"{place.generation}.{place.world.rank}").write_text(str(os.getpid()))
+            # in the name, which is there at once: the launcher may end this process at any time
+            (folder / f"{place.generation}-{place.world.rank}.{os.getpid()}").touch()
             try:
                 init_process_group(place.world, place.store, nccl_like.NAME, MINUTE)
                 work(place)
@@ -89,8 +90,8 @@ def _run(
     replacing = Replacing(folder, 0, 3, patient(0.125), lambda: 0, arrival_seconds=LIMIT_SECONDS)
     ended = launch(member, options, replacing)
     processes: dict[int, list[int]] = defaultdict(list)
-    for file in sorted(folder.glob("*.[012]"), key=lambda path: float(path.name)):
-        processes[int(file.suffix[1:])].append(int(file.read_text()))
+    for file in folder.glob("*-[012].*"):
+        processes[int(file.stem[-1])].append(int(file.suffix[1:]))
     return ended.exit_code, processes
 
 

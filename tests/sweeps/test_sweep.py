@@ -179,7 +179,19 @@ def test_a_trial_that_takes_too_long_is_ended(corpus, tmp_path):
     """Its steps would take hours."""
     trial = run_trial([*SMALL, *corpus, "trainer.steps=10000000", "launch.ranks=1"], tmp_path, 1.0)
     assert trial.status == "too slow"
-    assert "launch.trial_minutes" in trial.reason
+    assert trial.outcome.endswith("(launch.trial_minutes)")
+
+
+def test_the_limit_of_a_slow_trial_is_read_after_much_output(tmp_path, monkeypatch):
+    talks, run = (
+        "import sys, time; print('word ' * 1000, file=sys.stderr); time.sleep(60)",
+        runner._run,
+    )
+    program = [sys.executable, "-u", "-c", talks]
+    monkeypatch.setattr(runner, "_run", lambda _, seconds: run(program, seconds))
+    trial = run_trial([], tmp_path, 1.0)
+    assert trial.outcome == "too slow: ended after 0.0166667 minutes (launch.trial_minutes)"
+    assert "word word" in trial.reason
 
 
 @pytest.mark.parametrize(("task", "goes"), [("0", True), ("1", False)])
