@@ -22,7 +22,7 @@ TORCH_CUDA ?= torch==2.12.1
 WHEELS_PYTHON ?= 3.12
 ARGS ?=
 BIN := .venv/bin
-SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' '*.pbs' .ci/run .ci/tests .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
+SHELL_FILES := $(shell git ls-files '*.sh' '*.sbatch' '*.pbs' .ci/run .ci/nightly .ci/tests .ci/gpu_model .ci/images .ci/wheel 2>/dev/null)
 # Each process takes the next file, in the order of tests/conftest.py: the longest files first. Some
 # tests mostly wait, so there is one process more than there are cores.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
