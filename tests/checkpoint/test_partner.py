@@ -4,7 +4,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
