@@ -77,6 +77,10 @@ class Forked:
         """Kill every process of the session."""
         os.killpg(self.pid, signal.SIGKILL)
 
+    def said(self) -> str:
+        """Return what the processes have printed until now."""
+        return self._output.read_text()
+
     def wait(self, timeout: float = 90) -> Ended:
         """Wait for the end of the run; kill it when `Limit(timeout)` is over."""
         limit = Limit(timeout)

@@ -9,18 +9,26 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 MARGIN = 4
 """Limits are so many times as long as what they are given."""
 _POLL_SECONDS = 0.01
+_LOAD = Path("/proc/loadavg")
 
 
 def patience() -> float:
-    """Return by what limits are multiplied now: more if processes wait for the cores."""
-    load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
-    return MARGIN * max(1.0, load)
+    """Return by what limits are multiplied now: more if processes wait for the cores.
+
+    The average load of a minute is that of the past: it is small when a busy minute begins.
+    """
+    load = os.getloadavg()[0]
+    with suppress(OSError):  # the fourth field begins with the number of threads that can run now
+        load = max(load, int(_LOAD.read_text().split()[3].partition("/")[0]))
+    return MARGIN * max(1.0, load / len(os.sched_getaffinity(0)))
 
 
 def patient(seconds: float) -> float:

@@ -145,8 +145,9 @@ def _exit_code(error: BaseException) -> int:
         number, *what = error.args or (signal.SIGINT,)
         print("; ".join(("interrupted", *what)), file=sys.stderr)
         return STOPPED_BY + int(number)
-    no_output = isinstance(error, OSError) and error.errno in (errno.EPIPE, *NO_ROOM)
-    if not no_output or _takes_output(sys.stdout.fileno()):
+    if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, *NO_ROOM):
+        raise error
+    if _takes_output(sys.stdout.fileno()):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # the reader has ended, as `head` does

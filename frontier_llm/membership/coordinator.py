@@ -338,8 +338,7 @@ class Coordinator:
     def _take_swap(self) -> str | None:
         path = self._replacing.run_dir / SWAP_FILE
         with self._tolerated("the file SWAP cannot be read or removed"):
-            if path.exists():
-                text = path.read_text()
+            if path.exists() and (text := path.read_text()):  # else it is being written
                 path.unlink()
                 return text
         return None

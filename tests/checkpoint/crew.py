@@ -1,6 +1,5 @@
 """Run ranks as forked processes that may be killed, and report how each ended."""
 
-import contextlib
 import os
 import pickle
 import signal
@@ -20,8 +19,13 @@ from tests.patience import Limit, patient
 
 HANGS_AFTER_SECONDS = 20
 PATIENCE = timedelta(minutes=5)
-IMPATIENCE = timedelta(seconds=round(patient(0.5), 1))
-"""Timeout for tests in which a rank never arrives."""
+_ALONE = "alone"
+"""A file that tells rank 0 that all other processes have ended."""
+
+
+def impatience() -> timedelta:
+    """Return the time limit of a test in which a rank never arrives."""
+    return timedelta(seconds=round(patient(0.5), 1))
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def run_crew(
                 _child(folder, listener, function, rank, size, store, args)
             pids.append(pid)
         listener.close()
-        codes = _wait(pids)
+        codes = _wait(pids, folder)
         return [_outcome(folder, rank, code) for rank, code in enumerate(codes)]
 
 
@@ -80,21 +84,13 @@ def _child(
         torch.set_num_threads(1)
         store = _store(folder, listener, rank, size, kind)
         outcome = (function(rank, size, store, *args), "")
-        with contextlib.suppress(RuntimeError):  # the store is lost if rank 0 was killed
-            _leave(store, rank, size)
+        while not rank and size > 1 and not (folder / _ALONE).exists():
+            time.sleep(0.01)  # rank 0 may hold the store, so it exits last
     except BaseException as error:
         outcome = (outcome[0], f"{type(error).__name__}: {error}")
     finally:
         (folder / f"{rank}.pickle").write_bytes(pickle.dumps(outcome))
         os._exit(0)
-
-
-def _leave(store: Any, rank: int, size: int) -> None:
-    """Let rank 0, which may hold the store, exit last."""
-    store.add("left", 1)
-    limit = Limit(0.125)
-    while not rank and store.add("left", 0) < size and not limit.is_over:
-        time.sleep(0.01)
 
 
 def _store(folder: Path, listener: socket.socket, rank: int, size: int, kind: str) -> Any:
@@ -105,7 +101,7 @@ def _store(folder: Path, listener: socket.socket, rank: int, size: int, kind: st
     return dist.TCPStore("127.0.0.1", port, size, rank == 0, wait_for_workers=False, **options)
 
 
-def _wait(pids: list[int]) -> list[int]:
+def _wait(pids: list[int], folder: Path) -> list[int]:
     codes: dict[int, int] = {}
     limit = Limit(HANGS_AFTER_SECONDS)
     try:
@@ -114,6 +110,8 @@ def _wait(pids: list[int]) -> list[int]:
             for pid in pids:
                 if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
                     codes[pid] = os.waitstatus_to_exitcode(ended[1])
+            if all(pid in codes for pid in pids[1:]):
+                (folder / _ALONE).touch()
             time.sleep(0.005)
     finally:
         for pid in pids:

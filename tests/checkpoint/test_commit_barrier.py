@@ -1,5 +1,6 @@
 """The load on the key-value store while ranks decide on a checkpoint."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -30,18 +31,20 @@ class CountingStore:
 def test_only_one_waiting_rank_asks_the_store_which_ranks_are_missing() -> None:
     """All ranks time out at once, and the store has a single thread."""
     store, limit = CountingStore(), round(patient(0.25))
+    waiting = [rank for rank in range(1, SIZE) if rank != 7]
+    all_have_arrived = threading.Barrier(len(waiting))
 
     def wait(rank: int) -> str:
         ranks = Ranks(rank, SIZE, store, timedelta(seconds=limit))  # type: ignore[arg-type]
         barrier = CommitBarrier("save", ranks)
         barrier.arrive("")
+        all_have_arrived.wait()
         try:
             barrier.wait_for_outcome()
         except CheckpointError as error:
             return str(error)
         return ""
 
-    waiting = [rank for rank in range(1, SIZE) if rank != 7]
     with ThreadPoolExecutor(SIZE) as threads:
         messages = set(threads.map(wait, waiting))
     assert len(messages) == 1, "all ranks report the first cause"

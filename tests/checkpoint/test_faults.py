@@ -17,7 +17,7 @@ from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.manifest import Manifest
 from frontier_llm.checkpoint.writer import Options
 from frontier_llm.errors import CheckpointError
-from tests.checkpoint.crew import IMPATIENCE, PATIENCE, Outcome, run_crew
+from tests.checkpoint.crew import PATIENCE, Outcome, impatience, run_crew
 from tests.checkpoint.states import States, restore
 from tests.conftest import mount
 from tests.covering import exhaustive
@@ -102,7 +102,7 @@ COVERED = [
 def test_one_rank_is_killed(point: str, rank: int, store: str, tmp_path: Path) -> None:
     keep = 1 if point == "deleting" else 2
     # ranks that lose their store need no time limit to see it
-    timeout = PATIENCE if (rank, store) == (0, "tcp") else IMPATIENCE
+    timeout = PATIENCE if (rank, store) == (0, "tcp") else impatience()
     outcomes = run_crew(
         save_two, SIZE, tmp_path, "lazy", f"{point}@{rank}", keep, timeout, store=store
     )
@@ -113,11 +113,11 @@ def test_one_rank_is_killed(point: str, rank: int, store: str, tmp_path: Path) -
         assert resumed(tmp_path) == 1
         for outcome in outcomes:
             if not outcome.killed:
-                check_error_of(outcome, rank, store)
+                check_error_of(outcome, rank, store, timeout)
     save_again(tmp_path)
 
 
-def check_error_of(outcome: Outcome, rank: int, store: str) -> None:
+def check_error_of(outcome: Outcome, rank: int, store: str, timeout: timedelta) -> None:
     """Check that a surviving rank reports that the checkpoint failed, and why."""
     assert not outcome.error, outcome.error
     *earlier, message = outcome.result
@@ -128,7 +128,7 @@ def check_error_of(outcome: Outcome, rank: int, store: str) -> None:
     if rank == 0 and store == "tcp":
         assert "store does not answer (is rank 0 gone?)" in message
     elif rank:
-        assert f"rank {rank} did not write within {IMPATIENCE.total_seconds():g} s" in message
+        assert f"rank {rank} did not write within {timeout.total_seconds():g} s" in message
 
 
 @pytest.mark.parametrize("mode", ["lazy", pytest.param("blocking", marks=pytest.mark.exhaustive)])
@@ -313,7 +313,8 @@ def test_ranks_that_do_not_share_a_disk(tmp_path: Path) -> None:
 def save_and_read(rank: int, size: int, store: Any, folder: Path) -> Any:
     """Rank 0 saves steps while rank 1 repeatedly loads the newest, until that has seen several."""
     if rank == 0:
-        manager = CheckpointManager(folder, Ranks(0, 1, store, PATIENCE), "lazy", 30, SMALL)
+        # a slow reader would find that the steps it reads are deleted
+        manager = CheckpointManager(folder, Ranks(0, 1, store, PATIENCE), "lazy", 10**6, SMALL)
         states, step = States(repeat=3), 0
         while step < 10 or store.add("seen", 0) < 5:
             step += 1

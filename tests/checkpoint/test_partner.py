@@ -4,7 +4,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -67,13 +66,15 @@ def test_closing_the_files_ends_threads_that_wait(tmp_path: Path) -> None:
     with socket.create_connection((host, port)) as silent:
         silent.sendall(bytes.fromhex(secret) + request)
         silent.recv(1)
-        time.sleep(patient(0.125))
+        asked, _ = SILENT.accept()
+        assert asked.recv(1), "the receiver has asked"
         (server,) = (t for t in threading.enumerate() if t.name == "peer reader")
         assert receiver.is_alive()
         files.close()
         for thread in (receiver, server):
             thread.join(patient(5))
             assert not thread.is_alive()
+        asked.close()
     assert errors == ["the files on the disk of 127.0.0.1 cannot be read: it has ended"]
 
 

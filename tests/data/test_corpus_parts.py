@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,13 +108,18 @@ def test_killed_work_continues_from_the_finished_parts(
     model = str(folder / "tokenizer.model")
     settings = config(tmp_path / "c", text, tokenizer=model)
     write = corpus_parts.PartWriter.write
+    notes = partial(tmp_path.glob, "c/.tiny-*.partial/*.json")
+
+    def write_slowly(*args: Any) -> None:
+        write(*args)
+        time.sleep(1 if len(list(notes())) >= 5 else 0)  # the kill comes in the middle
+
     parent = os.fork()
     if not parent:
         os.setsid()
-        corpus_parts.PartWriter.write = lambda *args: (write(*args), time.sleep(0.1))
+        corpus_parts.PartWriter.write = write_slowly
         prepare(settings, workers=2)
         os._exit(0)
-    notes = partial(tmp_path.glob, "c/.tiny-*.partial/*.json")
     wait_until(lambda: len(list(notes())) >= 5, "five parts")
     os.kill(parent, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL

@@ -108,7 +108,7 @@ def test_the_next_step_is_read_ahead_in_a_thread_that_close_ends(samples: Sample
     recorded = RecordingSamples(samples)
     loader = BatchLoader(recorded, GLOBAL_BATCH, 4, 0, 1)
     loader.micro_batches(0)
-    assert recorded.next_step_read.wait(10)
+    assert recorded.next_step_read.wait(patient(10))
     assert recorded.read[0] == threading.current_thread().name
     thread = recorded.read[2 * GLOBAL_BATCH - 1]
     assert thread.startswith("batches")

@@ -68,22 +68,22 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("absent", [2, 3], ids=["for the identifier", "for the members"])
 def test_preflight_names_the_rank_that_a_blocked_thread_waits_for(ranks, absent):
-    limit = round(patient(0.25), 1)
+    limit, waiting = round(patient(0.25), 1), 5 - absent
 
     def work(world, store):
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         check_all_ranks(CONFIG, 1, world, store, Accelerator.of_rank(0))
-        trials = [collective_trial("whole", dist.group.WORLD)]
-        if world.rank != absent:
-            trials.append(collective_trial("tensor", halves[world.rank // 2]))
+        tensor = collective_trial("tensor", halves[world.rank // 2])
+        early = [collective_trial("whole", dist.group.WORLD), *[tensor] * (world.rank < 2)]
+        check_groups(early, world, store, CPU, MINUTE)
+        late = [tensor] * (world.rank == waiting)
         try:
-            check_groups(trials, world, store, CPU, timedelta(seconds=limit))
+            check_groups(late, world, store, CPU, timedelta(seconds=limit))
         except LaunchError as error:
             return str(error)
         return ""
 
     messages = ranks(work, 4)
-    waiting = 5 - absent
     assert messages[waiting].startswith(
         "preflight: the tensor group of ranks 2, 3 did not exchange its first messages within "
         f"{limit} s"

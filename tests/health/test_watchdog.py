@@ -49,8 +49,8 @@ class Job:
 @pytest.fixture
 def stall(tmp_path, capfd, monkeypatch):
     """Run ranks under a watchdog until it ends them."""
-    monkeypatch.setattr(module, "STALL_REPORT_SECONDS", patient(0.25))
-    monkeypatch.setattr(module, "DIAGNOSIS_SECONDS", patient(0.75))
+    monkeypatch.setattr(module, "STALL_REPORT_SECONDS", patient(0.5))
+    monkeypatch.setattr(module, "DIAGNOSIS_SECONDS", patient(1.5))
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(coordinator, "PATIENCE_SECONDS", patient(0.125))  # for a stopped rank
     monkeypatch.setattr(coordinator, "TERMINATION_SECONDS", 0.5)
@@ -197,7 +197,7 @@ def _patient(world, dog):
 
 
 def _with_a_strangers_alarm(world, dog):
-    with dog.phase("step", 5):
+    with dog.phase("checkpoint", 5):  # whose limit is long
         if world.rank == 1:
             for rank in range(world.size):
                 dog._store.set(f"watchdog/alarm/{rank}", "alarm")

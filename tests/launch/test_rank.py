@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from frontier_llm.errors import DataError, RankFailure, StopRequested
 from frontier_llm.launch import failure
@@ -87,7 +88,8 @@ def test_one_of_many_equal_failures_is_printed_in_full(tmp_path):
 
 
 def _hung_rank(world, store):
-    init_process_group(world, store, "gloo", timedelta(seconds=patient(0.25)))
+    init_process_group(world, store, "gloo", SECONDS)
+    _set_pg_timeout(timedelta(seconds=patient(0.25)))
     if world.rank == 1:
         time.sleep(patient(1))  # longer than the others wait for it
         os._exit(1)  # srun would kill it

@@ -115,6 +115,19 @@ def test_a_slow_rank_that_never_comes_is_killed(
     assert job.members.killed == [1]
 
 
+def test_a_file_that_is_not_written_yet_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_POLLS_PER_LOOK", 1)
+    job = Job(tmp_path)
+    with (tmp_path / SWAP_FILE).open("w") as file:
+        job.coordinator.poll()
+        file.write("rank=1")
+    job.coordinator.poll()
+    assert job.members.killed == [1]
+    assert not (tmp_path / SWAP_FILE).exists()
+
+
 def test_an_error_of_the_file_system_does_not_end_the_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

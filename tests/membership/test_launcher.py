@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from frontier_llm.errors import DataError, LaunchError, StopRequested
 from frontier_llm.launch.forked_ranks import LaunchOptions
@@ -30,8 +31,8 @@ from tests.ports import reserved_port
 PATIENT = timedelta(minutes=5)
 
 
-def _join(world, store, timeout=PATIENT):
-    init_process_group(world, store, "gloo", timeout)
+def _join(world, store):
+    init_process_group(world, store, "gloo", PATIENT)
 
 
 def _launch(target, ranks, folder, **options):
@@ -63,11 +64,7 @@ class Job:
         return [int(path.read_text()) for path in self.folder.glob("*.pid")]
 
     def alive(self):
-        return [
-            pid
-            for pid in self.ranks()
-            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        ]
+        return [pid for pid in self.ranks() if _runs(pid)]
 
     def stderr(self):
         return (self.folder / "stderr").read_text()
@@ -95,6 +92,13 @@ def job(tmp_path):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, 0)
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _note_pid(folder, world):
@@ -146,7 +150,8 @@ def _crash(world, store):
 
 
 def _absent_from_a_collective(world, store):
-    _join(world, store, timedelta(seconds=patient(0.25)))
+    _join(world, store)
+    _set_pg_timeout(timedelta(seconds=patient(0.25)))
     if world.rank == 1:
         threading.Event().wait()
     dist.all_reduce(torch.ones(1))
@@ -429,8 +434,11 @@ def test_killing_the_parent_leaves_no_orphan(job, tmp_path):
 
 def test_a_signal_before_the_loop_starts_is_not_lost(job, tmp_path):
     def slow_start(world, store):
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
         _note_pid(tmp_path, world)
-        time.sleep(0.5)  # building a model
+        os.read(reader, 1)  # a signal has arrived while the model is built
         if StopFlag.install().requested:
             raise StopRequested("stopped before the first step")
 

@@ -17,9 +17,11 @@ from tests.forked_train import Training, train
 from tests.ranks import run_ranks
 from tests.recovery.test_replaced_ranks import (
     REPLACES,
-    SLOWLY,
+    WAITS,
     corpus,
     end,
+    go_on,
+    hold,
     process_of,
     samples,
     wait_for_step,
@@ -37,7 +39,7 @@ KEYS = ("sharding=zero3", "checkpoint=lazy", "checkpoint.every_steps=100", "laun
 
 def with_copies(folder: Path) -> tuple[str, ...]:
     copies = "recovery.partner_copies=true", f"recovery.copies_path={folder}/copies"
-    return SLOWLY, f"run.dir={folder}/run", *copies
+    return WAITS, f"run.dir={folder}/run", *copies
 
 
 def wait_for_copies(root: Path, step: int, *folders: str) -> None:
@@ -57,10 +59,12 @@ def test_a_rank_then_a_node_die_without_replicas(
     keys = (*corpus, *KEYS)
     alone, run, copies = tmp_path / "alone", tmp_path / "run", tmp_path / "copies"
     assert train(*keys, f"run.dir={alone}").code == 0
+    hold(run, 4, 7)
     training = Training(*keys, *REPLACES, *with_copies(tmp_path))
     wait_for_step(run, 4)
     wait_for_copies(copies, 3)
     process_of(run, 3).kill()
+    go_on(run, 4)
     wait_for_step(run, 7)
     wait_for_copies(copies, 6)
     for rank in (2, 3):
@@ -69,6 +73,7 @@ def test_a_rank_then_a_node_die_without_replicas(
         shutil.rmtree(next(copies.glob(f"*/{folder}")))
     for rank in (2, 3):
         process_of(run, rank).kill()
+    go_on(run, 7)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert "from copies in the memory of their own and the next node" in ended.text
@@ -91,10 +96,12 @@ def test_copies_on_a_single_node_survive_the_death_of_a_rank(
             "optimizer=muon")  # fmt: skip
     alone, run, copies = tmp_path / "alone", tmp_path / "run", tmp_path / "copies"
     assert train(*keys, f"run.dir={alone}").code == 0
+    hold(run, 6)
     training = Training(*keys, *REPLACES, *with_copies(tmp_path))
     wait_for_step(run, 6)
     wait_for_copies(copies, 4, "node_00000")
     process_of(run, 0).kill()
+    go_on(run, 6)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     resumed = [e["step"] for e in lines(run, "ledger.jsonl") if e.get("event") == "resume"]

@@ -8,9 +8,11 @@ import pytest
 from tests.forked_train import Training
 from tests.recovery.test_replaced_ranks import (
     REPLACES,
-    SLOWLY,
+    WAITS,
     corpus,
     end,
+    go_on,
+    hold,
     process_of,
     wait_for_step,
     watched,
@@ -26,12 +28,14 @@ def test_a_waiting_archive_outlives_the_death_of_a_rank(
     run, copies, ready = tmp_path / "run", tmp_path / "archive", tmp_path / "ready"
     copies.mkdir()
     command = f"until test -e {ready}; do sleep 0.05; done; cp -r $CHECKPOINT {copies}"
+    hold(run, 5)
     training = Training(
-        *corpus, *REPLACES, SLOWLY, f"run.dir={run}", "checkpoint.every_steps=3",
+        *corpus, *REPLACES, WAITS, f"run.dir={run}", "checkpoint.every_steps=3",
         "checkpoint.keep=1", f"checkpoint.tiers.archive.command='{command}'",
     )  # fmt: skip
     wait_for_step(run, 5)
     process_of(run, 1).kill()
+    go_on(run, 5)
     wait_for_step(run, 11)
     ready.touch()
     ended = end(training, watched)

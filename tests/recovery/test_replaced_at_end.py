@@ -13,7 +13,7 @@ import torch
 from frontier_llm.checkpoint.rank_file import RankFile
 from frontier_llm.trainer.callbacks.callback import StepEnd
 from tests.forked_train import train
-from tests.recovery.test_replaced_ranks import REPLACES, STEPS, Slow, corpus, watched
+from tests.recovery.test_replaced_ranks import REPLACES, STEPS, Waits, corpus, watched
 from tests.trainer.test_resume import lines, same_states
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def die_once(run: str, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DiesInLastSave(Slow):
+class DiesInLastSave(Waits):
     """Dies while it writes the last step, which no other rank can commit."""
 
     def on_step_end(self, end: StepEnd) -> None:
@@ -49,7 +49,7 @@ class DiesInLastSave(Slow):
             RankFile.write = slow  # type: ignore[method-assign]
 
 
-class DiesWhenAskedToStop(Slow):
+class DiesWhenAskedToStop(Waits):
     """Dies in the step in which all ranks learn that the run is to stop."""
 
     def on_step_begin(self, step: int) -> None:
@@ -61,7 +61,7 @@ class DiesWhenAskedToStop(Slow):
             die_once(self.context.config.run.dir, self.context.world.rank)
 
 
-class DiesAfterLastSave(Slow):
+class DiesAfterLastSave(Waits):
     """Dies after the last step was saved, while another rank still works."""
 
     def on_stop(self, *, is_early: bool) -> None:

@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from frontier_llm.trainer.callbacks.callback import Callback, StepEnd
+from frontier_llm.trainer.callbacks.callback import Callback
 from frontier_llm.trainer.callbacks.run_checks import Stragglers
 from frontier_llm.trainer.step import TrainStep
 from tests.forked_train import TINY, Ended, Training, train
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.texts import prose
 from tests.trainer.test_resume import learned, lines, same_states
 
@@ -24,23 +23,25 @@ pytestmark = pytest.mark.slow
 
 STEPS = 12
 REPLACES = ("recovery.enabled=true", "run.resume=never")
-SLOWLY = "callbacks=[tests.recovery.test_replaced_ranks:Slow]"
+WAITS = "callbacks=[tests.recovery.test_replaced_ranks:Waits]"
 
 
-class Slow(Callback):
-    """Gives the test time to kill a rank in each step, and looks for what was not freed."""
+class Waits(Callback):
+    """Waits after the steps that the test holds, and looks for what was not freed."""
 
     def on_replacement(self, last_step: int) -> None:
         assert sum(isinstance(found, TrainStep) for found in gc.get_objects()) == 1
 
-    def on_step_end(self, end: StepEnd) -> None:
-        time.sleep(0.1)
+    def on_step_begin(self, step: int) -> None:
+        file = held(Path(self.context.config.run.dir), step - 1)
+        wait_until(lambda: not file.exists(), f"the end of {file}")
 
 
-class SlowFirstRank1(Slow):
+class SlowFirstRank1(Waits):
     """Makes the first process of rank 1 seem to be on a slow device."""
 
     def on_step_begin(self, step: int) -> None:
+        super().on_step_begin(step)
         started = (Path(self.context.config.run.dir) / "ranks.jsonl").read_text().splitlines()
         is_first = [json.loads(line)["rank"] for line in started].count(1) == 1
         slowness = 9.0 if self.context.world.rank == 1 and is_first else 1.0
@@ -72,6 +73,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
             "optimizer.warmup_steps=2", "trainer.evaluate_every_steps=5")  # fmt: skip
 
 
+def held(run: Path, step: int) -> Path:
+    return run.with_name(f"{run.name}_waits_after_{step}")
+
+
+def hold(run: Path, *steps: int) -> None:
+    """Let a run wait after some steps, until the test lets it go on.
+
+    Otherwise a run is over, or two steps further, when a test is late to do something to it.
+    """
+    for step in steps:
+        held(run, step).touch()
+
+
+def go_on(run: Path, step: int) -> None:
+    held(run, step).unlink()
+
+
 def wait_for_step(run: Path, step: int) -> None:
     path = run / "metrics.jsonl"
     Training.wait_until(
@@ -86,6 +104,8 @@ def process_of(run: Path, rank: int) -> psutil.Process:
 
 def wait_for_start(run: Path, generation: int) -> None:
     def has_begun() -> bool:
+        if not (run / "ranks.jsonl").exists():
+            return False
         return generation in (line["generation"] for line in lines(run, "ranks.jsonl"))
 
     Training.wait_until(has_begun, f"generation {generation}")
@@ -160,11 +180,12 @@ def test_ranks_die_and_the_others_keep_their_states(
     keys = blended(keys) if layout is PIPELINE else keys
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    hold(run, 3, 6, 8)
+    training = Training(*keys, *REPLACES, WAITS, f"run.dir={run}")
     for step, rank in ((3, 3), (6, 0), (8, 1)):
         wait_for_step(run, step)
         process_of(run, rank).kill()
-        wait_for_step(run, step + 1)
+        go_on(run, step)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert ended.text.count("was killed by SIGKILL; process") == 3
@@ -185,10 +206,12 @@ def test_without_a_replica_all_processes_load_the_checkpoint(
     keys = (*corpus, "sharding=zero3", "launch.ranks=2", "checkpoint.every_steps=4")
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(*keys, *REPLACES, SLOWLY, "recovery.spares=1", f"run.dir={run}")
+    hold(run, 6)
+    training = Training(*keys, *REPLACES, WAITS, "recovery.spares=1", f"run.dir={run}")
     wait_for_step(run, 6)
     survivor = process_of(run, 0).pid
     process_of(run, 1).kill()
+    go_on(run, 6)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert "no other rank has the states of rank 1" in ended.text
@@ -208,9 +231,11 @@ def test_before_the_first_checkpoint_the_run_begins_again(
     keys = (*corpus, "sharding=zero1", "checkpoint.every_steps=100")
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    hold(run, 3)
+    training = Training(*keys, *REPLACES, WAITS, f"run.dir={run}")
     wait_for_step(run, 3)
     process_of(run, 0).kill()
+    go_on(run, 3)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert learned(run) == learned(alone)
@@ -222,17 +247,26 @@ def test_a_rank_that_hangs_is_replaced(
 ) -> None:
     keys = (*corpus, "launch.ranks=2", "sharding=zero1", "sharding.optimizer=1",
             "sharding.grads=1")  # fmt: skip
-    limits = (f"watchdog.step_seconds={patient(0.5)}", f"recovery.timeout_seconds={patient(7.5)}",
-              f"watchdog.first_step_seconds={patient(0.5)}")  # fmt: skip
+    limits = (f"watchdog.step_seconds={patient(2)}", f"recovery.timeout_seconds={patient(7.5)}",
+              f"watchdog.first_step_seconds={patient(2)}")  # fmt: skip
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(*keys, *limits, *REPLACES, SLOWLY, f"run.dir={run}")
+    hold(run, 5)
+    training = Training(*keys, *limits, *REPLACES, WAITS, f"run.dir={run}")
     wait_for_step(run, 5)
     process_of(run, 1).suspend()
+    go_on(run, 5)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert "late: rank 1" in ended.text
     assert learned(run) == learned(alone)
+
+
+def swap(run: Path, rank: int) -> None:
+    """Write the file SWAP at once, and wait until it is read."""
+    (run / "SWAP.part").write_text(f"rank={rank}\n")
+    (run / "SWAP.part").rename(run / "SWAP")
+    Training.wait_until(lambda: not (run / "SWAP").exists(), "the end of the file SWAP")
 
 
 def test_a_file_asks_for_another_process(
@@ -241,11 +275,12 @@ def test_a_file_asks_for_another_process(
     run = tmp_path / "run"
     keys = (*corpus, "launch.ranks=2", "sharding=zero1", "sharding.optimizer=1",
             "sharding.grads=1")  # fmt: skip
-    training = Training(*keys, *REPLACES, SLOWLY, f"run.dir={run}")
+    hold(run, 3)
+    training = Training(*keys, *REPLACES, WAITS, f"run.dir={run}")
     wait_for_step(run, 3)
-    (run / "SWAP").write_text("rank=9\n")
-    Training.wait_until(lambda: not (run / "SWAP").exists(), "the end of the file SWAP")
-    (run / "SWAP").write_text("rank=1\n")
+    swap(run, 9)
+    swap(run, 1)
+    go_on(run, 3)
     ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert "SWAP says 'rank=9'" in ended.text
@@ -276,13 +311,15 @@ def test_the_last_save_needs_no_states_in_rank_0(
             "checkpoint.every_steps=100")  # fmt: skip
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
-    training = Training(*keys, *REPLACES, SLOWLY, "recovery.tries=1", f"run.dir={run}")
+    hold(run, 3)
+    training = Training(*keys, *REPLACES, WAITS, "recovery.tries=1", f"run.dir={run}")
     wait_for_step(run, 3)
     stopped = process_of(run, 1)
     stopped.suspend()  # so that the new process of rank 0 gets no states before it is killed, too
     process_of(run, 0).kill()
     wait_for_start(run, generation=1)
     stopped.kill()
+    go_on(run, 3)
     ended = end(training, watched)
     assert ended.code == 1
     assert "ranks failed 2 times without a new step" in ended.text
@@ -311,7 +348,14 @@ def test_a_slow_rank_is_replaced_if_a_process_waits(
             "sharding.optimizer=2", "sharding.grads=1", "watchdog.stragglers_every_steps=2",
             "watchdog.replace_stragglers=true", f"recovery.spares={spares}",
             "callbacks=[tests.recovery.test_replaced_ranks:SlowFirstRank1]")  # fmt: skip
-    ended = end(Training(*keys, *REPLACES, f"run.dir={run}"), watched)
+    hold(run, 6)
+    training = Training(*keys, *REPLACES, f"run.dir={run}")
+    if spares:
+        wait_for_start(run, generation=1)
+    else:
+        Training.wait_until(lambda: "no process waits" in training.said(), "the advice")
+    go_on(run, 6)
+    ended = end(training, watched)
     assert ended.code == 0, ended.text
     assert "rank 1 is slow" in ended.text
     ranks = [line["rank"] for line in lines(run, "ranks.jsonl")]

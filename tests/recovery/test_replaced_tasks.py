@@ -18,7 +18,15 @@ from tests.covering import covering
 from tests.forked_train import TINY, Forked, train
 from tests.patience import MARGIN, patient
 from tests.ports import reserved_port
-from tests.recovery.test_replaced_ranks import SLOWLY, process_of, samples, wait_for_step
+from tests.recovery.test_replaced_ranks import (
+    WAITS,
+    go_on,
+    hold,
+    process_of,
+    samples,
+    swap,
+    wait_for_step,
+)
 from tests.texts import prose
 from tests.trainer.test_resume import learned, lines, same_states
 
@@ -71,7 +79,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def start_job(tasks: int, port: int, *overrides: str) -> list[Forked]:
     """Start the tasks of a job."""
-    overrides = (*overrides, "recovery.enabled=true", SLOWLY)
+    overrides = (*overrides, "recovery.enabled=true", WAITS)
     return [start_task(task, tasks, port, *overrides) for task in range(tasks)]
 
 
@@ -82,13 +90,16 @@ def test_a_killed_rank_and_a_lost_task_are_replaced(
     keys = (*keys, "checkpoint.every_steps=100")
     alone, run = tmp_path / "alone", tmp_path / "run"
     assert train(*keys, f"run.dir={alone}").code == 0
+    hold(run, 3, 6)
     tasks = start_job(
         3, port, *keys, f"run.dir={run}", "recovery.spares=1", "launch.ranks_per_node=2"
     )
     wait_for_step(run, 3)
     process_of(run, 0).kill()
+    go_on(run, 3)
     wait_for_step(run, 6)
     os.kill(tasks[1].pid, signal.SIGKILL)
+    go_on(run, 6)
     ended = [task.wait() for task in tasks]
     assert [end.code for end in ended] == [0, -signal.SIGKILL, 0], ended[0].text
     assert "rank 0 was killed by SIGKILL; process 3 takes its place" in ended[0].text
@@ -113,9 +124,11 @@ def test_ranks_that_write_files_together_are_moved_together(
     assert train(*keys, "launch.ranks=4", f"run.dir={alone}").code == 0
     copies = "recovery.partner_copies=true", f"recovery.copies_path={tmp_path}/copies"
     nodes = "recovery.spares=2", "launch.ranks_per_node=2"
+    hold(run, 3)
     tasks = start_job(6, port, *keys, *copies, *nodes, f"run.dir={run}")
     wait_for_step(run, 3)
-    (run / "SWAP").write_text("rank=3")
+    swap(run, 3)
+    go_on(run, 3)
     ended = [task.wait() for task in tasks]
     assert [end.code for end in ended] == [0] * 6, ended[0].text
     moved = [(line["rank"], line["process"]) for line in lines(run, "ranks.jsonl")[4:]]
@@ -130,9 +143,11 @@ def test_without_a_spare_the_run_shrinks_or_ends(
 ) -> None:
     keys = (*keys, "checkpoint.every_steps=100", f"launch.elastic={str(elastic).lower()}")
     alone, run = tmp_path / "alone", tmp_path / "run"
+    hold(run, 5)
     tasks = start_job(3, port, *keys, f"run.dir={run}", "data.global_batch=12")
     wait_for_step(run, 5)
     os.kill(tasks[2].pid, signal.SIGKILL)
+    go_on(run, 5)
     ended = [task.wait() for task in tasks]
     if not elastic:
         assert [end.code for end in ended] == [1, 1, -signal.SIGKILL], ended[0].text

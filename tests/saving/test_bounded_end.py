@@ -1,19 +1,20 @@
 """A run whose run directory hangs ends, with its last step on the disks of the nodes."""
 
+import fcntl
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frontier_llm.checkpoint.drain import DrainSource
+from frontier_llm.saving.run_directory import LOCK
 from tests.conftest import mount
 from tests.covering import covering
 from tests.forked_train import train
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.saving.test_drain import direct, events, files, losses, nodes, tiny
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,15 @@ def thaw(folder: Path) -> None:
     subprocess.run(["fsfreeze", "--unfreeze", str(folder)], check=False, capture_output=True)
 
 
+def is_locked(run: Path) -> bool:
+    with (run / LOCK).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("steps", covering([8, 7], [7]))
 def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     steps: int, tiny: tuple[str, ...], direct: Path, tmp_path: Path, frozen: Path
@@ -69,7 +79,7 @@ def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     assert found == ["copy_of_node_00000", "copy_of_node_00001", "node_00000", "node_00001"]
 
     thaw(frozen)
-    time.sleep(patient(0.25))  # the threads that hung end, and with them the run's lock
+    wait_until(lambda: not is_locked(tmp_path / "run"), "the end of the threads that hung")
     goes_on = ("optimizer.decay_steps=8", "trainer.steps=8")
     ended = train(*tiny, *nodes(tmp_path), *goes_on)
     assert ended.code == 0, ended.text
@@ -85,7 +95,7 @@ def test_a_drain_that_hangs_costs_nothing_if_the_last_step_is_written(
     tiny: tuple[str, ...], direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DrainSource, "chunks", lambda _: threading.Event().wait())
-    limit = f"checkpoint.end_seconds={patient(0.375)}"
+    limit = f"checkpoint.end_seconds={patient(1)}"
     ended = train(*tiny, *nodes(tmp_path, limit), "trainer.steps=8")
     assert ended.code == 0, ended.text
     assert "checkpoints before step 8 are not copied to" in ended.text

@@ -56,11 +56,10 @@ def test_ranks_open_at_most_as_many_connections_as_are_counted(tmp_path: Path, c
     limit = connections_of(decode(compose(keys)), has_roster=True)
     most = 0
     with reserved_port() as port:
-        keys.append(f"launch.port={port}")
-    training = Training(*keys)
-    while os.waitid(os.P_PID, training.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        most = max([most, *connections(training.pid, port).values()])
-        time.sleep(0.02)
+        training = Training(*keys, f"launch.port={port}")
+        while os.waitid(os.P_PID, training.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            most = max([most, *connections(training.pid, port).values()])
+            time.sleep(0.02)
     ended = training.wait()
     assert ended.code == 0, ended.text
     assert 2 <= most <= limit
