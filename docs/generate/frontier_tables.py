@@ -4,15 +4,13 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from docs.generate.blocks import table
-from docs.generate.predictions import BF16_GRADIENTS, predict
+from docs.generate.blocks import headed
+from docs.generate.predictions import BF16_GRADIENTS, predict, ranks_of
 from frontier_lab.planning.search import Goal, search
-from frontier_llm.cli.experiments import Header, composed
-from frontier_llm.cli.package_files import CONF
+from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
-from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.choice import choose
-from frontier_llm.planner.estimate import Estimate, estimate
+from frontier_llm.planner.estimate import Estimate
 from frontier_llm.units import GIB, format_count
 
 RANKS_PER_NODE = 8
@@ -25,26 +23,21 @@ PUBLISHED_SCHEDULE = (
 """Settings of the pipeline in the paper."""
 AUTO = ("parallel.schedule=auto", "parallel.waiting_weights=auto")
 SCHEDULES = {
-    "175B": (
-        (
-            "as published",
-            ("experiment=frontier_175b", "parallel.pipeline=16", *PUBLISHED_SCHEDULE),
+    "175B": {
+        "as published": ("experiment=frontier_175b", "parallel.pipeline=16", *PUBLISHED_SCHEDULE),
+        "6 chunks on the published stages": (
+            "experiment=frontier_175b", "parallel.pipeline=16", "parallel.chunks=6", *AUTO,
         ),
-        (
-            "6 chunks on the published stages",
-            ("experiment=frontier_175b", "parallel.pipeline=16", "parallel.chunks=6", *AUTO),
+        "`frontier_175b`": ("experiment=frontier_175b",),
+    },
+    "1T": {
+        "as published": ("experiment=frontier_1t", "parallel.pipeline=64", *PUBLISHED_SCHEDULE),
+        "2 chunks on the published stages": (
+            "experiment=frontier_1t", "parallel.pipeline=64", "parallel.chunks=2", *AUTO,
         ),
-        ("`frontier_175b`", ("experiment=frontier_175b",)),
-    ),
-    "1T": (
-        ("as published", ("experiment=frontier_1t", "parallel.pipeline=64", *PUBLISHED_SCHEDULE)),
-        (
-            "2 chunks on the published stages",
-            ("experiment=frontier_1t", "parallel.pipeline=64", "parallel.chunks=2", *AUTO),
-        ),
-        ("`frontier_1t`", ("experiment=frontier_1t",)),
-    ),
-}
+        "`frontier_1t`": ("experiment=frontier_1t",),
+    },
+}  # fmt: skip
 """By model: layouts with their overrides. All rows of a model have the same batch."""
 FIRST_RUNS = ("frontier_22b", "frontier_175b", "frontier_1t", "frontier_1t_tp8")
 """Experiments with the models of the paper."""
@@ -95,55 +88,53 @@ class Point(NamedTuple):
     """Throughput per GCD relative to that of the first point."""
 
 
-def schedules_table() -> Iterator[str]:
+@headed(
+    "model", "GCDs", "samples", "layout", "TP x PP x chunks", "schedule", "recompute", "seconds",
+    "tokens/s", "MFU", "HFU", "memory, GiB",
+)  # fmt: skip
+def schedules_table() -> Iterator[list[object]]:
     """Yield Frontier's models as published, with our schedules, and as the search finds them."""
-    head = ("model", "GCDs", "samples", "layout", "TP x PP x chunks", "schedule", "recompute",
-            "seconds", "tokens/s", "MFU", "HFU", "memory, GiB")  # fmt: skip
-    rows = []
     for model, layouts in SCHEDULES.items():
-        ranks = Header.read(CONF / "experiment" / f"{layouts[-1][0].strip('`')}.yaml").ranks
-        for name, overrides in layouts:
-            config = choose(composed(*overrides), ranks, RANKS_PER_NODE)
-            estimated = estimate(Candidate.of(config, ranks, RANKS_PER_NODE))
-            rows.append(_schedule_cells(model, name, estimated))
-        searched = composed(*layouts[-1][1], *SEARCH)
-        fastest = search(searched, Goal(ranks, RANKS_PER_NODE)).best[0]
-        rows.append(_schedule_cells(model, "best found", fastest))
-    yield from table(head, rows)
+        ranks = ranks_of(f"frontier_{model.lower()}")
+        found = {name: _chosen(composed(*keys), ranks) for name, keys in layouts.items()}
+        searched = composed(*layouts[f"`frontier_{model.lower()}`"], *SEARCH)
+        found["best found"] = search(searched, Goal(ranks, RANKS_PER_NODE)).best[0]
+        for name, run in found.items():
+            config, grid = run.candidate.config, run.candidate.grid
+            yield [
+                model,
+                grid.size,
+                config.data.global_batch,
+                name,
+                f"{grid.tensor}x{grid.pipeline}x{config.parallel.chunks}",
+                run.candidate.schedule,
+                config.recompute,
+                f"{run.time.seconds:.1f}",
+                format_count(run.tokens_per_second),
+                f"{run.mfu or 0:.1%}",
+                f"{run.hfu or 0:.1%}",
+                _memory(run),
+            ]
 
 
-def _schedule_cells(model: str, name: str, estimated: Estimate) -> list[str]:
-    candidate = estimated.candidate
-    config, grid = candidate.config, candidate.grid
-    return [
-        model,
-        str(grid.size),
-        str(config.data.global_batch),
-        name,
-        f"{grid.tensor}x{grid.pipeline}x{config.parallel.chunks}",
-        candidate.schedule,
-        config.recompute,
-        f"{estimated.time.seconds:.1f}",
-        format_count(estimated.tokens_per_second),
-        f"{estimated.mfu or 0:.1%}",
-        f"{estimated.hfu or 0:.1%}",
-        _memory(estimated),
-    ]
+def _chosen(config: RunConfig, ranks: int) -> Estimate:
+    """Predict a step after what is `auto` has been chosen."""
+    return predict(choose(config, ranks, RANKS_PER_NODE), ranks)
 
 
-def scaling_table() -> Iterator[str]:
+@headed(
+    "model", "GCDs", "replicas", "weak scaling: HFU", "weak: efficiency", "strong scaling: HFU",
+    "strong: efficiency", "memory, GiB",
+)  # fmt: skip
+def scaling_table() -> Iterator[list[object]]:
     """Yield the scaling curves of Frontier's layouts."""
-    head = ("model", "GCDs", "replicas", "weak scaling: HFU", "weak: efficiency",
-            "strong scaling: HFU", "strong: efficiency", "memory, GiB")  # fmt: skip
-    rows = []
     for model, curves in CURVES.items():
         for point in scaling(curves):
             pairs = zip(point.runs, point.efficiencies, strict=True)
             cells = [
                 cell for run, share in pairs for cell in (f"{run.hfu or 0:.1%}", f"{share:.0%}")
             ]
-            rows.append([model, point.ranks, point.replicas, *cells, _memory(point.runs[1])])
-    yield from table(head, rows)
+            yield [model, point.ranks, point.replicas, *cells, _memory(point.runs[1])]
 
 
 def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
@@ -169,50 +160,35 @@ def scaling(curves: Curves, *overrides: str) -> Iterator[Point]:
         yield Point(ranks, replicas, runs, (relative[0], relative[1]))
 
 
-def first_runs_table() -> Iterator[str]:
+@headed("model", "nodes", "NAME", "predicted time of a step", "TIME for 20 steps")
+def first_runs_table() -> Iterator[list[object]]:
     """Yield the predicted seconds per step of the models of the paper, and a time limit."""
-    rows = []
     for name in FIRST_RUNS:
-        run = _published(name)
-        candidate, seconds = run.candidate, run.time.seconds
-        grid, chunks = candidate.grid, candidate.config.parallel.chunks
+        run = _chosen(composed(f"experiment={name}"), ranks_of(name))
+        grid, chunks = run.candidate.grid, run.candidate.config.parallel.chunks
         layout = f"TP {grid.tensor} x PP {grid.pipeline}" + (f" x {chunks} chunks" * (chunks > 1))
-        rows.append(
-            (f"{_model(name)}, {layout}", grid.size // RANKS_PER_NODE, f"`{name}`",
-             f"{seconds:.0f} s", _job_time(seconds, 20))
-        )  # fmt: skip
-    head = ("model", "nodes", "NAME", "predicted time of a step", "TIME for 20 steps")
-    yield from table(head, rows)
+        yield [
+            f"{name.split('_')[1].upper()}, {layout}", grid.size // RANKS_PER_NODE, f"`{name}`",
+            f"{run.time.seconds:.0f} s", _job_time(run.time.seconds, 20),
+        ]  # fmt: skip
 
 
-def _model(experiment: str) -> str:
-    return experiment.split("_")[1].upper()
-
-
-def _published(experiment: str) -> Estimate:
-    """Return the prediction of an experiment on the number of ranks in its header."""
-    ranks = Header.read(CONF / "experiment" / f"{experiment}.yaml").ranks
-    config = choose(composed(f"experiment={experiment}"), ranks, RANKS_PER_NODE)
-    return estimate(Candidate.of(config, ranks, RANKS_PER_NODE))
-
-
-def recipes_table() -> Iterator[str]:
+@headed(
+    "NAME", "nodes", "weak scaling: samples", "step", "TIME", "strong scaling: samples", "step",
+    "TIME",
+)  # fmt: skip
+def recipes_table() -> Iterator[list[object]]:
     """Yield the predicted seconds per step of the scaling runs, as the experiments set them."""
-    rows = []
     for _, curves in LAYOUTS:
         config = composed(f"experiment={curves.experiment}")
         for nodes in config.planner.nodes or ():
             ranks = nodes * RANKS_PER_NODE
             replicas = ranks // (config.parallel.tensor * config.parallel.pipeline)
-            cells = [f"`{curves.experiment}`", str(nodes)]
+            cells: list[object] = [f"`{curves.experiment}`", nodes]
             for batch in (curves.replica_batch * replicas, config.data.global_batch):
                 seconds = predict(config, ranks, global_batch=batch).time.seconds
-                cells += [str(batch), f"{seconds:.0f} s", _job_time(seconds, config.trainer.steps)]
-            rows.append(cells)
-    yield from table(
-        ("NAME", "nodes", "weak scaling: samples", "step", "TIME", "strong scaling: samples",
-         "step", "TIME"), rows,
-    )  # fmt: skip
+                cells += [batch, f"{seconds:.0f} s", _job_time(seconds, config.trainer.steps)]
+            yield cells
 
 
 def _job_time(step_seconds: float, steps: int) -> str:

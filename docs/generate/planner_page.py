@@ -4,11 +4,10 @@ The planner predicts them for configurations of `conf/`.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.planner_accuracy import TABLES, choice_rows, error_rows
 from docs.generate import frontier_tables
-from docs.generate.blocks import DOCS, filled, table
+from docs.generate.blocks import headed
 from docs.generate.predictions import predict, with_factors
 from frontier_lab.planning.search import Goal, search
 from frontier_llm.cli.experiments import composed
@@ -16,63 +15,40 @@ from frontier_llm.config import RunConfig
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.estimate import Estimate
 
-PAGE, FRONTIER_PAGE = DOCS / "planner.md", DOCS / "running-on-frontier.md"
 AMSP_PAPER_FACTORS = {"7b": (1, 1, 8), "13b": (4, 4, 8), "30b": (8, 8, 32)}
 """Factors of parameters, gradients and optimizer states in the AMSP paper, by model size."""
 AMSP_RANKS = (8, 64, 256, 1024)
 GPUS_PER_NODE = 8
 
 
-def files() -> dict[Path, str]:
-    """Return the text of the pages with newly predicted tables, by their paths."""
-    tables = {
-        "validation": validation(),
-        "choices": choices_table(),
-        "amsp": amsp_table(),
-        "schedules": frontier_tables.schedules_table(),
-        "frontier": frontier_tables.scaling_table(),
-    }
-    jobs = {
-        "first_runs": frontier_tables.first_runs_table(),
-        "scaling_runs": frontier_tables.recipes_table(),
-    }
-    return {
-        PAGE: filled(PAGE.read_text(), tables),
-        FRONTIER_PAGE: filled(FRONTIER_PAGE.read_text(), jobs),
-    }
-
-
-def validation() -> Iterator[str]:
+@headed("table", "runs", "mean error, left out", "largest", "mean error, in sample", "largest")
+def validation() -> Iterator[list[object]]:
     """Yield the errors of all tables."""
-    rows = []
     for name, count, *kinds in error_rows():
         note = TABLES[name].note
         cells = [f"{value:.1%}" for found in kinds for value in found]
-        rows.append([_link(name) + (f" ({note})" if note else ""), count, *cells])
-    head = ("table", "runs", "mean error, left out", "largest", "mean error, in sample", "largest")
-    yield from table(head, rows)
+        yield [_link(name) + (f" ({note})" if note else ""), count, *cells]
 
 
-def choices_table() -> Iterator[str]:
+@headed("table", "constants", "fastest chosen", "regret, mean", "largest", "rank correlation")
+def choices_table() -> Iterator[list[str]]:
     """Yield how well the planner chooses among the measured layouts of a job."""
-    head = ("table", "constants", "fastest chosen", "regret, mean", "largest", "rank correlation")
-    found = ([_link(name), *cells] for name, *cells in choice_rows() if cells[0] != "in sample")
-    yield from table(head, found)
+    return ([_link(name), *cells] for name, *cells in choice_rows() if cells[0] != "in sample")
 
 
 def _link(name: str) -> str:
     return f"[{TABLES[name].title}](../benchmarks/published/{name}.csv)"
 
 
-def amsp_table() -> Iterator[str]:
+@headed(
+    "model", "ranks", "chosen factors", "MFU", "paper's factors", "MFU", "speed-up over MiCS",
+    "over ZeRO-3",
+)  # fmt: skip
+def amsp_table() -> Iterator[list[object]]:
     """Yield the factors that the search chooses, the paper's factors, and the speed-ups."""
-    yield from table(
-        ("model", "ranks", "chosen factors", "MFU", "paper's factors", "MFU", "speed-up over MiCS",
-         "over ZeRO-3"),
-        ([model.upper(), ranks, *_amsp_cells(model, ranks, factors)]
-         for model, factors in AMSP_PAPER_FACTORS.items()
-         for ranks in AMSP_RANKS),
-    )  # fmt: skip
+    for model, factors in AMSP_PAPER_FACTORS.items():
+        for ranks in AMSP_RANKS:
+            yield [model.upper(), ranks, *_amsp_cells(model, ranks, factors)]
 
 
 def _amsp_cells(model: str, ranks: int, paper_factors: tuple[int, int, int]) -> Iterator[str]:
@@ -114,3 +90,18 @@ def _speed_up(best: Estimate, other: Estimate | None) -> str:
     if other is None or other.refused:
         return "does not fit" if other else "-"
     return f"{other.time.seconds / best.time.seconds:.2f}x"
+
+
+PAGES = {
+    "docs/planner.md": {
+        "validation": validation,
+        "choices": choices_table,
+        "amsp": amsp_table,
+        "schedules": frontier_tables.schedules_table,
+        "frontier": frontier_tables.scaling_table,
+    },
+    "docs/running-on-frontier.md": {
+        "first_runs": frontier_tables.first_runs_table,
+        "scaling_runs": frontier_tables.recipes_table,
+    },
+}

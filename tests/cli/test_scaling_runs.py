@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from docs.generate import frontier_tables
-from docs.generate.planner_page import FRONTIER_PAGE
+from docs.generate.blocks import ROOT
 from frontier_lab.jobs.launch import main
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.dry_run import build
@@ -18,6 +18,7 @@ from tests.covering import covering
 
 pytestmark = pytest.mark.slow
 
+FRONTIER_PAGE = ROOT / "docs" / "running-on-frontier.md"
 RUNS = [curves for _, curves in frontier_tables.LAYOUTS]
 
 

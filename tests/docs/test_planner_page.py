@@ -3,14 +3,15 @@
 import pytest
 
 from docs.generate import frontier_tables
+from docs.generate.blocks import ROOT
 from docs.generate.frontier_tables import CURVES, scaling
-from docs.generate.planner_page import PAGE
-from docs.generate.predictions import GPUS_PER_NODE, predict
+from docs.generate.predictions import predict
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
+PAGE, GPUS_PER_NODE = ROOT / "docs" / "planner.md", 8
 POINTS = 0.03
 """Largest difference from a published efficiency."""
 
