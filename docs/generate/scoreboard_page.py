@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.planner_accuracy import TABLES, left_out
 from docs.generate.blocks import load, select, table
-from docs.generate.frontier_tables import CURVES, scaling
-from docs.generate.planner_page import AMSP_PAPER_FACTORS
+from docs.generate.planner_page import AMSP_PAPER_FACTORS, CURVES, scaling
 from docs.generate.predictions import BF16_GRADIENTS, predict, with_factors, with_network
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
