@@ -34,7 +34,8 @@ from benchmarks.harness import (
     train_run,
     write_json,
 )
-from docs.generate.blocks import GRID, IMAGES, RESULTS, TEXT, side_by_side, svg
+from docs.generate.blocks import RESULTS
+from docs.generate.drawing import GRID, IMAGES, panels, svg
 from frontier_lab.option_values import new_file, write_text
 from frontier_llm.cli.options import run_command
 from frontier_llm.telemetry.history import History
@@ -202,8 +203,7 @@ def means(series: Sequence[Points]) -> list[tuple[int, float]]:
 
 def draw(curves: Sequence[Curve]) -> Figure:
     """Draw the validation losses, and their differences from the run `plain`."""
-    figure = Figure(figsize=(9.6, 3.6))
-    left, right = side_by_side(figure, 2, 0.25)
+    figure, (left, right) = panels((9.6, 3.6), "", "", gap=0.25)
     for run in dict.fromkeys(curve.run for curve in curves):
         of_run = [curve for curve in curves if curve.run == run]
         _draw_runs(left, run, [curve.validation for curve in of_run])
@@ -212,10 +212,10 @@ def draw(curves: Sequence[Curve]) -> Figure:
     for bound in (1.0, 0.3, -0.3, -1.0):  # percent, to compare the curves with
         right.axhline(bound, color=GRID, linewidth=0.8, linestyle="--")
     left.set(xlabel="step", ylabel="nats per token")
-    left.set_title("Validation loss", color=TEXT)
+    left.set_title("Validation loss")
     right.set(xlabel="step", ylabel="percent")
-    right.set_title("Difference from plain of the same seed", color=TEXT)
-    left.legend(frameon=False, labelcolor=TEXT)
+    right.set_title("Difference from plain of the same seed")
+    left.legend()
     return figure
 
 

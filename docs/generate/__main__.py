@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from docs.generate.blocks import ROOT, filled
 from frontier_llm.cli.options import run_command, tool_parser
 
 MODULES = {
@@ -29,7 +30,8 @@ MODULES = {
     "observations": "observations_page",
     "scoreboard": "scoreboard_page",
 }
-"""The module of each generator, whose function `files` returns the content of its files."""
+"""The module of each generator. Its `PAGES` are functions that yield the lines of blocks, by page
+and name of the block. Its function `images` returns the content of its charts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,9 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no generator {', '.join(unknown)}: choose of {', '.join(MODULES)}")
     stale = 0
     for name in options.names or MODULES:
-        module = importlib.import_module(f"docs.generate.{MODULES[name]}")
-        stale += keep_current(name, module.files(), write=options.write)
+        stale += keep_current(name, files_of(name), write=options.write)
     return 1 if stale else 0
+
+
+def files_of(name: str) -> dict[Path, str]:
+    """Return the content of the pages and charts of a generator."""
+    module = importlib.import_module(f"docs.generate.{MODULES[name]}")
+    files: dict[Path, str] = module.images() if hasattr(module, "images") else {}
+    for page, blocks in getattr(module, "PAGES", {}).items():
+        lines = {block: make() for block, make in blocks.items()}
+        files[ROOT / page] = filled((ROOT / page).read_text(), lines)
+    return files
 
 
 def keep_current(name: str, wanted: Mapping[Path, str], *, write: bool) -> int:

@@ -6,26 +6,21 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.generate.blocks import (
+from docs.generate.blocks import RESULTS, Row, load, select, sharding_case
+from docs.generate.drawing import (
     FOURTH,
-    GRID,
     IMAGES,
     NEUTRAL,
     OURS,
-    RESULTS,
     TEXT,
     THEIRS,
-    Row,
     chart,
-    load,
-    select,
-    sharding_case,
-    side_by_side,
+    draw_groups,
+    panels,
 )
 
 PEERS = ("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero3")
 FORMAT_COLOURS = {"fp32": NEUTRAL, "bf16": THEIRS, "int8": OURS, "int4": FOURTH}
-
 SCHEDULE_COLOURS = {
     "megatron-1f1b": "#d97706", "1f1b": "#8b949e", "zb_h1": "#9cc8ff",
     "megatron-interleaved": "#f0b866", "interleaved": "#2f81f7", "interleaved-waiting": "#1f5fbf",
@@ -34,38 +29,34 @@ SCHEDULE_COLOURS = {
 """The schedules that the chart of pipelines shows, with the colours of their bars."""
 
 
-def files() -> dict[Path, str]:
-    """Return the content of the charts' files."""
+def images() -> dict[Path, str]:
+    """Return the charts of `CHARTS`."""
     return {
-        IMAGES / f"{name}.svg": chart(
-            IMAGES / f"{name}.svg", __file__, (RESULTS / f"{source}.json").read_bytes(), draw
-        )
+        file: chart(file, __file__, (RESULTS / f"{source}.json").read_bytes(), draw)
         for name, (source, draw) in CHARTS.items()
+        for file in [IMAGES / f"{name}.svg"]
     }
 
 
 def sharding() -> Figure:
     """Draw tokens per second of the contenders on loopback and on a 1 Gbit/s link."""
-    panels = {
+    contenders = {
         "loopback": ("ours-replicated", "ours-zero1", "ours-zero3", *PEERS),
         "1 Gbit/s": ("ours-zero1", "ours-zero3", "ours-zeropp+zeropp", *PEERS),
     }
-    figure = Figure(figsize=(9, 3.2))
-    for axes, (link, names) in zip(side_by_side(figure, 2), panels.items(), strict=True):
-        rows = sharding_case(0, ranks=2, precision="bf16", link=link)
-        _draw_speeds(axes, names, [rows[name] for name in names])
-        axes.set_title(f"{link}: tokens/s", loc="left", color=TEXT)
+    figure, both = panels((9, 3.2), *(f"{link}: tokens/s" for link in contenders))
+    for axes, (link, names) in zip(both, contenders.items(), strict=True):
+        _draw_speeds(axes, names, sharding_case(0, ranks=2, precision="bf16", link=link))
     return figure
 
 
 def quantised_step() -> Figure:
     """Draw tokens per second with and without quantised communication over two links."""
     names = ("ours-zero3", "ours-zero3+zeropp", "ours-zeropp+zeropp", "fsdp", "deepspeed-zero3")
-    figure = Figure(figsize=(9, 2.6))
-    for axes, link in zip(side_by_side(figure, 2), ("1 Gbit/s", "200 Mbit/s"), strict=True):
-        rows = sharding_case(0, ranks=2, precision="fp32", link=link)
-        _draw_speeds(axes, names, [rows[name] for name in names])
-        axes.set_title(f"{link}, fp32: tokens/s", loc="left", color=TEXT)
+    links = ("1 Gbit/s", "200 Mbit/s")
+    figure, both = panels((9, 2.6), *(f"{link}, fp32: tokens/s" for link in links))
+    for axes, link in zip(both, links, strict=True):
+        _draw_speeds(axes, names, sharding_case(0, ranks=2, precision="fp32", link=link))
     return figure
 
 
@@ -73,32 +64,28 @@ def checkpoint() -> Figure:
     """Draw how long a save blocks training, and when it is durable."""
     rows = [row for row in load("checkpoint")["rows"] if row["saver"] != "bare-writes"]
     names = [row["saver"] for row in rows]
-    figure = Figure(figsize=(9, 2.8))
-    blocked, durable = side_by_side(figure, 2)
+    titles = ("training is blocked (logarithmic)", "until the checkpoint is durable")
+    figure, (blocked, durable) = panels((9, 2.8), *titles)
     _draw_bars(blocked, names, [row["blocked_ms"] for row in rows], "{:g} ms")
     blocked.set_xscale("log")
     blocked.set_xlim(0.5, 5000)
-    blocked.set_title("training is blocked (logarithmic)", loc="left", color=TEXT)
     _draw_bars(durable, names, [row["durable_s"] or 0 for row in rows], "{:g} s", zero="never")
-    durable.set_title("until the checkpoint is durable", loc="left", color=TEXT)
     return figure
 
 
 def collectives() -> Figure:
     """Draw the speed of gathers and reductions relative to bf16, by format and link."""
     rows = select(load("collectives")["rows"], nodes_x_ranks="2 x 1")
-    figure = Figure(figsize=(9, 2.8))
-    links = ("loopback", "1 Gbit/s", "200 Mbit/s")
-    for axes, flow in zip(side_by_side(figure, 2, 0.2), ("gather", "reduce"), strict=True):
-        for offset, (name, colour) in enumerate(FORMAT_COLOURS.items()):
+    links, flows = ("loopback", "1 Gbit/s", "200 Mbit/s"), ("gather", "reduce")
+    figure, both = panels((9, 2.8), *(f"{flow}: speed over bf16" for flow in flows), gap=0.2)
+    for axes, flow in zip(both, flows, strict=True):
+        series = {}
+        for name, colour in FORMAT_COLOURS.items():
             by_link = [select(rows, flow=flow, format=name, link=link)[0] for link in links]
             values = [row["times_as_fast_as_bf16"] for row in by_link]
-            positions = [position + 0.2 * (offset - 1.5) for position in range(len(links))]
-            axes.bar(positions, values, 0.18, color=colour, label=name)
-        axes.set_xticks(range(len(links)), links)
-        axes.grid(axis="y", color=GRID)
-        axes.set_title(f"{flow}: speed over bf16", loc="left", color=TEXT)
-    figure.axes[0].legend(frameon=False, labelcolor=TEXT)
+            series[name] = colour, dict(enumerate(values))
+        draw_groups(axes, links, series, (0.2, 0.18))
+    both[0].legend()
     return figure
 
 
@@ -106,27 +93,25 @@ def pipeline() -> Figure:
     """Draw the times of pipeline schedules relative to our 1F1B, by number of micro-batches."""
     cases = load("pipeline")["cases"]
     numbers_of_ranks = sorted({case["ranks"] for case in cases})
-    figure = Figure(figsize=(9, 3.2))
-    for axes, ranks in zip(side_by_side(figure, len(numbers_of_ranks), 0.15), numbers_of_ranks,
-                           strict=True):  # fmt: skip
+    titles = (f"{ranks} ranks: time over 1f1b" for ranks in numbers_of_ranks)
+    figure, all_axes = panels((9, 3.2), *titles, gap=0.15)
+    for axes, ranks in zip(all_axes, numbers_of_ranks, strict=True):
         of_ranks = select(cases, ranks=ranks)
-        for offset, (name, colour) in enumerate(SCHEDULE_COLOURS.items()):
-            times = {
-                index: row["over_1f1b"]
-                for index, case in enumerate(of_ranks)
-                for row in select(case["rows"], contender=name)
-            }
-            positions = [index + 0.11 * (offset - 3) for index in times]
-            axes.bar(positions, list(times.values()), 0.1, color=colour, label=name)
-        axes.set_xticks(range(len(of_ranks)), [case["micro_batches"] for case in of_ranks])
+        series = {}
+        for name, colour in SCHEDULE_COLOURS.items():
+            series[name] = (
+                colour,
+                {
+                    index: row["over_1f1b"]
+                    for index, case in enumerate(of_ranks)
+                    for row in select(case["rows"], contender=name)
+                },
+            )
+        draw_groups(axes, [str(case["micro_batches"]) for case in of_ranks], series, (0.11, 0.1))
         axes.set_xlabel("micro-batches")
         axes.set_ylim(bottom=0.5)
-        axes.grid(axis="y", color=GRID)
-        axes.set_title(f"{ranks} ranks: time over 1f1b", loc="left", color=TEXT)
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(),
-        frameon=False, labelcolor=TEXT, ncols=4, loc="lower center", bbox_to_anchor=(0.5, -0.22),
-    )  # fmt: skip
+    handles = all_axes[0].get_legend_handles_labels()
+    figure.legend(*handles, ncols=4, loc="lower center", bbox_to_anchor=(0.5, -0.22))
     return figure
 
 
@@ -134,15 +119,14 @@ def faults() -> Figure:
     """Draw, for each fault, the seconds until Slurm has the nodes back."""
     rows = load("faults")["rows"]
     names = [row["fault"].replace("`", "") for row in rows]
-    figure = Figure(figsize=(7, 3.6))
-    (axes,) = side_by_side(figure, 1)
+    figure, (axes,) = panels((7, 3.6), "seconds from the fault until the nodes are free")
     _draw_bars(axes, names, [_seconds(row["nodes_free_after"]) for row in rows], "{:.3g} s")
-    axes.set_title("seconds from the fault until the nodes are free", loc="left", color=TEXT)
     return figure
 
 
-def _draw_speeds(axes: Axes, names: Sequence[str], rows: Sequence[Row]) -> None:
+def _draw_speeds(axes: Axes, names: Sequence[str], by_name: Mapping[str, Row]) -> None:
     """Draw median tokens per second as bars, with a line from the slowest to the fastest round."""
+    rows = [by_name[name] for name in names]
     speeds = [row["tokens_per_second"] for row in rows]
     _draw_bars(axes, names, speeds, ends=[row["most"] for row in rows])
     below = [speed - row["least"] for speed, row in zip(speeds, rows, strict=True)]
@@ -172,13 +156,11 @@ def _draw_bars(
     axes.barh(range(len(names)), values, color=colours, height=0.68)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.grid(axis="x", color=GRID)
+    axes.grid(axis="x")
     axes.margins(x=0.22)
     for position, (value, end) in enumerate(zip(values, ends or values, strict=True)):
         text = form.format(value) if value else zero
-        axes.annotate(
-            text, (end, position), (5, 0), textcoords="offset points", va="center", color=TEXT
-        )
+        axes.annotate(text, (end, position), (5, 0), textcoords="offset points", va="center")
 
 
 def _seconds(text: str) -> float:

@@ -1,22 +1,16 @@
 """The tables of docs/collectives.md: bytes between nodes, and what can be combined."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from docs.generate.blocks import DOCS, filled, table
-from frontier_lab.planning.state_traffic import StateTraffic
-from frontier_llm.cli.compose import compose
-from frontier_llm.config import RunConfig, decode
+from docs.generate.blocks import headed, table
+from frontier_lab.planning.state_layout import StateLayout
+from frontier_llm.cli.compose import Composed
+from frontier_llm.config import RunConfig
 from frontier_llm.config.support import check_support
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.formats import StateFormats
-from frontier_llm.geometry.grid import Grid, level_borders
-from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.wire import gather_bytes
 
-PAGE = DOCS / "collectives.md"
 NODES, PER_NODE = 4, 8
 """Nodes, and ranks per node, of the table of bytes."""
 DATA = NODES * PER_NODE
@@ -40,57 +34,35 @@ REFUSED = {
     "error feedback = on and gradients between nodes = floats": ("zeropp_feedback", "fp32", "bf16"),
 }
 """A combination of each kind that is refused: preset, precision, format between nodes."""
-IN_BF16 = "collectives=bf16"
-"""Override that sends gradients in bf16."""
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """One row of the table of bytes."""
-
-    name: str
-    """First column of the row."""
-    factors: tuple[int, int, int]
-    """Ranks over which parameters, gradients and optimizer states are sharded."""
-    collectives: str
-    """Overrides of `conf/collectives`."""
-
-
+RANKS_OVERRIDES = (
+    "parallel.pipeline=1", f"launch.ranks={DATA}", f"launch.ranks_per_node={PER_NODE}",
+    "precision=bf16", "data.micro_batch=1",
+)  # fmt: skip
+"""The ranks of the table of bytes."""
 SCHEMES = (
-    Scheme("`sharding=zero3 collectives=bf16`", (DATA, DATA, DATA), IN_BF16),
-    Scheme("`sharding=zero3 collectives=zeropp`", (DATA, DATA, DATA), "collectives=zeropp"),
-    Scheme("`sharding=zeropp collectives=bf16`", (PER_NODE, DATA, DATA), IN_BF16),
-    Scheme("`sharding=zeropp collectives=zeropp`", (PER_NODE, DATA, DATA), "collectives=zeropp"),
+    "sharding=zero3 collectives=bf16",
+    "sharding=zero3 collectives=zeropp",
+    "sharding=zeropp collectives=bf16",
+    "sharding=zeropp collectives=zeropp",
 )
+"""Rows of the table of bytes, by their overrides."""
 
 
-def files() -> dict[Path, str]:
-    """Return the page with its tables."""
-    tables = {"bytes": volumes(), "support": support()}
-    return {PAGE: filled(PAGE.read_text(), tables)}
-
-
-def volumes() -> Iterator[str]:
-    """Yield the table of bytes that leave a node in a step.
-
-    The unit is the size of the model in 16 bits.
-    """
-    head = ["scheme", *(f"M = {m}" for m in MICRO_BATCHES)]
-    head += [f"relative to ZeRO-3, M = {m}" for m in MICRO_BATCHES]
+@headed(
+    "scheme", *(f"M = {m}" for m in MICRO_BATCHES),
+    *(f"relative to ZeRO-3, M = {m}" for m in MICRO_BATCHES),
+)  # fmt: skip
+def volumes() -> Iterator[list[str]]:
+    """Yield the bytes that leave a node in a step, in multiples of the model in 16 bits."""
     zero3 = [zero3_in_rings(m) for m in MICRO_BATCHES]
     rows = {
         "ZeRO-3 in bf16, in rings": zero3,
         "ZeRO++ as published, without scales": [published(m) for m in MICRO_BATCHES],
-        **{one.name: [leaves_a_node(one, m) for m in MICRO_BATCHES] for one in SCHEMES},
+        **{f"`{scheme}`": [leaves_a_node(scheme, m) for m in MICRO_BATCHES] for scheme in SCHEMES},
     }
-    yield from table(
-        head,
-        (
-            [name, *(f"{volume:.2f}" for volume in volumes),
-             *(f"1/{base / volume:.1f}" for volume, base in zip(volumes, zero3, strict=True))]
-            for name, volumes in rows.items()
-        ),
-    )  # fmt: skip
+    for name, volumes in rows.items():
+        relative = (base / volume for volume, base in zip(volumes, zero3, strict=True))
+        yield [name, *(f"{volume:.2f}" for volume in volumes), *(f"1/{v:.1f}" for v in relative)]
 
 
 def zero3_in_rings(micro_batches: int) -> float:
@@ -111,35 +83,22 @@ def published(micro_batches: int) -> float:
     return micro_batches * (0.5 + 0.25) * (1 - 1 / NODES)
 
 
-def leaves_a_node(scheme: Scheme, micro_batches: int) -> float:
+def leaves_a_node(scheme: str, micro_batches: int) -> float:
     """Return what the ranks of a node send to other nodes in a step, relative to the 16-bit model.
 
     Gathers and gradients in fp32 use rings. Other gradients are sent between pairs of ranks.
     """
-    formats = _formats(scheme.collectives)
-    grid = Grid(1, DATA, 1, PER_NODE)
-    borders = level_borders(grid) if formats.exchanges else ()
-    factors = Factors(*scheme.factors, DATA, formats.encodes_sums, borders)
-    size = factors.padded(ELEMENTS + SMALL)
-    traffic = StateTraffic(
-        grid,
-        factors,
-        micro_batches,
-        params_bytes=2,
-        formats=formats,
-    )
-    by_rank = [traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
+    batch = f"data.global_batch={DATA * micro_batches}"
+    layout = StateLayout.of(_config(*RANKS_OVERRIDES, *scheme.split(), batch))
+    size = layout.factors.padded(ELEMENTS + SMALL)
+    by_rank = [layout.traffic.unit(rank, size, decayed=ELEMENTS) for rank in range(PER_NODE)]
     inter_bytes = sum(sent.network for of_rank in by_rank for sent in of_rank.values())
     return inter_bytes / (2 * size)
 
 
-def _formats(override: str) -> StateFormats:
-    return StateFormats.at(_config(override).collectives)
-
-
 @cache
-def _config(override: str) -> RunConfig:
-    return decode(compose([override]))
+def _config(*overrides: str) -> RunConfig:
+    return Composed.of(overrides).config
 
 
 def support() -> Iterator[str]:
@@ -182,3 +141,6 @@ def _sign(precision: str, preset: str, device: str) -> str:
     if refusal(preset, precision):
         return "refused"
     return "yes" if device in TESTED_DEVICES else "not run"
+
+
+PAGES = {"docs/collectives.md": {"bytes": volumes, "support": support}}

@@ -11,20 +11,14 @@ from typing import Any
 
 import yaml
 
-from docs.generate.blocks import ROOT, filled, load, select, table
+from docs.generate.blocks import load, select, table
 
-PAGE = ROOT / "README.md"
 FEATURES = Path(__file__).with_name("features.yaml")
 SIGNS = {True: "✓", False: "✗", "?": ""}
 """Signs for yes, no and unknown; a cell is empty if no source answers the question."""
 LINKS = ("loopback", "1 Gbit/s")
 RANKS, PRECISION = 2, "bf16"
 """Conditions of the measurements that are shown."""
-
-
-def files() -> dict[Path, str]:
-    """Return the page with a new table."""
-    return {PAGE: filled(PAGE.read_text(), {"comparison": comparison()})}
 
 
 def comparison() -> Iterator[str]:
@@ -81,3 +75,6 @@ def _ratio(ours: str, theirs: str, link: str) -> str:
     if not ratios:
         raise ValueError(f"sharding.json: {ours} and {theirs} were never both measured on {link}")
     return f"{median(ratios):.2f}"
+
+
+PAGES = {"README.md": {"comparison": comparison}}

@@ -3,10 +3,9 @@
 import contextlib
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import patch
 
-from docs.generate.blocks import DOCS, filled, table
+from docs.generate.blocks import table
 from frontier_llm.cli import machine_defaults
 from frontier_llm.cli.compose import Composed
 from frontier_llm.cli.machine_defaults import cluster_of_this_machine
@@ -15,7 +14,6 @@ from frontier_llm.errors import ConfigError
 from frontier_llm.launch.visible_devices import VisibleDevices
 from frontier_llm.planner.candidate import Candidate
 
-PAGE = DOCS / "install.md"
 H100 = VisibleDevices("cuda", "NVIDIA H100 80GB HBM3", 79.1, 1)
 H200 = VisibleDevices("cuda", "NVIDIA H200", 139.8, 1)
 DEVICES = {
@@ -67,12 +65,6 @@ def first(devices: VisibleDevices | None, *overrides: str) -> tuple[dict[str, st
     return {name: str(value) for name, value in chosen.items()}, said.getvalue(), refusal
 
 
-def files() -> dict[Path, str]:
-    """Return the page with its table and the refusal."""
-    blocks = {"first command": choices(), "first refusals": refusals()}
-    return {PAGE: filled(PAGE.read_text(), blocks)}
-
-
 def choices() -> Iterator[str]:
     """Yield the table of choices."""
     rows = {name: first(devices)[0] for name, devices in DEVICES.items()}
@@ -87,3 +79,6 @@ def refusals() -> Iterator[str]:
     yield from said.splitlines()
     yield from refusal.splitlines()
     yield "```"
+
+
+PAGES = {"docs/install.md": {"first command": choices, "first refusals": refusals}}

@@ -7,11 +7,10 @@ which file it shows, and its columns.
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from docs.generate.blocks import DOCS, RESULTS, Row, filled, load, select, table
+from docs.generate.blocks import RESULTS, Lines, Row, headed, load, select, table
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ PREDICTED = {"cost": "1", "copies": "1.04"}
 """Ratios that the docstring of benchmarks/bench_recovery.py derives."""
 NODES_AND_LINKS = (("2 x 1", "1 Gbit/s"), ("2 x 2", "1 Gbit/s"), ("2 x 1", "200 Mbit/s"))
 """Nodes x ranks and links whose steps are shown."""
-SPREAD = "{%(key)s[0]} ({%(key)s[1]}, {%(key)s[2]})"
 NOTHING = (
     "**Nothing on this page has been measured on a GPU.** The tests below show that the code is "
     "correct as far as this can",
@@ -45,12 +43,12 @@ class Table:
     columns: Mapping[str, Any]
     """A `Cell` by the heading of its column."""
     rows: Callable[[Mapping[str, Any]], Iterable[Row]] = lambda content: content["rows"]
-    after: str = ""
-    """Format string for the keys of the file: a line below the table."""
+    after: str | Callable[[Row], str] = ""
+    """Format string for the keys of the file, or function of the file: a line below the table."""
     by: tuple[str, ...] = ()
     """Keys whose values are the same in all rows of a line; empty: each row has a line."""
 
-    def lines(self) -> Iterator[str]:
+    def __call__(self) -> Iterator[str]:
         """Yield the lines of the block."""
         content = load(self.source)
         lines: dict[object, list[Row]] = {}
@@ -61,7 +59,8 @@ class Table:
         yield from table(list(self.columns), cells)
         if self.after:
             yield ""
-            yield self.after.format_map(content)
+            after = self.after
+            yield after.format_map(content) if isinstance(after, str) else after(content)
 
 
 class _Cells(string.Formatter):
@@ -85,15 +84,17 @@ def _cell(form: Cell, *rows: Row) -> str:
         return ""
 
 
-def _spread(key: str) -> str:
-    """Return the format of a median with the smallest and the largest of the rounds."""
-    return SPREAD % {"key": key}
+def _spread(key: str, spec: str = "", parts: Sequence[object] = (0, 1, 2)) -> str:
+    """Return the format of a median with the smallest and the largest of the rounds.
 
-
-def _span(values: Row, form: str) -> str:
-    """Return a median with the smallest and the largest of the rounds, from their names."""
-    middle, least, most = (format(values[key], form) for key in ("median", "min", "max"))
+    `parts` are the three indices or names below the key.
+    """
+    middle, least, most = (f"{{{key}[{part}]:{spec}}}" for part in parts)
     return f"{middle} ({least}, {most})"
+
+
+def _span(key: str, spec: str) -> str:
+    return _spread(key, spec, ("median", "min", "max"))
 
 
 def _of_processors(content: Row) -> Iterator[Row]:
@@ -123,40 +124,31 @@ def _with_case(content: Row) -> Iterator[Row]:
         yield from ({**case, **row} for row in case["rows"])
 
 
-def pipeline_memory() -> Iterator[str]:
+@headed("peak of activations, MiB", "measured", "planned", "measured, `recompute=full`",
+        "planned, `recompute=full`")  # fmt: skip
+def pipeline_memory() -> Iterator[list[str]]:
     """Yield measured and planned memory with and without recomputation, in the same case."""
     (recomputed,) = load("pipeline_recompute")["cases"]
     numbers = {key: recomputed[key] for key in ("ranks", "micro_batches")}
     (plain,) = select(load("pipeline")["cases"], **numbers)
-    rows = [
-        (f"`{row['contender']}`", *(
-            f"{one[key] / 2**20:.1f}"
-            for one in (row, *select(recomputed["rows"], contender=row["contender"]))
-            for key in ("peak_bytes", "planned_bytes")
-        ))
-        for row in plain["rows"]
-    ]  # fmt: skip
-    head = ("peak of activations, MiB", "measured", "planned", "measured, `recompute=full`",
-            "planned, `recompute=full`")  # fmt: skip
-    yield from table(head, rows)
+    for row in plain["rows"]:
+        both = (row, *select(recomputed["rows"], contender=row["contender"]))
+        sizes = (one[key] / 2**20 for one in both for key in ("peak_bytes", "planned_bytes"))
+        yield [f"`{row['contender']}`", *(f"{size:.1f}" for size in sizes)]
 
 
 def layouts() -> Iterator[str]:
     """Yield planned and measured layouts of CPU ranks."""
     found = load("planner_layouts")
     rows = found["rows"]
-    time, memory = (fmean(abs(row[key]) for row in rows) for key in ("time_error", "memory_error"))
-    cells = [
-        (row["layout"], f"{row['planned_seconds'] * 1e3:.0f}", f"{row['seconds'] * 1e3:.0f}",
-         f"{row['time_error']:+.1%}", f"{row['planned_bytes'] / 2**20:.1f}",
-         f"{row['peak_bytes'] / 2**20:.1f}", f"{row['memory_error']:+.1%}")
-        for row in rows
-    ]  # fmt: skip
-    lines = list(
-        table(("layout", "planned, ms", "measured, ms", "error", "planned, MiB", "measured, MiB",
-               "error"), cells)
+    yield from table(
+        ("layout", "planned, ms", "measured, ms", "error", "planned, MiB", "measured, MiB",
+         "error"),
+        ((row["layout"], f"{row['planned_seconds'] * 1e3:.0f}", f"{row['seconds'] * 1e3:.0f}",
+          f"{row['time_error']:+.1%}", f"{row['planned_bytes'] / 2**20:.1f}",
+          f"{row['peak_bytes'] / 2**20:.1f}", f"{row['memory_error']:+.1%}") for row in rows),
     )  # fmt: skip
-    yield from lines
+    time, memory = (fmean(abs(row[key]) for row in rows) for key in ("time_error", "memory_error"))
     yield f"| mean of absolute errors | | | {time:.1%} | | | {memory:.1%} |"
     yield ""
     yield (
@@ -169,47 +161,31 @@ def layouts() -> Iterator[str]:
         yield f"Other programs ran during all steps of {', '.join(disturbed)}."
 
 
-def saved_every_step() -> Iterator[str]:
-    """Yield savers inside training, with a save after every step, for all numbers of ranks."""
-    rows: list[Sequence[object]] = []
-    for case in load("saved_training")["cases"]:
-        ranks = case["ranks"]
-        rows.append((ranks, "no saves", "", _span(case["plain_ms"], ".0f"), "", ""))
-        rows += [
-            (ranks, f"`{row['saver']}`", _span(row["blocked_ms"], ".1f"),
-             _span(row["end_to_end_ms"], ".0f"), _span(row["slowdown"], ".2f"),
-             f"{row['bound_ms']:.0f}")
-            for row in _every_step(case)["rows"]
-        ]  # fmt: skip
-    yield from table(
-        ("ranks", "saver", "blocked, ms per save", "end to end, ms per step", "slowdown",
-         "lower bound, ms per step"), rows,
-    )  # fmt: skip
+def _every_step_rows(content: Row) -> Iterator[Row]:
+    """Yield the rows of savers inside training, with a save after every step."""
+    for case in content["cases"]:
+        yield {"ranks": case["ranks"], "name": "no saves", "end_to_end_ms": case["plain_ms"]}
+        for row in _every_step(case)["rows"]:
+            yield {"ranks": case["ranks"], "name": f"`{row['saver']}`", **row}
 
 
-def saved_targets() -> Iterator[str]:
-    """Yield the targets with a save after every step, and the machine and its load."""
-    found = load("saved_training")
-    cases, rows = found["cases"], []
-    for case in cases:
+def _targets(content: Row) -> Iterator[Row]:
+    """Yield the targets with a save after every step."""
+    for case in content["cases"]:
         for target in _every_step(case)["targets"]:
-            bound, met = target["ratio_of_bounds"], "met" if target["is_met"] else "missed"
             part, _, savers = target["name"].partition(", ")
             one, _, other = savers.partition(" over ")
-            # four digits, so that a target that is just missed differs from the ratio
-            rows.append(
-                (case["ranks"], f"{part}, `{one}` over `{other}`", f"{target['target']:.3g}",
-                 _span(target["ratio"], ".4g"), "" if bound is None else f"{bound:.2f}", met)
-            )  # fmt: skip
-    yield from table(
-        ("ranks", "ratio", "target", "measured", "ratio of the lower bounds", ""), rows
-    )
-    yield ""
+            yield {"ranks": case["ranks"], **target, "name": f"{part}, `{one}` over `{other}`"}
+
+
+def _machine_of_saves(content: Row) -> str:
+    """Return the machine on which savers were compared inside training, and its load."""
+    cases = content["cases"]
     rounds, ranks = (", ".join(str(case[key]) for case in cases) for key in ("rounds", "ranks"))
     others = [v for case in cases for values in case["other_cores"].values() for v in values]
-    yield (
+    return (
         "Measured on {cores} cores of an {processor} ({date}, torch {torch}; `{command}`): "
-    ).format_map(found) + (
+    ).format_map(content) + (
         f"{rounds} rounds for {ranks} ranks. Other programs used {min(others):.1f} to "
         f"{max(others):.1f} cores meanwhile, {fmean(others):.1f} on average."
     )
@@ -233,38 +209,29 @@ def starts() -> Iterator[str]:
     yield from table(head, ([row[key] for key in keys] for row in found["operations"]))
 
 
-def deaths() -> Iterator[str]:
+def _deaths(content: Row) -> Iterator[Row]:
     """Yield the outcome of the kills of ranks and of nodes."""
-    rows = []
-    for series in load("recovery")["deaths"]:
+    for series in content["deaths"]:
         seconds = sorted(series["seconds"])
-        times = (median(seconds), seconds[int(0.95 * len(seconds))], seconds[-1])
-        rows.append(
-            (series["name"], series["processes_killed"], series["steps_compared"],
-             len(series["problems"]), *(f"{value:.2f} s" for value in times))
-        )  # fmt: skip
-    yield from table(
-        ("killed", "processes", "steps", "differences", "to the next step, median", "95%",
-         "worst"), rows,
-    )  # fmt: skip
+        times = {"median": median(seconds), "95%": seconds[int(0.95 * len(seconds))]}
+        yield {**series, **times, "worst": seconds[-1], "differences": len(series["problems"])}
 
 
-def cost() -> Iterator[str]:
+@headed("figure", "measured", "predicted")
+def cost() -> Iterator[tuple[str, str, str]]:
     """Yield the ratios of step times, and the effective training time."""
     results = load("recovery")
     names = {
         "cost": "step time with `recovery.enabled` over without",
         "copies": "step time with `recovery.partner_copies` over without, 113 MB per rank",
     }
-    rows = []
     for part, name in names.items():
         ratios = sorted(results[part]["ratios"])
         spread = f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-        rows.append((name, spread, PREDICTED[part]))
+        yield name, spread, PREDICTED[part]
     found = results["goodput"]
     name = f"effective training time, {found['kills']} kills, {found['mtbf']:.0f} s apart"
-    rows.append((name, f"{found['measured']:.3f}", f"{found['predicted']:.3f}"))
-    yield from table(("figure", "measured", "predicted"), rows)
+    yield name, f"{found['measured']:.3f}", f"{found['predicted']:.3f}"
 
 
 def gpu() -> Iterator[str]:
@@ -308,8 +275,8 @@ def _of_savers(*names: str) -> Callable[[Row], Iterable[Row]]:
     return lambda content: [select(content["rows"], saver=name)[0] for name in names]
 
 
-PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
-    "benchmarks.md": {
+PAGES: Mapping[str, Mapping[str, Lines]] = {
+    "docs/benchmarks.md": {
         "step": Table("step", {
             "date": "{date}", "machine": "{hardware}", "precision": "{precision}",
             "ours": "{ours_ms:.0f} ms", "plain torch": "{plain_torch_ms:.0f} ms",
@@ -350,10 +317,21 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
             "of the disk's rate": "{of_disk_percent}%",
         }, rows=_of_savers("ours-lazy", "ours-blocking", "torch.save-fsync", "dcp-async-stager",
                            "bare-writes")),
-        "saved every step": saved_every_step,
-        "saved targets": saved_targets,
+        "saved every step": Table("saved_training", {
+            "ranks": "{ranks}", "saver": "{name}",
+            "blocked, ms per save": _span("blocked_ms", ".1f"),
+            "end to end, ms per step": _span("end_to_end_ms", ".0f"),
+            "slowdown": _span("slowdown", ".2f"),
+            "lower bound, ms per step": "{bound_ms:.0f}",
+        }, rows=_every_step_rows),
+        "saved targets": Table("saved_training", {
+            "ranks": "{ranks}", "ratio": "{name}", "target": "{target:.3g}",
+            # four digits, so that a target that is just missed differs from the ratio
+            "measured": _span("ratio", ".4g"), "ratio of the lower bounds": "{ratio_of_bounds:.2f}",
+            "": lambda row: "met" if row["is_met"] else "missed",
+        }, rows=_targets, after=_machine_of_saves),
     },
-    "collectives.md": {
+    "docs/collectives.md": {
         "kernels": Table("quantisation_kernels", {
             "kernels": "{kernels}", "format": lambda row: row["format"] or "-",
         } | {
@@ -381,7 +359,7 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
             )
         }, by=("parts",)),
     },
-    "data.md": {
+    "docs/data.md": {
         "preprocess": Table("preprocess", {
             "contender": "{contender}", "seconds": "{seconds}", "relative to ours": "{of_ours:.2f}",
             "CPU seconds": "{cpu_seconds}",
@@ -389,16 +367,16 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
             "peak MiB": "{peak_mib}",
         }),
     },
-    "planner.md": {"layouts": layouts},
-    "gpu.md": {"measured": gpu},
-    "optimizer.md": {
+    "docs/planner.md": {"layouts": layouts},
+    "docs/gpu.md": {"measured": gpu},
+    "docs/optimizer.md": {
         "optimizers": Table("optimizers", {
             "optimizer": "`{optimizer}`", "best rate": "{rate}", "last validation loss": "{loss}",
             "steps to AdamW's last loss": "{steps}",
             "bytes per parameter besides master weights": "{bytes}",
         }),
     },
-    "checkpoint.md": {
+    "docs/checkpoint.md": {
         "kills": Table("kills", {"moment of the kill": "{moment}", "kills": "{kills}"}, after=(
             "After these kills: {resumes} resumes from a checkpoint, {lost_commits} lost commits, "
             "{losses_that_differ} losses that differ in a bit from those of an undisturbed run "
@@ -406,8 +384,12 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
             "to the end of all processes ({date}, {hardware}; `{command}`)."
         )),
     },
-    "recovery.md": {
-        "deaths": deaths,
+    "docs/recovery.md": {
+        "deaths": Table("recovery", {
+            "killed": "{name}", "processes": "{processes_killed}", "steps": "{steps_compared}",
+            "differences": "{differences}", "to the next step, median": "{median:.2f} s",
+            "95%": "{95%:.2f} s", "worst": "{worst:.2f} s",
+        }, rows=_deaths),
         "slurm": Table("replaced", {
             "fault": "{fault}",
             "next step after": lambda row: _or_dash("{seconds_to_step:.1f} s", row),
@@ -416,7 +398,7 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
         }),
         "cost": cost,
     },
-    "reliability.md": {
+    "docs/reliability.md": {
         "faults": Table("faults", {
             "what happened": "{fault}", "nodes free after": "{nodes_free_after}",
             "the job": "{job}", "first step after restart": "{first_new_step_after}",
@@ -439,15 +421,3 @@ PAGES: Mapping[str, Mapping[str, Table | Callable[[], Iterator[str]]]] = {
 
 def _or_dash(form: str, row: Row) -> str:
     return _cell(form, row) or "-"
-
-
-def files() -> dict[Path, str]:
-    """Return the content of each page with new tables."""
-    pages = {}
-    for page, blocks in PAGES.items():
-        lines = {
-            name: block.lines() if isinstance(block, Table) else block()
-            for name, block in blocks.items()
-        }
-        pages[DOCS / page] = filled((DOCS / page).read_text(), lines)
-    return pages

@@ -5,28 +5,15 @@ They show how the throughput of Frontier's models depends on one setting at a ti
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from docs.generate.blocks import (
-    DOCS,
-    FOURTH,
-    GRID,
-    IMAGES,
-    NEUTRAL,
-    OURS,
-    TEXT,
-    THEIRS,
-    chart,
-    filled,
-    side_by_side,
-    table,
-)
+from docs.generate.blocks import headed
+from docs.generate.drawing import FOURTH, IMAGES, NEUTRAL, OURS, THEIRS, chart, draw_groups, panels
 from docs.generate.predictions import predict
 from frontier_llm.cli.experiments import composed
 from frontier_llm.geometry.host_pool import STATE_BYTES
@@ -34,7 +21,6 @@ from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.planner.estimate import Estimate
 from frontier_llm.units import GIB
 
-PAGE = DOCS / "observations.md"
 LINE_COLOURS = (OURS, THEIRS, FOURTH)
 ONE_CHUNK = ("parallel.chunks=1", "parallel.schedule=1f1b", "parallel.waiting_weights=0")
 OF_175B = ("experiment=frontier_175b_scaling", "data.micro_batch=1")
@@ -63,93 +49,76 @@ class Recomputation(NamedTuple):
     """GiB of the fullest rank without and with recomputation."""
 
 
+@cache
 def tensor() -> Chart:
     """Vary the tensor size, with the same number of GCDs and of micro-batches per replica."""
-    small = {
-        size: _percent(
-            ("experiment=frontier_1_4b", *ONE_CHUNK, "parallel.pipeline=1", "data.micro_batch=4",
-             f"parallel.tensor={size}", f"data.global_batch={8 // size * 4 * 40}"), 8,
-        )
-        for size in (1, 2, 4, 8)
-    }  # fmt: skip
-    large = {
-        size: _percent(
-            ("experiment=frontier_22b", *ONE_CHUNK, f"parallel.tensor={size}",
-             f"data.global_batch={16 // size * 256}"), 128,
-        )
-        for size in (1, 2, 4, 8, 16)
-    }  # fmt: skip
-    return Chart("tensor size", {"1.4B on 8 GCDs": small, "22B on 128 GCDs, PP 8": large})
+    return Chart("tensor size", {
+        "1.4B on 8 GCDs": {size: _percent((
+            "experiment=frontier_1_4b", *ONE_CHUNK, "parallel.pipeline=1", "data.micro_batch=4",
+            f"parallel.tensor={size}", f"data.global_batch={8 // size * 4 * 40}",
+        ), 8) for size in (1, 2, 4, 8)},
+        "22B on 128 GCDs, PP 8": {size: _percent((
+            "experiment=frontier_22b", *ONE_CHUNK, f"parallel.tensor={size}",
+            f"data.global_batch={16 // size * 256}",
+        ), 128) for size in (1, 2, 4, 8, 16)},
+    })  # fmt: skip
 
 
+@cache
 def pipeline() -> Chart:
     """Vary the number of stages of one replica, with a fixed batch and with a growing one."""
-
-    def line(batch: Mapping[int, int]) -> dict[int, float]:
-        return {
-            size: _percent(
-                (*OF_175B, f"parallel.pipeline={size}", f"data.global_batch={batch[size]}"),
-                4 * size,
-            )
-            for size in batch
-        }
-
     sizes = (16, 32, 48, 96)
-    fixed, grown = dict.fromkeys(sizes, 128), {size: 8 * size for size in sizes}
-    return Chart(
-        "pipeline size",
-        {"128 micro-batches": line(fixed), "8 micro-batches per stage": line(grown)},
-    )
+    return Chart("pipeline size", {
+        name: {
+            size: _percent((*OF_175B, f"parallel.pipeline={size}", f"data.global_batch={batch}"),
+                           4 * size)
+            for size, batch in zip(sizes, batches, strict=True)
+        }
+        for name, batches in {
+            "128 micro-batches": [128] * len(sizes),
+            "8 micro-batches per stage": [8 * size for size in sizes],
+        }.items()
+    })  # fmt: skip
 
 
+@cache
 def micro_batches() -> Chart:
     """Vary the number of micro-batches of one replica, until the bubble no longer matters."""
     counts = (8, 16, 32, 64, 128, 256, 512, 1024)
-    models = {"175B, PP 16": (OF_175B, 64), "1T, PP 64": (OF_1T, 512)}
-    return Chart(
-        "micro-batches per replica",
-        {
-            name: {
-                count: _percent((*experiment, f"data.global_batch={count}"), ranks)
-                for count in counts
-            }
-            for name, (experiment, ranks) in models.items()
-        },
-    )
+    return Chart("micro-batches per replica", {
+        name: {
+            count: _percent((*experiment, f"data.global_batch={count}"), ranks) for count in counts
+        }
+        for name, experiment, ranks in (("175B, PP 16", OF_175B, 64), ("1T, PP 64", OF_1T, 512))
+    })  # fmt: skip
 
 
+@cache
 def chunks() -> Chart:
     """Vary the model chunks per stage of an interleaved schedule, with several batches."""
-    lines = {}
-    for count in (16, 64, 256):
-        lines[f"{count} micro-batches"] = {
-            size: _percent(
-                (*OF_175B, f"parallel.chunks={size}", f"data.global_batch={count}",
-                 f"parallel.schedule={'1f1b' if size == 1 else 'interleaved'}"), 64,
-            )
-            for size in (1, 2, 3, 6)
-        }  # fmt: skip
-    return Chart("model chunks per stage", lines)
+    return Chart("model chunks per stage", {
+        f"{count} micro-batches": {size: _percent((
+            *OF_175B, f"parallel.chunks={size}", f"data.global_batch={count}",
+            f"parallel.schedule={'1f1b' if size == 1 else 'interleaved'}",
+        ), 64) for size in (1, 2, 3, 6)}
+        for count in (16, 64, 256)
+    })  # fmt: skip
 
 
+@cache
 def attention() -> Chart:
     """Vary the sequence length, with and without flash attention."""
     names = {"flash attention": "true", "attention scores in memory": "false"}
-    return Chart(
-        "sequence length",
-        {
-            name: {
-                length: _percent(
-                    ("experiment=frontier_22b", *ONE_CHUNK, f"data.sequence_length={length}",
-                     f"planner.engine.fused_attention={value}"), 16,
-                )
-                for length in (1024, 2048, 4096, 8192)
-            }
-            for name, value in names.items()
-        },
-    )  # fmt: skip
+    return Chart("sequence length", {
+        name: {length: _percent((
+            "experiment=frontier_22b", *ONE_CHUNK, f"data.sequence_length={length}",
+            f"planner.engine.fused_attention={value}",
+        ), 16) for length in (1024, 2048, 4096, 8192)}
+        for name, value in names.items()
+    })  # fmt: skip
 
 
+@cache
 def recomputation() -> list[Recomputation]:
     """Predict models with and without recomputation of all layers."""
     runs = {
@@ -168,19 +137,18 @@ def recomputation() -> list[Recomputation]:
     return rows
 
 
-def memory_table() -> list[str]:
-    """Return the lines of the table of model states."""
+@headed(
+    "model", "parameters", "parameters, 2 bytes", "gradients, 4 bytes",
+    "optimizer states, 12 bytes", "together", "GCDs of 64 GiB",
+)  # fmt: skip
+def memory_table() -> Iterator[list[object]]:
+    """Yield the model states of each model."""
     device_bytes = composed("cluster=frontier_mi250x").cluster.device.memory_gib * GIB
-    rows = []
     for name in MODELS:
         count = count_parameters(composed(f"model={name}").model, 2048)
         sizes = [count * each for each in (PARAMETER_BYTES, SUM_BYTES, STATE_BYTES)]
         cells = [f"{size / 1e9:,.0f} GB" for size in (*sizes, sum(sizes))]
-        devices = -(-sum(sizes) // int(device_bytes))
-        rows.append([f"`{name}`", f"{count / 1e9:,.1f}B", *cells, devices])
-    head = ("model", "parameters", "parameters, 2 bytes", "gradients, 4 bytes",
-            "optimizer states, 12 bytes", "together", "GCDs of 64 GiB")  # fmt: skip
-    return list(table(head, rows))
+        yield [f"`{name}`", f"{count / 1e9:,.1f}B", *cells, -(-sum(sizes) // int(device_bytes))]
 
 
 def _percent(overrides: Sequence[str], ranks: int) -> float:
@@ -210,25 +178,22 @@ CHARTS: Mapping[str, Callable[[], Chart]] = {
 """The function that predicts each chart, by the name of its block."""
 
 
-def files() -> dict[Path, str]:
-    """Return the text of the page and of its charts, by their paths."""
-    blocks: dict[str, Sequence[str]] = {"memory": memory_table()}
-    images = {}
-    for name, predicted in CHARTS.items():
-        found = predicted()
-        images[_image(name)] = _drawn(name, found, partial(draw_lines, found))
-        blocks[name] = list(_block(name, _sentence(found)))
+def images() -> dict[Path, str]:
+    """Return the charts."""
+    drawings: dict[str, tuple[object, Callable[[], Figure]]] = {
+        name: (predicted(), partial(draw_lines, predicted())) for name, predicted in CHARTS.items()
+    }
     rows = recomputation()
-    name = "recomputation"
-    images[_image(name)] = _drawn(name, rows, partial(draw_recomputation, rows))
-    blocks[name] = list(_block(name, _recomputation_sentence(rows)))
-    return {PAGE: filled(PAGE.read_text(), blocks), **images}
+    drawings["recomputation"] = rows, partial(draw_recomputation, rows)
+    return {
+        _image(name): chart(_image(name), __file__, json.dumps(data).encode(), draw)
+        for name, (data, draw) in drawings.items()
+    }
 
 
 def draw_lines(found: Chart) -> Figure:
     """Draw lines over their setting, whose values are spaced logarithmically."""
-    figure = Figure(figsize=(6, 2.8))
-    (axes,) = side_by_side(figure, 1)
+    figure, (axes,) = panels((6, 2.8), "predicted percent of the peak")
     for (name, line), colour in zip(found.lines.items(), LINE_COLOURS, strict=False):
         axes.plot(list(line), list(line.values()), marker="o", color=colour, label=name)
     values = sorted({value for line in found.lines.values() for value in line})
@@ -237,42 +202,35 @@ def draw_lines(found: Chart) -> Figure:
     axes.minorticks_off()
     axes.set_xlabel(found.label)
     axes.set_ylim(0, 1.1 * max(max(line.values()) for line in found.lines.values()))
-    axes.grid(axis="y", color=GRID)
-    axes.set_title("predicted percent of the peak", loc="left", color=TEXT)
-    axes.legend(frameon=False, labelcolor=TEXT)
+    axes.grid(axis="y")
+    axes.legend()
     return figure
 
 
 def draw_recomputation(rows: Sequence[Recomputation]) -> Figure:
-    """Draw speed and memory of models without and with recomputation."""
-    figure = Figure(figsize=(8.5, 2.8))
-    speed, memory = side_by_side(figure, 2, 0.25)
+    """Draw speed and memory of models without and with recomputation, with the values."""
+    titles = ("tokens/s per GCD (logarithmic)", "memory per GCD, GiB")
+    figure, both = panels((8.5, 2.8), *titles, gap=0.25)
     names = [row.model for row in rows]
-    _draw_pairs(speed, names, [row.tokens for row in rows])
-    speed.set_yscale("log")
-    speed.yaxis.set_major_formatter(ScalarFormatter())
-    speed.set_title("tokens/s per GCD (logarithmic)", loc="left", color=TEXT)
-    _draw_pairs(memory, names, [row.memory for row in rows])
-    memory.set_title("memory per GCD, GiB", loc="left", color=TEXT)
-    memory.legend(frameon=False, labelcolor=TEXT, ncols=2)
+    for axes, pairs in zip(both, ([r.tokens for r in rows], [r.memory for r in rows]), strict=True):
+        kept, recomputed = (dict(enumerate(values)) for values in zip(*pairs, strict=True))
+        series = {"kept": (OURS, kept), "recomputed": (NEUTRAL, recomputed)}
+        for bars in draw_groups(axes, names, series, (0.4, 0.38)):
+            axes.bar_label(bars, fmt="{:g}", padding=2)
+        axes.margins(y=0.4)
+    both[0].set_yscale("log")
+    both[0].yaxis.set_major_formatter(ScalarFormatter())
+    both[1].legend(ncols=2)
     return figure
 
 
-def _draw_pairs(axes: Axes, names: Sequence[str], pairs: Sequence[tuple[float, float]]) -> None:
-    """Draw two bars for each model, with their values: without and with recomputation."""
-    for side, (label, colour) in enumerate({"kept": OURS, "recomputed": NEUTRAL}.items()):
-        positions = [index + 0.4 * (side - 0.5) for index in range(len(names))]
-        bars = axes.bar(positions, [pair[side] for pair in pairs], 0.38, color=colour, label=label)
-        axes.bar_label(bars, fmt="{:g}", color=TEXT, padding=2)
-    axes.set_xticks(range(len(names)), names)
-    axes.grid(axis="y", color=GRID)
-    axes.margins(y=0.4)
-
-
-def _block(name: str, sentence: str) -> Iterator[str]:
+def _block(name: str) -> Iterator[str]:
     yield f"![{name.replace('_', ' ')}](images/{_image(name).name})"
     yield ""
-    yield sentence
+    if name == "recomputation":
+        yield _recomputation_sentence(recomputation())
+    else:
+        yield _sentence(CHARTS[name]())
 
 
 def _sentence(found: Chart) -> str:
@@ -297,5 +255,9 @@ def _image(name: str) -> Path:
     return IMAGES / f"observations_{name}.svg"
 
 
-def _drawn(name: str, data: Any, draw: Callable[[], Figure]) -> str:
-    return chart(_image(name), __file__, json.dumps(data).encode(), draw)
+PAGES = {
+    "docs/observations.md": {
+        "memory": memory_table,
+        **{name: partial(_block, name) for name in (*CHARTS, "recomputation")},
+    },
+}

@@ -1,15 +1,13 @@
 """Predict steps for the pages, and name the settings that several pages predict with."""
 
-from frontier_llm.cli.experiments import composed
+from frontier_llm.cli.experiments import Header
+from frontier_llm.cli.package_files import CONF
 from frontier_llm.config import RunConfig
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 
 BF16_GRADIENTS = "collectives=bf16"
 """Override that sends gradients in two bytes per element, as the papers do."""
-GPUS_PER_NODE = 8
-SAMPLES_PER_GPU = 8
-"""Samples per GPU and step. The global batch therefore grows with the number of nodes."""
 
 
 def predict(config: RunConfig, ranks: int, **data: int) -> Estimate:
@@ -41,20 +39,6 @@ def with_network(config: RunConfig, node_gbits: float | None) -> RunConfig:
     return config.changed("cluster", links=(*cluster.links[:-1], network))
 
 
-def study_estimate(model: str, nodes: int, stage: int) -> Estimate:
-    """Predict a step of an mT5 model on nodes of 8 A100, with a ZeRO stage."""
-    ranks = nodes * GPUS_PER_NODE
-    config = composed(
-        f"model={model}",
-        "data=stdlib_spans",
-        "cluster=a100_80g",
-        "precision=bf16",
-        f"sharding=zero{stage}",
-        "parallel.pipeline=1",
-        "recompute=full",
-        "data.sequence_length=1024",
-        f"data.global_batch={ranks * SAMPLES_PER_GPU}",
-        f"data.micro_batch={SAMPLES_PER_GPU}",
-        BF16_GRADIENTS,
-    )
-    return estimate(Candidate.of(config, ranks, GPUS_PER_NODE))
+def ranks_of(experiment: str) -> int:
+    """Return the number of ranks in the header of an experiment."""
+    return Header.read(CONF / "experiment" / f"{experiment}.yaml").ranks

@@ -4,17 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from docs.generate.blocks import (
-    FOURTH,
-    GRID,
-    IMAGES,
-    NEUTRAL,
-    OURS,
-    TEXT,
-    THEIRS,
-    chart,
-    side_by_side,
-)
+from docs.generate.drawing import FOURTH, IMAGES, NEUTRAL, OURS, THEIRS, chart, panels
 from frontier_llm.trainer.learning_rate import LearningRate
 
 FILE = IMAGES / "learning_rates.svg"
@@ -35,22 +25,21 @@ SCHEDULES = {
 """The schedule and the colour of each line."""
 
 
-def files() -> dict[Path, str]:
-    """Return the content of the chart's file."""
+def images() -> dict[Path, str]:
+    """Return the chart."""
     rates = {name: [rate(step) for step in DRAWN] for name, (rate, _) in SCHEDULES.items()}
     return {FILE: chart(FILE, __file__, repr(rates).encode(), draw)}
 
 
 def draw() -> Figure:
     """Draw the rates of a run of 1,000 steps, relative to the peak."""
-    figure = Figure((8, 3))
-    (axes,) = side_by_side(figure, 1)
+    figure, (axes,) = panels((8, 3), "")
     for name, (rate, colour) in SCHEDULES.items():
         style = "--" if name == "wsd, linear" else "-"
         axes.plot(DRAWN, [rate(step) for step in DRAWN], style, color=colour, label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("rate / peak")
     axes.set_ylim(0, 1.05)
-    axes.grid(color=GRID)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor=TEXT)
+    axes.grid()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

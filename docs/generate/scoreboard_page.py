@@ -1,27 +1,19 @@
 """The tables of docs/scoreboard.md: published figures beside predicted and measured ones."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from benchmarks.planner_accuracy import TABLES, left_out
-from docs.generate.blocks import DOCS, filled, load, select, table
-from docs.generate.frontier_tables import CURVES, scaling
-from docs.generate.planner_page import AMSP_PAPER_FACTORS
-from docs.generate.predictions import (
-    predict,
-    study_estimate,
-    with_factors,
-    with_network,
-)
+from docs.generate.blocks import load, select, table
+from docs.generate.planner_page import AMSP_PAPER_FACTORS, CURVES, scaling
+from docs.generate.predictions import BF16_GRADIENTS, predict, with_factors, with_network
 from frontier_llm.cli.experiments import composed
 from frontier_llm.config import RunConfig
 from frontier_llm.geometry.host_pool import STATE_BYTES
 from frontier_llm.geometry.inventory import count_parameters
-from frontier_llm.planner.candidate import Candidate
-from frontier_llm.planner.estimate import estimate
 
-PAGE = DOCS / "scoreboard.md"
 HEAD = ("quantity", "published", "predicted", "error", "measured here", "seen by the fit", "note")
 AMSP_OVERLAP = {
     "7b": ((3525, 2812), (4503, 4286)),
@@ -51,26 +43,9 @@ class Figure(NamedTuple):
     note: str = ""
 
 
-def files() -> dict[Path, str]:
-    """Return the text of the page with new tables, by its path."""
-    tables = {
-        "megatron": [*_runs("megatron_sc21", "TFLOP/s"), *_runs("megatron_sc21_unused", "TFLOP/s")],
-        "frontier": [*_runs("frontier", "TFLOP/s"), *_scaling()],
-        "amsp": [
-            *_runs("amsp", "TFLOP/s"),
-            *_runs("amsp_zero3", "TFLOP/s"),
-            *_amsp_gains(),
-            *_amsp_overlap(),
-        ],
-        "zeropp": list(_zeropp()),
-        "datastates": list(_datastates()),
-        "mt5": list(_mt5()),
-    }
-    return {PAGE: filled(PAGE.read_text(), {k: _table(v) for k, v in tables.items()})}
-
-
-def _table(figures: Sequence[Figure]) -> Iterator[str]:
+def _table(*parts: Callable[[], Iterable[Figure]]) -> Iterator[str]:
     """Yield the lines of a table, without the columns that are empty in all rows."""
+    figures = list(chain.from_iterable(part() for part in parts))
     used = [i for i in range(len(HEAD)) if any(figure[i] for figure in figures)]
     yield from table([HEAD[i] for i in used], ([figure[i] for i in used] for figure in figures))
 
@@ -83,11 +58,11 @@ def _compared(
     return Figure(quantity, f"{published}{unit}", found, error, **cells)
 
 
-def _runs(name: str, unit: str) -> Iterator[Figure]:
+def _runs(name: str) -> Iterator[Figure]:
     """Yield the runs of a table, predicted with constants that were fitted without it."""
     seen = "" if TABLES[name].fits else TABLES[name].note
     for found in left_out(name):
-        was, predicted = (f"{value:.1f} {unit}" for value in (found.run.measured, found.predicted))
+        was, predicted = (f"{value:.1f} TFLOP/s" for value in (found.run.measured, found.predicted))
         yield Figure(found.run.label, was, predicted, f"{found.error:+.1%}", seen=seen)
 
 
@@ -184,7 +159,7 @@ def _zeropp_gain(what: str, published: str, node_gbits: float | None) -> Figure:
     plain = with_network(composed("experiment=zeropp_18b", "sharding=zero3", "collectives=plain"),
                           node_gbits)  # fmt: skip
     ours = with_network(composed("experiment=zeropp_18b"), node_gbits)
-    seconds = [estimate(Candidate.of(c, 384, 16)).time.seconds for c in (plain, ours)]
+    seconds = [predict(config, 384).time.seconds for config in (plain, ours)]
     predicted = seconds[0] / seconds[1]
     error = f"{predicted / 2.16 - 1:+.1%}" if node_gbits is None else ""
     what = f"{what}: ZeRO++ over ZeRO-3"
@@ -215,10 +190,7 @@ def _datastates() -> Iterator[Figure]:
 
 
 def _mt5() -> Iterator[Figure]:
-    seconds = {
-        nodes: [study_estimate("mt5_xxl", nodes, stage).time.seconds for stage in (2, 3)]
-        for nodes in (2, 4, 8)
-    }
+    seconds = {nodes: [_mt5_seconds(nodes, stage) for stage in (2, 3)] for nodes in (2, 4, 8)}
     predicted = ", ".join(f"{two:.2f} s, {three:.2f} s" for two, three in seconds.values())
     holds = all(two < three for two, three in seconds.values())
     yield Figure(
@@ -227,3 +199,28 @@ def _mt5() -> Iterator[Figure]:
         ("yes: " if holds else "no: ") + predicted,
         note="the study's seconds are not published",
     )
+
+
+def _mt5_seconds(nodes: int, stage: int) -> float:
+    """Predict a step with a ZeRO stage on nodes of 8 A100, with 8 samples per GPU."""
+    config = composed(
+        "model=mt5_xxl", "data=stdlib_spans", "cluster=a100_80g", "precision=bf16",
+        f"sharding=zero{stage}", "parallel.pipeline=1", "recompute=full",
+        "data.sequence_length=1024", "data.micro_batch=8", f"data.global_batch={8 * 8 * nodes}",
+        BF16_GRADIENTS,
+    )  # fmt: skip
+    return predict(config, 8 * nodes).time.seconds
+
+
+BLOCKS: dict[str, tuple[Callable[[], Iterable[Figure]], ...]] = {
+    "megatron": (partial(_runs, "megatron_sc21"), partial(_runs, "megatron_sc21_unused")),
+    "frontier": (partial(_runs, "frontier"), _scaling),
+    "amsp": (partial(_runs, "amsp"), partial(_runs, "amsp_zero3"), _amsp_gains, _amsp_overlap),
+    "zeropp": (_zeropp,),
+    "datastates": (_datastates,),
+    "mt5": (_mt5,),
+}
+"""The figures of each block."""
+PAGES = {
+    "docs/scoreboard.md": {name: partial(_table, *parts) for name, parts in BLOCKS.items()},
+}

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from docs.generate.blocks import DOCS, IMAGES, filled, table
+from docs.generate.blocks import headed
+from docs.generate.drawing import IMAGES
 from frontier_lab.planning.state_layout import StateLayout, draw
 from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.geometry.wire import Sent
 
-PAGE, FIGURE = DOCS / "sharding.md", IMAGES / "sharding_2_4_8.svg"
 FIGURE_OVERRIDES = (
     "parallel.pipeline=1",
     "launch.ranks=16",
@@ -37,30 +37,24 @@ COLLECTIVES = ("gather_params", "reduce_grads", "reduce_states", "refresh_params
 """Columns of the table of presets: the collectives of sharded data parallelism."""
 
 
-def files() -> dict[Path, str]:
-    """Return the page and its figure."""
-    text = filled(PAGE.read_text(), {"presets": presets()})
-    return {PAGE: text, FIGURE: figure()}
+def images() -> dict[Path, str]:
+    """Return the page's figure."""
+    return {IMAGES / "sharding_2_4_8.svg": draw(_layout(*FIGURE_OVERRIDES))}
 
 
-def figure() -> str:
-    """Draw the page's figure."""
-    return draw(_layout(*FIGURE_OVERRIDES))
-
-
-def presets() -> Iterator[str]:
-    """Yield the table of bytes per element for each file of conf/sharding, most bytes kept first.
+@headed(
+    "`sharding=`", "params, grads, optimizer", "kept", *(f"`{name}`" for name in COLLECTIVES),
+    "sent", "leaves a node",
+)  # fmt: skip
+def presets() -> Iterator[list[str]]:
+    """Yield the bytes per element for each file of conf/sharding, most bytes kept first.
 
     The files of AMSP are left out, because each of them is meant for a single model.
     """
     names = [name for name in groups()["sharding"] if not name.startswith("amsp")]
     layouts = [_layout(*PRESET_OVERRIDES, f"sharding={name}") for name in names]
-    yield from table(
-        ("`sharding=`", "params, grads, optimizer", "kept", *(f"`{name}`" for name in COLLECTIVES),
-         "sent", "leaves a node"),
-        ([f"`{layout.config.sharding.name}`", *_preset(layout)]
-         for layout in sorted(layouts, key=_kept, reverse=True)),
-    )  # fmt: skip
+    for layout in sorted(layouts, key=_kept, reverse=True):
+        yield [f"`{layout.config.sharding.name}`", *_preset(layout)]
 
 
 @cache
@@ -96,3 +90,6 @@ def _sent(layout: StateLayout) -> list[dict[str, Sent]]:
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if value else "0"
+
+
+PAGES = {"docs/sharding.md": {"presets": presets}}

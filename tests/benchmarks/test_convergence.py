@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import convergence
 from benchmarks.convergence import Curve, differences, draw, main, means, rows
-from docs.generate.blocks import svg
+from docs.generate.drawing import svg
 
 
 def curve(run: str, *losses: float, seed: int = 1) -> Curve:

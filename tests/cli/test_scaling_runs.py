@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from docs.generate import frontier_tables
-from docs.generate.planner_page import FRONTIER_PAGE
+from docs.generate import planner_page
+from docs.generate.blocks import ROOT
 from frontier_lab.jobs.launch import main
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.dry_run import build
@@ -18,7 +18,8 @@ from tests.covering import covering
 
 pytestmark = pytest.mark.slow
 
-RUNS = [curves for _, curves in frontier_tables.LAYOUTS]
+FRONTIER_PAGE = ROOT / "docs" / "running-on-frontier.md"
+RUNS = planner_page.LAYOUTS
 
 
 def shown(capsys, *arguments):
@@ -82,12 +83,12 @@ def test_the_stages_of_the_smallest_runs_are_as_planned(curves):
 
 
 def test_the_table_of_the_runs_is_current():
-    expected = "\n".join(frontier_tables.recipes_table())
+    expected = "\n".join(planner_page.recipes_table())
     block = f"<!-- scaling_runs -->\n{expected}\n<!-- end of scaling_runs -->"
     assert block in FRONTIER_PAGE.read_text()
 
 
-@pytest.mark.parametrize("curves", frontier_tables.CURVES.values(), ids=lambda c: c.experiment)
+@pytest.mark.parametrize("curves", planner_page.CURVES.values(), ids=lambda c: c.experiment)
 def test_the_page_gives_the_batch_of_weak_scaling(curves):
     command = f"experiment={curves.experiment} data.global_batch={weak_batch(curves)}\n"
     page = FRONTIER_PAGE.read_text().replace("\\\n  ", "")

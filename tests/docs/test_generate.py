@@ -7,16 +7,17 @@ from typing import get_args
 import pytest
 
 from docs.generate import (
+    __main__,
     benchmark_charts,
     blocks,
     comparison_page,
     goodput_page,
     measured_tables,
     rates_chart,
-    sharding_page,
 )
 from docs.generate.__main__ import MODULES, keep_current, main
-from docs.generate.blocks import RESULTS, chart, filled, sharding_case
+from docs.generate.blocks import RESULTS, ROOT, filled, sharding_case
+from docs.generate.drawing import chart, svg
 from docs.generate.measured_tables import Table
 from frontier_llm.config.optimizer import Schedule
 from tests.covering import covering
@@ -77,9 +78,11 @@ def test_a_stale_file_is_named_with_what_to_do(tmp_path, capsys):
 
 
 def test_a_page_that_was_changed_is_stale(tmp_path, monkeypatch, capsys):
-    page = tmp_path / "sharding.md"
-    page.write_text(sharding_page.PAGE.read_text().replace("| `zero3` |", "| `zero4` |"))
-    monkeypatch.setattr(sharding_page, "PAGE", page)
+    page = tmp_path / "docs" / "sharding.md"
+    page.parent.mkdir()
+    current = (ROOT / "docs" / "sharding.md").read_text()
+    page.write_text(current.replace("| `zero3` |", "| `zero4` |"))
+    monkeypatch.setattr(__main__, "ROOT", tmp_path)
     assert main(["sharding"]) == 1
     assert "sharding.md is not current" in capsys.readouterr().err
 
@@ -94,7 +97,7 @@ def test_what_is_not_understood_is_refused(capsys):
 def test_a_value_that_was_not_measured_is_an_empty_cell(monkeypatch):
     rows = [{"a": 1.25, "b": None}, {"a": 2.0}]
     monkeypatch.setattr(measured_tables, "load", lambda _: {"rows": rows, "date": "today"})
-    lines = Table("x", {"one": "{a:.1f} s", "two": "{b} ms"}, after="({date})").lines()
+    lines = Table("x", {"one": "{a:.1f} s", "two": "{b} ms"}, after="({date})")()
     wanted = ["| one | two |", "|---|---|", "| 1.2 s |  |", "| 2.0 s |  |", "", "(today)"]
     assert list(lines) == wanted
 
@@ -114,26 +117,26 @@ def test_a_chart_of_other_data_is_drawn_again(tmp_path, monkeypatch):
     for module in (blocks, benchmark_charts):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     stale = [
-        file.name for file, text in benchmark_charts.files().items() if file.read_text() != text
+        file.name for file, text in benchmark_charts.images().items() if file.read_text() != text
     ]
     assert stale == ["faults.svg"]
 
 
 @pytest.mark.exhaustive
 def test_charts_of_other_figures_are_drawn_again(tmp_path, monkeypatch):
-    (text,) = rates_chart.files().values()
+    (text,) = rates_chart.images().values()
     assert text == rates_chart.FILE.read_text()
     rate, colour = rates_chart.SCHEDULES["cosine"]
     other = replace(rate, minimum=0.2)
     monkeypatch.setitem(rates_chart.SCHEDULES, "cosine", (other, colour))
-    (text,) = rates_chart.files().values()
+    (text,) = rates_chart.images().values()
     assert text != rates_chart.FILE.read_text()
     monkeypatch.setattr(goodput_page, "CHART", tmp_path / "chart.svg")
-    assert goodput_page.files()[tmp_path / "chart.svg"].startswith("<?xml")
+    assert goodput_page.images()[tmp_path / "chart.svg"].startswith("<?xml")
 
 
 def test_a_chart_shows_its_figures():
-    drawn = blocks.svg(benchmark_charts.sharding)
+    drawn = svg(benchmark_charts.sharding)
     rows = sharding_case(0, ranks=2, precision="bf16", link="1 Gbit/s")
     assert "ours-zeropp+zeropp" in drawn
     assert f">{rows['ours-zeropp+zeropp']['tokens_per_second']}<" in drawn

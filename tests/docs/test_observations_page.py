@@ -73,7 +73,7 @@ def test_a_layout_that_does_not_fit_is_not_shown():
 
 
 def test_the_states_of_a_parameter_take_18_bytes():
-    for line in observations_page.memory_table()[2:]:
+    for line in list(observations_page.memory_table())[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         parameters, together = float(cells[1].rstrip("B").replace(",", "")), cells[5]
         assert float(together.rstrip(" GB").replace(",", "")) == pytest.approx(
