@@ -142,7 +142,9 @@ def _fork(world: World, folder: Path, function: Callable[..., Any], args: tuple[
         _run(world, folder, function, args)
         code = 0
     except BaseException:
-        (folder / f"{world.rank}.error").write_text(traceback.format_exc())
+        part = folder / f"{world.rank}.part"  # this process may be killed while it writes
+        part.write_text(traceback.format_exc())
+        part.rename(folder / f"{world.rank}.error")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

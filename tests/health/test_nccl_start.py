@@ -29,6 +29,7 @@ from frontier_llm.health.preflight import check_all_ranks, check_groups, collect
 from frontier_llm.launch.rendezvous import init_process_group
 from frontier_llm.launch.world import World
 from frontier_llm.parallel.groups import abort_groups
+from frontier_llm.units import format_seconds
 from tests.health import nccl_like
 from tests.kept_store import kept_store
 from tests.patience import patient
@@ -86,7 +87,7 @@ def test_preflight_names_the_rank_that_a_blocked_thread_waits_for(ranks, absent)
     messages = ranks(work, 4)
     assert messages[waiting].startswith(
         "preflight: the tensor group of ranks 2, 3 did not exchange its first messages within "
-        f"{limit} s"
+        f"{format_seconds(limit)} ("
     )
     assert f"absent: rank {absent} on node0 (at: whole)" in messages[waiting]
     assert [text for rank, text in enumerate(messages) if rank != waiting] == ["", "", ""]

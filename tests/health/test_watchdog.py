@@ -22,6 +22,7 @@ from frontier_llm.launch.world import World
 from frontier_llm.membership import coordinator
 from frontier_llm.membership.launcher import launch
 from frontier_llm.membership.member import once
+from frontier_llm.units import format_seconds
 from tests.covering import exhaustive
 from tests.patience import patient, wait_until
 from tests.ports import reserved_port
@@ -86,7 +87,7 @@ def _sleeping_in_python(world, dog):
 def test_a_rank_that_is_busy_elsewhere_is_named_with_its_stack(stall):
     job = stall(_sleeping_in_python)
     assert job.code == 1
-    assert f"stall: step of step 5 took longer than {LIMIT} s" in job.stderr
+    assert f"stall: step of step 5 took longer than {format_seconds(LIMIT)}" in job.stderr
     assert "late: rank 1" in job.stderr
     assert "time.sleep(600)" in job.stderr
     assert "ranks 0, 2: step; waiting in" in job.stderr

@@ -167,7 +167,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
     Rank 2 waits for the identifier from rank 1, in the store, whose connection is cut.
     """
     prepare_environment(1, os.environ, CONFIG)
-    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
+    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.25))
 
     def work(place):
         _preflight(place)
@@ -186,7 +186,7 @@ def test_a_process_that_no_abort_reaches_is_replaced(tmp_path, monkeypatch, capf
 @pytest.mark.exhaustive
 def test_groups_that_cannot_be_aborted_end_their_process(tmp_path, monkeypatch, capfd):
     prepare_environment(1, os.environ, CONFIG)
-    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.125))
+    monkeypatch.setattr(membership_module, "_STUCK_SECONDS", patient(0.25))
     monkeypatch.setattr(membership_module, "_NEWS_SECONDS", patient(0.5))
     abort = nccl_like.NcclLike.abort
 

@@ -11,6 +11,7 @@ import pytest
 
 from frontier_llm.checkpoint.drain import DrainSource
 from frontier_llm.saving.run_directory import LOCK
+from frontier_llm.units import format_seconds
 from tests.conftest import mount
 from tests.covering import covering
 from tests.forked_train import train
@@ -67,10 +68,11 @@ def test_a_run_directory_that_hangs_does_not_keep_the_run_from_ending(
     Each node has copied the last step of the other one.
     """
     more = ("optimizer.decay_steps=8", f"trainer.steps={steps}", "checkpoint.partner=true")
-    limit = f"{patient(0.5):.1f}"
+    limit = round(patient(0.5), 1)
+    said = f"within {format_seconds(limit)} (checkpoint.end_seconds)"
     ended = train(*tiny, *nodes(tmp_path, f"checkpoint.end_seconds={limit}"), *more)
     assert ended.code == 1, ended.text
-    assert f"did not take step {steps} within {limit} s (checkpoint.end_seconds)" in ended.text
+    assert f"did not take step {steps} {said}" in ended.text
     assert "this job has written no step there" in ended.text
     assert f"step {steps} is on the disks of the nodes, in {tmp_path}/local/run-" in ended.text
     assert f"start on the same nodes with run.dir={tmp_path}/run" in ended.text
