@@ -4,14 +4,14 @@ import pytest
 
 from docs.generate import planner_page
 from docs.generate.blocks import ROOT
-from docs.generate.planner_page import CURVES, scaling
+from docs.generate.planner_page import CURVES, PER_NODE, scaling
 from docs.generate.predictions import predict
 from frontier_llm.cli.experiments import composed
 from frontier_llm.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-PAGE, GPUS_PER_NODE = ROOT / "docs" / "planner.md", 8
+PAGE = ROOT / "docs" / "planner.md"
 POINTS = 0.03
 """Largest difference from a published efficiency."""
 
@@ -27,7 +27,7 @@ def strong_efficiency(model, micro_batch):
 
 def experiment_estimate(name, *overrides):
     config = composed(f"experiment={name}", *overrides)
-    return predict(config, GPUS_PER_NODE * (config.launch.nodes or 1))
+    return predict(config, PER_NODE * (config.launch.nodes or 1))
 
 
 @pytest.mark.exhaustive  # the generator of the page checks them too

@@ -183,10 +183,8 @@ def test_a_trial_that_takes_too_long_is_ended(corpus, tmp_path):
 
 
 def test_the_limit_of_a_slow_trial_is_read_after_much_output(tmp_path, monkeypatch):
-    talks, run = (
-        "import sys, time; print('word ' * 1000, file=sys.stderr); time.sleep(60)",
-        runner._run,
-    )
+    run = runner._run
+    talks = "import sys, time; print('word ' * 1000, file=sys.stderr); time.sleep(60)"
     program = [sys.executable, "-u", "-c", talks]
     monkeypatch.setattr(runner, "_run", lambda _, seconds: run(program, seconds))
     seconds = patient(0.5)
