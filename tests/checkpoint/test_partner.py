@@ -16,12 +16,15 @@ from frontier_llm.checkpoint.commit_barrier import Ranks
 from frontier_llm.checkpoint.manager import CheckpointManager
 from frontier_llm.checkpoint.pacer import Cancellation, Pacer
 from frontier_llm.checkpoint.partner import PartnerFiles
+from frontier_llm.checkpoint.peer_files import SECRET_BYTES, receive
 from frontier_llm.errors import CheckpointError
 from frontier_llm.launch.world import World
 from tests.checkpoint.states import States
 from tests.patience import patient
 
 PATIENCE = timedelta(seconds=30)
+HEADER = struct.Struct("!HQQ")
+"""A request without the name of the file."""
 SILENT = socket.create_server(("127.0.0.1", 0))
 """A rank whose kernel accepts connections, but which never answers."""
 
@@ -52,29 +55,30 @@ def test_closing_the_files_ends_threads_that_wait(tmp_path: Path) -> None:
     store = dist.HashStore()
     files, errors = partner_files(tmp_path, store, 2, States(repeat=200)), []
 
-    def receive() -> None:
+    def wait_for_answer() -> None:
         try:
             received(files)
         except CheckpointError as error:
             errors.append(str(error))
 
-    receiver = threading.Thread(target=receive, daemon=True)
+    receiver = threading.Thread(target=wait_for_answer, daemon=True)
     receiver.start()
     host, port, secret, name, *_ = json.loads(store.get("checkpoint/partner/0"))
     asked = f"step_00000001/{name}".encode()
-    request = struct.pack("!HQQ", len(asked), 0, 2**40) + asked
+    request = HEADER.pack(len(asked), 0, 2**40) + asked
     with socket.create_connection((host, port)) as silent:
         silent.sendall(bytes.fromhex(secret) + request)
         silent.recv(1)
-        asked, _ = SILENT.accept()
-        assert asked.recv(1), "the receiver has asked"
+        connection, _ = SILENT.accept()
+        # the secret comes first; a rank that has sent a request, too, waits for the answer
+        receive(connection, memoryview(bytearray(SECRET_BYTES + HEADER.size)))
         (server,) = (t for t in threading.enumerate() if t.name == "peer reader")
         assert receiver.is_alive()
         files.close()
         for thread in (receiver, server):
             thread.join(patient(5))
             assert not thread.is_alive()
-        asked.close()
+        connection.close()
     assert errors == ["the files on the disk of 127.0.0.1 cannot be read: it has ended"]
 
 
