@@ -7,8 +7,9 @@ a whole come before the others, and the intervals of ranks end between them (`pa
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.geometry.inventory import ParameterShape, chunk_parameters, padded_vocabulary
@@ -36,6 +37,14 @@ class FlatLayout:
     """Bounds of the optimizer intervals (`Cut.bounds`); empty = equal intervals."""
     factored: int = 0
     """Number of sums over rows and columns of the matrices, if the second moments are factored."""
+
+    def padded(self, multiple: int) -> "FlatLayout":
+        """Return the layout with a size that is rounded up to a multiple of a number."""
+        return replace(self, size=-(-self.used // multiple) * multiple)
+
+
+UnitRuns = Sequence[tuple[FlatLayout, int]]
+"""The buffers of consecutive units: for each run of equal ones, one of them and their number."""
 
 
 def flat_layout(
@@ -83,23 +92,33 @@ def divided_layouts(layouts: Sequence[FlatLayout], parts: int) -> list[FlatLayou
     ]
 
 
+def unit_runs(layouts: Iterable[FlatLayout]) -> UnitRuns:
+    """Count equal neighbours among the buffers of units."""
+    return [(layout, len(list(equal))) for layout, equal in groupby(layouts)]
+
+
+def padded_runs(runs: UnitRuns, multiple: int, parts: int) -> UnitRuns:
+    """Return all units of a rank with padding, and as `divided_layouts` divides them."""
+    padded = [(layout.padded(multiple), count) for layout, count in runs]
+    if parts == 1 or not any(layout.whole for layout, _ in padded):
+        return padded
+    each = [layout for layout, count in padded for _ in range(count)]
+    return unit_runs(divided_layouts(each, parts))
+
+
 def unit_layouts(
     model: ModelConfig,
     chunks: Sequence[ModelChunk],
     sequence_length: int,
     tensor: int,
-    multiple: int = 1,
     *,
     keeps_whole: bool = False,
     factors_moments: bool = False,
-    parts: int = 1,
 ) -> dict[str, FlatLayout]:
-    """Return the layout of the flat buffer of each unit of a stage on one tensor rank.
+    """Return the layout of each unit of a stage on one tensor rank, without padding.
 
     A parameter that two chunks of the stage read, as embedding and as head, is in its unit once.
-    The size of each buffer is rounded up to a multiple of a number. The optimizer may update the
-    matrices of layers as a whole, and may factor second moments; there are `parts` intervals of its
-    states per buffer.
+    The optimizer may update the matrices of layers as a whole, and may factor second moments.
     """
     shapes: dict[str, list[ParameterShape]] = {}
     for chunk in chunks:
@@ -108,7 +127,7 @@ def unit_layouts(
             if shape not in unit_shapes:
                 unit_shapes.append(shape)
     layouts = [
-        _unit_layout(unit_shapes, model, tensor, multiple, keeps_whole=keeps_whole)
+        _unit_layout(unit_shapes, model, tensor, keeps_whole=keeps_whole)
         for unit_shapes in shapes.values()
     ]
     if factors_moments:
@@ -116,16 +135,11 @@ def unit_layouts(
             replace(layout, factored=sum(_sums(shape, model, tensor) for shape in unit_shapes))
             for layout, unit_shapes in zip(layouts, shapes.values(), strict=True)
         ]
-    return dict(zip(shapes, divided_layouts(layouts, parts), strict=True))
+    return dict(zip(shapes, layouts, strict=True))
 
 
 def _unit_layout(
-    shapes: Sequence[ParameterShape],
-    model: ModelConfig,
-    tensor: int,
-    multiple: int,
-    *,
-    keeps_whole: bool,
+    shapes: Sequence[ParameterShape], model: ModelConfig, tensor: int, *, keeps_whole: bool
 ) -> FlatLayout:
     sizes, decayed, names = list[int](), list[bool](), list[str | None]()
     for shape in shapes:
@@ -138,7 +152,7 @@ def _unit_layout(
         sizes.append(elements)
         decayed.append(shape.is_matrix)
         names.append(shape.name if is_whole else None)
-    return flat_layout(sizes, decayed, multiple, names)
+    return flat_layout(sizes, decayed, whole_names=names)
 
 
 def _sums(shape: ParameterShape, model: ModelConfig, tensor: int) -> int:

@@ -5,6 +5,7 @@ planner resolves one layout per candidate.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frontier_llm.config.collectives import CollectivesConfig, CommunicatorCount
@@ -13,7 +14,14 @@ from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.rules import check
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.context_cut import CutWork, typical_work
-from frontier_llm.geometry.flat_layout import FlatLayout, unit_layouts
+from frontier_llm.geometry.flat_layout import (
+    FlatLayout,
+    UnitRuns,
+    divided_layouts,
+    padded_runs,
+    unit_layouts,
+    unit_runs,
+)
 from frontier_llm.geometry.formats import StateFormats
 from frontier_llm.geometry.grid import Grid, data_ranks_per_node, level_borders
 from frontier_llm.geometry.lengths import SampleLengths, sample_lengths
@@ -197,18 +205,22 @@ class ResolvedLayout:
         """Return the model chunks of a stage, ordered by virtual stage."""
         return tuple(chunk for chunk in self.model_chunks if chunk.stage == stage)
 
-    def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
-        """Return the layout of each unit's flat buffer on a tensor rank of a stage."""
+    def unpadded_layouts(self, chunks: Sequence[ModelChunk]) -> dict[str, FlatLayout]:
+        """Return the layout of each unit of a stage with these chunks, which no factor changes."""
         return unit_layouts(
             self.model,
-            self.chunks_of_stage(stage),
+            chunks,
             self.sequence_length,
             self.grid.tensor,
-            self.factors.multiple(),
             keeps_whole=updates_whole_matrices(self.optimizer),
             factors_moments=self.optimizer.name == "adafactor",
-            parts=self.factors.optimizer,
         )
+
+    def unit_layouts(self, stage: int) -> dict[str, FlatLayout]:
+        """Return the layout of each unit's flat buffer on a tensor rank of a stage."""
+        units = self.unpadded_layouts(self.chunks_of_stage(stage))
+        padded = [layout.padded(self.factors.multiple()) for layout in units.values()]
+        return dict(zip(units, divided_layouts(padded, self.factors.optimizer), strict=True))
 
     def unit_sizes(self, stage: int) -> dict[str, int]:
         """Return the elements of each unit's buffer on one tensor rank, padding included."""
@@ -255,26 +267,36 @@ class ResolvedLayout:
         kept) are present only if messages are encoded. Without a data rank, the one with the most
         bytes counts: ranks differ if the optimizer updates whole matrices (`partition.Cut`).
         """
-        layouts = list(self.unit_layouts(stage).values())
+        chunks = self.chunks_of_stage(stage)
+        units = unit_runs(self.unpadded_layouts(chunks).values())
+        return self.units_bytes(units, chunks, data_rank)
+
+    def units_bytes(
+        self, unpadded: UnitRuns, chunks: Sequence[ModelChunk], data_rank: int | None = None
+    ) -> dict[str, int]:
+        """Return what `state_bytes` does, for a stage whose units and chunks are known."""
         factors, compute_bytes = self.factors, self.compute_bytes
+        units = padded_runs(unpadded, factors.multiple(), factors.optimizer)
         is_lossy = refresh_is_lossy(self.formats, factors, compute_bytes)
         master = needs_master(compute_bytes, is_lossy)
         total = rank_state_bytes(
-            self.optimizer, layouts, factors, compute_bytes, data_rank, master=master
+            self.optimizer, units, factors, compute_bytes, data_rank, master=master
         )
-        sizes = Counter(layout.size for layout in layouts)
-        shared = has_shared_table(self.model, self.chunks_of_stage(stage))
+        sizes = Counter[int]()
+        for layout, count in units:
+            sizes[layout.size] += count
+        shared = has_shared_table(self.model, chunks)
         gathered = gathered_elements(sizes, self.units_in_flight, shared)
         total["gathered"] = gathered * compute_bytes if factors.params > 1 else 0
         if self.formats.any_encoded(compute_bytes):
             total["feedback"] = sum(
-                feedback_bytes(self.collectives, self.grid, factors, layout.size)
-                for layout in layouts
+                count * feedback_bytes(self.collectives, self.grid, factors, layout.size)
+                for layout, count in units
             )
-            written = len(layouts) if self.splits_backward else 1 + shared
+            written = sizes.total() if self.splits_backward else 1 + shared
             in_flight = self.units_in_flight
             total["messages"] = message_bytes(
-                self.formats, factors, layouts, compute_bytes, in_flight, written
+                self.formats, factors, units, compute_bytes, in_flight, written
             )
         return total
 
@@ -283,7 +305,7 @@ class ResolvedLayout:
 
         The arguments are those of `state_bytes`.
         """
-        layouts = list(self.unit_layouts(stage).values())
+        layouts = unit_runs(self.unit_layouts(stage).values())
         return saved_bytes(self.optimizer, layouts, self.factors, data_rank)
 
 

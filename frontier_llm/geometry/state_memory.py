@@ -3,16 +3,16 @@
 A unit is the parameters that are gathered together: the embedding, a layer or the head.
 """
 
-from collections import Counter
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from frontier_llm.config.collectives import CollectivesConfig
 from frontier_llm.config.optimizer import OptimizerConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.geometry.flat_layout import FlatLayout
+from frontier_llm.geometry.flat_layout import FlatLayout, UnitRuns
 from frontier_llm.geometry.formats import Feedback, Format, StateFormats
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.partition import Cut, Factors, Interval
@@ -51,23 +51,6 @@ def needs_master(compute_bytes: int, refresh_is_lossy: bool = False) -> bool:
     updated parameters) rounds the parameters (`refresh_is_lossy`).
     """
     return compute_bytes != FP32_BYTES or refresh_is_lossy
-
-
-def state_bytes(
-    elements: int, factors: Factors, compute_bytes: int, master: bool
-) -> dict[str, int]:
-    """Return the bytes that one rank keeps of a flat buffer, without gathered parameters.
-
-    They are the bytes of `parameters`, `gradients` (fp32 sums), `master` (if `needs_master`) and
-    `moments` (two per element).
-    """
-    optimizer_elements = elements // factors.optimizer
-    return {
-        "parameters": compute_bytes * (elements // factors.params),
-        "gradients": FP32_BYTES * (elements // factors.grads),
-        "master": FP32_BYTES * optimizer_elements if master else 0,
-        "moments": 2 * FP32_BYTES * optimizer_elements,
-    }
 
 
 def small_elements(units: Mapping[int, int]) -> int:
@@ -173,7 +156,7 @@ def moment_bytes(config: OptimizerConfig, layout: FlatLayout, interval: Interval
 
 def rank_state_bytes(
     config: OptimizerConfig,
-    layouts: Sequence[FlatLayout],
+    units: UnitRuns,
     factors: Factors,
     compute_bytes: int,
     data_rank: int | None,
@@ -185,34 +168,36 @@ def rank_state_bytes(
     They are the bytes of `parameters`, `gradients` (fp32 sums), `master` (if `needs_master`) and
     `moments` (all other states of the optimizer). Without a data rank, the fullest one counts.
     """
-    rank = _fullest(layouts, factors) if data_rank is None else data_rank
-    total = Counter(parameters=0, gradients=0, master=0, moments=0)
-    for layout in layouts:
+    rank = _fullest(units, factors) if data_rank is None else data_rank
+    params = grads = masters = moments = 0
+    for layout, count in units:
         cut = Cut(factors, layout.size, layout.bounds)
         own = cut.interval(rank, factors.optimizer)
-        total["parameters"] += compute_bytes * cut.interval(rank, factors.params).length
-        total["gradients"] += FP32_BYTES * cut.interval(rank, factors.grads).length
-        total["master"] += FP32_BYTES * own.length if master else 0
-        total["moments"] += moment_bytes(config, layout, own)
-    return dict(total)
+        params += count * cut.interval(rank, factors.params).length
+        grads += count * cut.interval(rank, factors.grads).length
+        masters += count * own.length if master else 0
+        moments += count * moment_bytes(config, layout, own)
+    return {
+        "parameters": compute_bytes * params,
+        "gradients": FP32_BYTES * grads,
+        "master": FP32_BYTES * masters,
+        "moments": moments,
+    }
 
 
 def saved_bytes(
-    config: OptimizerConfig,
-    layouts: Sequence[FlatLayout],
-    factors: Factors,
-    data_rank: int | None,
+    config: OptimizerConfig, units: UnitRuns, factors: Factors, data_rank: int | None
 ) -> int:
     """Return the bytes of all optimizer states of a rank: fp32 master weights and moments."""
     if config.name == "adamw_8bit":  # checkpoints store decoded moments
         config = config.model_copy(update={"name": "adamw"})
-    states = rank_state_bytes(config, layouts, factors, 0, data_rank, master=True)
+    states = rank_state_bytes(config, units, factors, 0, data_rank, master=True)
     return states["master"] + states["moments"]
 
 
-def _fullest(layouts: Sequence[FlatLayout], factors: Factors) -> int:
+def _fullest(units: UnitRuns, factors: Factors) -> int:
     """Return the data rank with the most elements of optimizer states."""
-    divided = [layout.bounds for layout in layouts if layout.bounds]
+    divided = [layout.bounds for layout, count in units if layout.bounds for _ in range(count)]
     if not divided:
         return 0
     loads = [
@@ -252,7 +237,7 @@ def feedback_bytes(config: CollectivesConfig, grid: Grid, factors: Factors, elem
 def message_bytes(
     formats: StateFormats,
     factors: Factors,
-    layouts: Iterable[FlatLayout],
+    units: UnitRuns,
     compute_bytes: int,
     units_in_flight: int,
     written: int,
@@ -263,24 +248,34 @@ def message_bytes(
     buffer counts as many times as the number of collectives that may use such a buffer at the same
     time. At most `written` units have a buffer with gradients that are not encoded yet.
     """
-    similar: list[list[FlatLayout]] = []
-    for layout in sorted(layouts, key=lambda layout: layout.size, reverse=True):
-        if similar and layout.size >= SIMILAR_SIZES * similar[-1][0].size:
-            similar[-1].append(layout)
+    similar: list[list[tuple[FlatLayout, int]]] = []
+    for layout, count in sorted(units, key=lambda unit: unit[0].size, reverse=True):
+        if similar and layout.size >= SIMILAR_SIZES * similar[-1][0][0].size:
+            similar[-1].append((layout, count))
         else:
-            similar.append([layout])
+            similar.append([(layout, count)])
     # every reduction under way is in another of its collectives
     sums = min(len(factors.collective_hops), units_in_flight + 1)
     at_once = {"gather": units_in_flight, "refresh": 2 * units_in_flight, "sum": sums}
     at_once |= {"written": written, "hop": 1}
     total = 0
-    for units in similar:
-        size = units[0].size
-        decayed = size - max(unit.size - unit.decayed for unit in units)
-        for buffer_bytes, limit in _buffers(formats, factors, size, decayed, compute_bytes):
-            rounded = -(-buffer_bytes // BUFFER_BYTES) * BUFFER_BYTES
-            total += rounded * min(len(units), at_once[limit])
+    for group in similar:
+        size, number = group[0][0].size, sum(count for _, count in group)
+        decayed = size - max(unit.size - unit.decayed for unit, _ in group)
+        for rounded, limit in _rounded_buffers(formats, factors, size, decayed, compute_bytes):
+            total += rounded * min(number, at_once[limit])
     return total
+
+
+@lru_cache(maxsize=2**14)  # a search asks for the same unit in many stages
+def _rounded_buffers(
+    formats: StateFormats, factors: Factors, size: int, decayed: int, compute_bytes: int
+) -> tuple[tuple[int, str], ...]:
+    """Return what `_buffers` yields, in multiples of BUFFER_BYTES."""
+    return tuple(
+        (-(-buffer_bytes // BUFFER_BYTES) * BUFFER_BYTES, limit)
+        for buffer_bytes, limit in _buffers(formats, factors, size, decayed, compute_bytes)
+    )
 
 
 def _buffers(

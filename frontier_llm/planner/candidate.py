@@ -14,7 +14,7 @@ from frontier_llm.config.cluster import ClusterConfig
 from frontier_llm.config.model import ModelConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.communicators import TiedStages, communicators, tied_stages
-from frontier_llm.geometry.flat_layout import unit_layouts
+from frontier_llm.geometry.flat_layout import FlatLayout, UnitRuns, unit_runs
 from frontier_llm.geometry.grid import Grid
 from frontier_llm.geometry.model_chunks import ModelChunk, chunk_stacks, chunk_tables
 from frontier_llm.geometry.partition import Factors
@@ -56,6 +56,8 @@ class StageKind:
     """For each model chunk, its units in the order of the forward pass, without padding."""
     largest_table: int
     """Elements of the largest table (embedding or positions) on one tensor rank; 0 without one."""
+    layouts: UnitRuns
+    """The flat buffers of all units in the order of the forward pass, without padding."""
 
     @property
     def elements(self) -> int:
@@ -94,17 +96,20 @@ class StageKinds(Memo):
             first = self._shapes.index(shape)
             chunks = self._layout.chunks_of_stage(first)
             of_chunks = [
-                self.once(content, partial(self._unit_sizes, chunk))
+                self.once(content, partial(self._layout.unpadded_layouts, [chunk]))
                 for content, chunk in zip(shape, chunks, strict=True)
             ]
-            # two chunks of a stage may have the same table, as embedding and as head
-            named = [unit for sizes in of_chunks for unit in sizes.items()]
-            tables = {name: size for name, size in named if name in TABLES}
-            sizes = [*tables.values(), *(size for name, size in named if name not in TABLES)]
-            units = tuple(sorted(Counter(sizes).items()))
+            tables, layouts = dict[str, int](), list[FlatLayout]()
+            for name, unit in (unit for of_chunk in of_chunks for unit in of_chunk.items()):
+                # two chunks of a stage may have the same table, as embedding and as head
+                if name not in tables:
+                    layouts.append(unit)
+                tables |= {name: unit.used} if name in TABLES else {}
+            units = tuple(sorted(Counter(unit.used for unit in layouts).items()))
             chunk_units = tuple(map(_runs, of_chunks))
             largest_table = max(tables.values(), default=0)
-            found.append(StageKind(first, count, chunks, units, chunk_units, largest_table))
+            runs = unit_runs(layouts)
+            found.append(StageKind(first, count, chunks, units, chunk_units, largest_table, runs))
         return tuple(found)
 
     @cached_property
@@ -130,11 +135,6 @@ class StageKinds(Memo):
         """Return a value for each stage from the values for each kind of stage."""
         by_first = {kind.first: value for kind, value in zip(self.kinds, values, strict=True)}
         return [by_first[self._shapes.index(shape)] for shape in self._shapes]
-
-    def _unit_sizes(self, chunk: ModelChunk) -> dict[str, int]:
-        layout = self._layout
-        units = unit_layouts(layout.model, [chunk], layout.sequence_length, layout.grid.tensor)
-        return {name: unit.size for name, unit in units.items()}
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ class Candidate:
         return self.layout.schedule_name + (f"+{waiting}" if waiting else "")
 
 
-def _runs(units: Mapping[str, int]) -> tuple[UnitRun, ...]:
+def _runs(units: Mapping[str, FlatLayout]) -> tuple[UnitRun, ...]:
     """Return the units of a model chunk, given by name in the order of the forward pass."""
-    sizes = groupby((_what(name), size) for name, size in units.items())
+    sizes = groupby((_what(name), unit.used) for name, unit in units.items())
     return tuple(UnitRun(what, size, len(list(equal))) for (what, size), equal in sizes)
 
 

@@ -5,7 +5,7 @@ are counted for all micro-batches in flight. Temporary buffers are upper bounds.
 that the allocator holds unused, is a share of all temporary memory.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +15,10 @@ from typing import NamedTuple
 from frontier_llm.config.calibration import CalibrationConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.geometry.host_pool import STATE_BYTES, HostPool, copied_bytes, host_pool
-from frontier_llm.geometry.model_chunks import has_shared_table
 from frontier_llm.geometry.partition import Factors
 from frontier_llm.geometry.resolved import ResolvedLayout
 from frontier_llm.geometry.state_memory import (
     FP32_BYTES,
-    gathered_elements,
-    needs_master,
-    state_bytes,
 )
 from frontier_llm.planner.block import Activations, stage_activations, stages_activations
 from frontier_llm.planner.candidate import Candidate, StageKind, UnitRun
@@ -145,7 +141,8 @@ def known_states(candidate: Candidate, kind: StageKind, factors: Factors) -> dic
     """Return the bytes of model states by category; a search counts them once."""
     layout = candidate.layout
     return candidate.stages.once(
-        ("states", factors, kind.first), lambda: _states(layout.with_factors(factors), kind)
+        ("states", factors, kind.first),
+        lambda: layout.with_factors(factors).units_bytes(kind.layouts, kind.chunks),
     )
 
 
@@ -174,35 +171,6 @@ def kinds_activations(
         )
         for kind in kinds.kinds
     )
-
-
-def _states(layout: ResolvedLayout, kind: StageKind) -> dict[str, int]:
-    """Return the bytes of model states by category, including gathered parameters.
-
-    The result equals `ResolvedLayout.state_bytes`. For AdamW without encoded messages, it is
-    computed here from the number of equal units, which is faster.
-    """
-    factors, compute_bytes = layout.factors, layout.compute_bytes
-    if layout.optimizer.name != "adamw" or layout.formats.any_encoded(compute_bytes):
-        return layout.state_bytes(kind.first)
-    total, master = dict.fromkeys(STATES, 0), needs_master(compute_bytes)
-    for size, count in kind.units:
-        unit_bytes = state_bytes(factors.padded(size), factors, compute_bytes, master)
-        for name in STATES:
-            total[name] += count * unit_bytes[name]
-    return {**total, "gathered": _gathered(layout, kind)}
-
-
-def _gathered(layout: ResolvedLayout, kind: StageKind) -> int:
-    """Return an upper bound on the bytes of parameters that are gathered at the same time."""
-    factors = layout.factors
-    if factors.params == 1:
-        return 0
-    units: Counter[int] = Counter()
-    for size, count in kind.units:
-        units[factors.padded(size)] += count
-    shared = has_shared_table(layout.model, kind.chunks)
-    return gathered_elements(units, layout.units_in_flight, shared) * layout.compute_bytes
 
 
 def _reductions(candidate: Candidate, kind: StageKind) -> int:

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from frontier_llm.device.kernels import TORCH
 from frontier_llm.errors import FrontierError
-from frontier_llm.geometry.flat_layout import FlatLayout
+from frontier_llm.geometry.flat_layout import FlatLayout, unit_runs
 from frontier_llm.geometry.grid import Coordinates
 from frontier_llm.geometry.inventory import chunk_parameters, count_parameters
 from frontier_llm.geometry.state_memory import (
@@ -165,7 +165,7 @@ def _state_bytes_of(
     compute = layout.compute_bytes
     return rank_state_bytes(
         optimizer,
-        list(layouts.values()),
+        unit_runs(layouts.values()),
         layout.factors,
         compute,
         data_rank=None,

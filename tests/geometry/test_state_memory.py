@@ -4,10 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontier_llm.cli.experiments import composed
+from frontier_llm.geometry.flat_layout import flat_layout
 from frontier_llm.geometry.partition import Factors
-from frontier_llm.geometry.state_memory import needs_master, prefetch_window, state_bytes
+from frontier_llm.geometry.state_memory import needs_master, prefetch_window, rank_state_bytes
 from tests.geometry.factors import any_factors
 
+ADAMW = composed("experiment=frontier_22b").optimizer
 SCHEMES = {  # 18 bytes a parameter: 2 to compute with, 4 accumulated, 4 of master, 8 of moments
     "replicated": ((1, 1, 1), 18),
     "zero1": ((1, 1, 8), 2 + 4 + 12 / 8),
@@ -16,6 +19,12 @@ SCHEMES = {  # 18 bytes a parameter: 2 to compute with, 4 accumulated, 4 of mast
     "mics": ((4, 4, 4), 18 / 4),
     "zeropp": ((4, 8, 8), 2 / 4 + 16 / 8),
 }
+
+
+def state_bytes(elements: int, factors: Factors, compute_bytes: int, *, master: bool):
+    """Return the bytes of AdamW's states for one matrix with so many elements."""
+    units = [(flat_layout([elements], [True]), 1)]
+    return rank_state_bytes(ADAMW, units, factors, compute_bytes, None, master=master)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
