@@ -20,6 +20,7 @@ from frontier_llm.config.reading import check_data
 from frontier_llm.config.run import RunConfig
 from frontier_llm.config.support import check_support
 from frontier_llm.errors import ConfigError, refuse
+from frontier_llm.units import counted
 
 
 def check(config: RunConfig, world_size: int) -> None:
@@ -306,7 +307,7 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
             if rest
             else f"a multiple of {replicas} x {data.micro_batch} = {multiple}",
             f"set data.global_batch={-(-data.global_batch // multiple) * multiple}"
-            + (f", or data.micro_batch={fits}" if fits else ""),
+            + (f", or data.micro_batch={fits}" if fits else _other_ranks(config, replicas)),
         )
     micro_batches = data.global_batch // multiple
     if parallel.chunks > 1 and micro_batches < parallel.pipeline:
@@ -317,6 +318,15 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
             "micro-batches per replica",
             f"set data.global_batch={multiple * parallel.pipeline}",
         )
+
+
+def _other_ranks(config: RunConfig, replicas: int) -> str:
+    """Return the most ranks below those of so many replicas that can keep the global batch."""
+    per_replica = config.parallel.ranks_per_replica
+    for fewer in range(replicas - 1, 0, -1):
+        if config.data.global_batch % (fewer * config.data.micro_batch) == 0:
+            return f", or start {counted(fewer * per_replica, 'rank')}, as a resumed run keeps it"
+    return ""
 
 
 def _check_positions(config: RunConfig, section: str) -> None:

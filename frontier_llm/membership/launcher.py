@@ -124,7 +124,7 @@ def _check_keeper(keeper: ForkedRanks, error: RuntimeError) -> None:
         raise LaunchError(
             f"the process that holds the key-value store of the ranks {end}. They cannot work "
             "without it, and are killed. Start the run again: it resumes from its newest "
-            "checkpoint. If the machine was short of memory, use fewer ranks"
+            "checkpoint, if one was saved. If the machine was short of memory, use fewer ranks"
         ) from error
 
 

@@ -137,9 +137,10 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
         return " ".join(shlex.quote(f"{name(key)}={_text(found[key][0])}") for key in kept)
 
     # the text at another path may be the same; if it is not, it has to be allowed as well
-    path = {"data.path"} & found.keys() if initial is None else ()
+    path = ["data.path"] if "data.path" in found and initial is None else []
     allowing = _allowing(config, *map(name, refused), *path)
-    guarded += path if "data.kind" in guarded else ()  # another kind of corpus may need it
+    if "data.kind" in guarded and initial is None:  # another kind of corpus may need its path
+        guarded += [key for key in ("data.name", *path) if key in found]  # and has its name
     todo = f"set {settings(guarded)}, or allow the change: {allowing}"
     if impossible:
         otherwise = f"leave out {initial.source.partition('=')[0]}" if initial else None

@@ -200,6 +200,12 @@ REFUSED = {
         "data.global_batch",
         "set data.global_batch=16, or data.micro_batch=2",
     ),
+    "a batch that fewer replicas divide": (
+        12,
+        {"data.global_batch": 16},
+        "data.global_batch",
+        "set data.global_batch=24, or start 8 ranks, as a resumed run keeps it",
+    ),
     "fewer micro-batches than stages": (
         4,
         {"parallel.chunks": 2, "data.global_batch": 8},

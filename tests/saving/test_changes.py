@@ -121,7 +121,7 @@ def test_the_path_of_the_text_is_part_of_what_is_undone() -> None:
     with pytest.raises(ConfigError) as caught:
         refuse(changes(saved, now.model_dump(mode="json")), now)
     undone = shlex.split(caught.value.todo.split(", and either ")[1].split(" or 'run.allow")[0])
-    assert {"data.kind=text", "data.path=/x/book.txt"} <= {*undone}
+    assert {"data.kind=text", "data.name=text", "data.path=/x/book.txt"} <= {*undone}
 
 
 def test_one_refusal_names_all_that_one_command_has_to_undo() -> None:

@@ -233,9 +233,11 @@ def test_loss_that_is_not_finite_ends_the_run_with_a_report(
     ended = forked_train.train(
         *SMALL, *corpus, f"run.dir={folder}/nan", "optimizer.learning_rate=1e30", "launch.ranks=2",
         "optimizer.warmup_steps=0", "trainer.bad_steps_allowed=1", "telemetry.wandb=off",
+        "precision=fp32",
     )  # fmt: skip
     assert ended.code == 1
     assert "not finite for 2 steps in a row" in ended.text
+    assert "or use precision" not in ended.text
     assert "Traceback" not in ended.text
     summary = json.loads((folder / "nan" / "summary.json").read_text())
     assert summary["exit_code"] == 1

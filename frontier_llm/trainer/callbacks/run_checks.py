@@ -74,9 +74,8 @@ class Divergence(Callback):
             self._end_run(
                 f"step {progress.step}: the loss is {result.loss:.4g} and the gradient norm "
                 f"{result.grad_norm:.4g}, not finite for {progress.bad_steps} steps in a row "
-                f"(trainer.bad_steps_allowed={allowed}). These steps were not applied. "
-                "Lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
-                "precision=bf16 or fp32"
+                f"(trainer.bad_steps_allowed={allowed}). These steps were not applied\n"
+                f"  do: {_calmer(self.context)}"
             )
 
     def _count_rewind(self, result: StepResult) -> None:
@@ -131,9 +130,15 @@ class FiniteModel(Callback):
         raise TrainingError(
             f"step {progress.step}: the validation loss is {loss:.4g}{since}: the model cannot be "
             "used, and no text is sampled from it\n"
-            "  do: lower optimizer.learning_rate, raise optimizer.warmup_steps, or use "
-            "precision=bf16 or fp32, and start again in another run.dir"
+            f"  do: {_calmer(self.context)}, and start again in another run.dir"
         )
+
+
+def _calmer(context: TrainerContext) -> str:
+    """Say what may keep a loss finite."""
+    wider = {"fp16": ["bf16", "fp32"], "bf16": ["fp32"]}.get(context.model.layout.precision, [])
+    precision = f", or use precision={' or '.join(wider)}" if wider else ""
+    return f"lower optimizer.learning_rate, raise optimizer.warmup_steps{precision}"
 
 
 class _StoppedError(Exception):
