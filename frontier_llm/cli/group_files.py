@@ -7,6 +7,7 @@ find contradictions between an experiment and other choices.
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -134,16 +135,27 @@ def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
     """Return an override as it is typed in a shell; a list may go on in the words that follow."""
-    for end in range(len(following) + 1) if value.startswith(("[", "{")) else ():
-        whole = " ".join([f"{key}={value}", *following[:end]])
-        try:
+    ends = range(len(following) + 1) if value.startswith(("[", "{")) else ()
+    joined = [" ".join([f"{key}={value}", *following[:end]]) for end in ends]
+    closed = [f"{key}={value}{closing}"] if (closing := _closing(value)) else []
+    for whole in (*joined, *closed):
+        with suppress(HydraException):
             OverridesParser.create().parse_override(whole)
-        except HydraException:
-            continue
-        return shlex.quote(whole)
+            return shlex.quote(whole)
     if value.startswith(("[", "{")):
         return shlex.quote(f"{key}=[" + ("{name: a, path: A}" if "{" in value else "a,b") + "]")
     return shlex.quote(f"{key}={in_quotes(value)}")
+
+
+def _closing(value: str) -> str:
+    """Return the brackets that close those which a value leaves open."""
+    missing: list[str] = []
+    for character in value:
+        if character in "([{":
+            missing.insert(0, {"(": ")", "[": "]", "{": "}"}[character])
+        elif missing and character == missing[0]:
+            del missing[0]
+    return "".join(missing)
 
 
 def in_quotes(value: str) -> str:
