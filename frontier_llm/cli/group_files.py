@@ -137,7 +137,7 @@ def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
     """Return an override as it is typed in a shell; a list may go on in the words that follow."""
     ends = range(len(following) + 1) if value.startswith(("[", "{")) else ()
     joined = [" ".join([f"{key}={value}", *following[:end]]) for end in ends]
-    closed = [f"{key}={value}{closing}"] if (closing := _closing(value)) else []
+    closed = [f"{key}={value}{brackets}" for brackets in (")", "]", "}", "}]")]
     for whole in (*joined, *closed):
         with suppress(HydraException):
             OverridesParser.create().parse_override(whole)
@@ -145,17 +145,6 @@ def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
     if value.startswith(("[", "{")):
         return shlex.quote(f"{key}=[" + ("{name: a, path: A}" if "{" in value else "a,b") + "]")
     return shlex.quote(f"{key}={in_quotes(value)}")
-
-
-def _closing(value: str) -> str:
-    """Return the brackets that close those which a value leaves open."""
-    missing: list[str] = []
-    for character in value:
-        if character in "([{":
-            missing.insert(0, {"(": ")", "[": "]", "{": "}"}[character])
-        elif missing and character == missing[0]:
-            del missing[0]
-    return "".join(missing)
 
 
 def in_quotes(value: str) -> str:

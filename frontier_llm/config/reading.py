@@ -1,7 +1,9 @@
-"""Check the data of a run: the source of each corpus, the vocabulary and the objective."""
+"""Check what a run reads: its corpora, the vocabulary, the objective, paths and callbacks."""
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from frontier_llm.config.data import FIXED_PIECES, CorpusConfig, DataConfig
@@ -123,6 +125,37 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
         if path is not None and not Path(path).exists():
             got = f"{path}, which does not exist"
             raise ConfigError(key, got, wants, absent_advice(key, str(path)))
+
+
+def find_callbacks(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the module and the class of each callback of a user, given as `MODULE:CLASS`.
+
+    The current folder is added to the end of Python's import path. Otherwise the installed program
+    (`frontier-llm`) would not find modules there. Raises a ConfigError if a module does not exist.
+    Only packages above it are imported: a module of callbacks imports torch.
+    """
+    if names and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    found = []
+    for name in names:
+        module, _, class_name = name.partition(":")
+        if not module or not class_name:
+            todo = "set callbacks=[my_module:MyCallback]"
+            raise ConfigError("callbacks", name, "MODULE:CLASS for each callback", todo)
+        try:
+            if find_spec(module) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}")
+        except Exception as error:  # a package above the module may raise anything
+            raise no_module(name, error) from error
+        found.append((module, class_name))
+    return found
+
+
+def no_module(callback: str, error: Exception) -> ConfigError:
+    """Return the error for a callback whose module cannot be imported."""
+    wants = f"a module that can be imported: {type(error).__name__}: {error}"
+    todo = f"start from the folder that holds {re.split('[.:]', callback)[0]}, or set PYTHONPATH"
+    return ConfigError("callbacks", callback, wants, todo)
 
 
 def absent_advice(key: str, path: str) -> str:

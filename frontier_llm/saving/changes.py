@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
+from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.config.decode import defaults, leaves
 from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
@@ -24,10 +25,10 @@ from frontier_llm.config.run import RunConfig
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.saving.adaptation import alone, check_copies
 from frontier_llm.saving.tiers import newest_folder
 
 if TYPE_CHECKING:
-    from frontier_llm.checkpoint.discovery import Checkpoint
     from frontier_llm.data.corpus_manifest import Manifest
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
@@ -341,15 +342,12 @@ SHOWN_DIGITS = 12
 """Number of hexadecimal digits of a digest that an error shows."""
 
 
-def _initial_weights(config: RunConfig) -> "Iterator[tuple[str, Checkpoint]]":
+def _initial_weights(config: RunConfig) -> Iterator[tuple[str, Checkpoint]]:
     """Open the checkpoints that a run begins with, by key; none if it has begun already."""
     names = ("init_from", "init_encoder_from")
     paths = {name: path for name in names if (path := getattr(config.run, name)) is not None}
     if not paths or newest_folder(config) is not None:
         return
-    # imports torch, which the command line does not wait for
-    from frontier_llm.checkpoint.discovery import find
-
     for name, path in paths.items():
         yield f"run.{name}", find(Path(path))
 
@@ -364,7 +362,7 @@ def check_initial_model(config: RunConfig) -> None:
         _check_weights(config, key, checkpoint)
 
 
-def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> None:
+def _check_weights(config: RunConfig, key: str, checkpoint: Checkpoint) -> None:
     model, path = config.model, getattr(config.run, key.removeprefix("run."))
     source, has_two = f"{key}={path}", config.run.init_encoder_from is not None
     stored = {name: tensor.shape for name, tensor in checkpoint.manifest.weights.items()}
@@ -372,8 +370,6 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
     before = checkpoint.manifest.meta.get("config")
     side = "encoder" if key == "run.init_encoder_from" else "decoder" if has_two else "both"
     if (model.kind, kind) == ("t5", "gpt"):
-        from frontier_llm.saving.adaptation import alone, check_copies  # imports torch
-
         check_copies(model, stored, source, side)
         model = alone(model.encoder if side == "encoder" else model, side)
         config = config.model_copy(update={"model": model})
