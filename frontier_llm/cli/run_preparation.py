@@ -107,13 +107,10 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
+    from frontier_llm.trainer.callbacks.callback_list import import_callbacks
 
     check_start(config)
-    if config.callbacks:  # a wrong name is refused here, before any process starts
-        from frontier_llm.trainer.callbacks.callback_list import import_callbacks
-
-        import_callbacks(config.callbacks)
-
+    import_callbacks(config.callbacks)  # a wrong name is refused here, before any process starts
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress)
     changes.check_initial_tokenizer(config, folders[0])

@@ -22,7 +22,7 @@ from frontier_llm.data.corpus_manifest import (
     find_damage,
 )
 from frontier_llm.data.permutation import make_key
-from frontier_llm.data.sample_counts import count_windows, too_short
+from frontier_llm.data.sample_counts import too_short
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
@@ -174,7 +174,7 @@ class Samples:
             raise too_short(stream.prefix, len(stream), sequence_length, overlap)
 
     def _find_windows(self, length: int) -> Kept:
-        count = count_windows(len(self.stream), length, self._overlap)
+        count = max(0, (len(self.stream) - self._overlap) // length)
         left_out = np.zeros(0, np.int64)
         starts = self.stream.document_starts() if self._separate else left_out
         if len(starts) >= length:

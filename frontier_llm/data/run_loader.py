@@ -29,12 +29,7 @@ from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import describe_padding, packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
-from frontier_llm.data.sample_counts import (
-    check_size,
-    check_step,
-    window_overlap,
-    window_tokens,
-)
+from frontier_llm.data.sample_counts import check_size, check_step, window_tokens
 from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary, mode_tokens
 from frontier_llm.units import counted
 
@@ -102,7 +97,8 @@ def window_corpus(
     config: RunConfig, corpus: Corpus, *, train: bool, reads: bool = True
 ) -> CorpusSamples:
     """Return the samples of a run that reads only this corpus, shuffled in training."""
-    length, overlap = window_tokens(config.data), window_overlap(config.data)
+    # a GPT's window has one more token, the last label
+    length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
     separate = config.data.documents == "separate"
     stream = corpus.train if train else corpus.validation
     order = config.trainer.seed, corpus.manifest.digest

@@ -1,7 +1,6 @@
 """Count the samples of prepared corpora, and refuse corpora that are too small for a run."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from frontier_llm.config.data import DataConfig
@@ -18,16 +17,6 @@ def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
     if data.objective != "spans":
         return length
     return sample_parts(length, data.denoisers, data.decoder_length).text
-
-
-def window_overlap(data: DataConfig) -> int:
-    """Return how many tokens two windows share: a GPT's window also has the last label."""
-    return int(data.objective != "spans")
-
-
-def count_windows(tokens: int, length: int, overlap: int) -> int:
-    """Return how many windows of a length a number of tokens has."""
-    return max(0, (tokens - overlap) // length)
 
 
 def too_short(prefix: Path, tokens: int, length: int, overlap: int) -> DataError:
@@ -58,33 +47,26 @@ def check_step(data: DataConfig, samples: int) -> None:
 def check_size(config: RunConfig, check: Callable[[RunConfig, bool], object]) -> None:
     """Refuse corpora that are too small, with all problems and a length that solves all of them.
 
-    `check` raises a DataError if the training (True) or an evaluation (False) of a run cannot read
-    them.
+    `check` raises a DataError if the training (True) or an evaluation (False) cannot read them.
     """
-    problems = _problems(config, check)
-    if not problems:
-        return
-    data, todo = config.data, "add text (for validation: or raise data.validation_percent)"
-    length = 1 << (data.sequence_length - 1).bit_length() - 1
-    # packing of whole documents would be written for each length
-    while data.packing == "stream" and length >= 8:
-        shorter = data.model_copy(update={"sequence_length": length})
-        if not _problems(config.model_copy(update={"data": shorter}), check):
-            todo += f", or set data.sequence_length={length}"
-            break
-        length //= 2
-    lines = [problem.partition("\n")[0] for problem in problems]
-    raise DataError("\n".join(dict.fromkeys(lines)) + f"\n  do: {todo}")
 
+    def problems(length: int) -> dict[str, None]:
+        found, shorter = dict[str, None](), config.changed("data", sequence_length=length)
+        for train in (True, False):
+            try:
+                check(shorter, train)
+            except DataError as error:
+                found[str(error).partition("\n")[0]] = None
+        return found
 
-def _problems(config: RunConfig, check: Callable[[RunConfig, bool], object]) -> list[str]:
-    problems = []
-    for train in (True, False):
-        try:
-            check(config, train)
-        except DataError as error:
-            problems.append(str(error))
-    return problems
+    length, todo = config.data.sequence_length, ""
+    if found := problems(length):
+        # packing of whole documents would be written for each length
+        power = (length - 1).bit_length() if config.data.packing == "stream" else 0
+        while not todo and (power := power - 1) > 2:
+            todo = "" if problems(1 << power) else f", or set data.sequence_length={1 << power}"
+        more = "add text (for validation: or raise data.validation_percent)"
+        raise DataError("\n".join([*found, f"  do: {more}{todo}"]))
 
 
 def check_prepared(config: RunConfig, folders: Sequence[Path]) -> None:
@@ -92,19 +74,19 @@ def check_prepared(config: RunConfig, folders: Sequence[Path]) -> None:
 
     Samples of whole documents are not counted, because the lengths of documents are not read.
     """
-    if {"stream": True, "best_fit": False}[config.data.packing]:
-        manifests = {folder: Manifest.load(folder / MANIFEST_FILE) for folder in folders}
-        check_size(config, partial(_check_tokens, manifests))
+    manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
 
-
-def _check_tokens(manifests: dict[Path, Manifest], config: RunConfig, train: bool) -> None:
-    length, overlap = window_tokens(config.data), window_overlap(config.data)
-    samples = 0
-    for folder, manifest in manifests.items():
-        split = manifest.train if train else manifest.validation
-        if not (count := count_windows(split.tokens, length, overlap)):
+    def check(config: RunConfig, train: bool) -> None:
+        length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
+        counts = []
+        for folder, manifest in zip(folders, manifests, strict=True):
             name = "train" if train else "validation"
-            raise too_short(folder / name, split.tokens, length, overlap)
-        samples += count
-    if train:
-        check_step(config.data, samples)
+            tokens = getattr(manifest, name).tokens
+            if tokens < length + overlap:
+                raise too_short(folder / name, tokens, length, overlap)
+            counts.append((tokens - overlap) // length)
+        if train:
+            check_step(config.data, sum(counts))
+
+    if {"stream": True, "best_fit": False}[config.data.packing]:
+        check_size(config, check)

@@ -35,8 +35,7 @@ def copies(shards: "Iterable[StateShard]", model: ModelConfig) -> "tuple[list[St
 
     They are placed in the tensors of that decoder.
     """
-    of_encoder: list[StateShard] = []
-    of_decoder: list[StateShard] = []
+    sides: tuple[list[StateShard], list[StateShard]] = ([], [])
     for shard in shards:
         name = shard.record.placements[0].name
         if ".cross_attention" in name and model.encoder.hidden != model.hidden:
@@ -45,9 +44,9 @@ def copies(shards: "Iterable[StateShard]", model: ModelConfig) -> "tuple[list[St
         copy = replace(shard, record=replace(shard.record, placements=tuple(boxes)))
         layer = name.split(".")[1] if name.startswith("layers.") else ""
         is_below = layer != "" and int(layer) < model.encoder_layers
-        side = of_encoder if is_below or name.startswith("encoder_") else of_decoder
-        side.append(copy)
-    return of_encoder, of_decoder
+        is_of_encoder = is_below or name.startswith("encoder_")
+        sides[0 if is_of_encoder else 1].append(copy)
+    return sides
 
 
 def alone(model: ModelConfig, side: str) -> ModelConfig:
