@@ -2,9 +2,10 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from frontier_llm.config.data import FIXED_PIECES, CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
@@ -127,12 +128,14 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
             raise ConfigError(key, got, wants, absent_advice(key, str(path)))
 
 
-def find_callbacks(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the module and the class of each callback of a user, given as `MODULE:CLASS`.
+def find_callbacks(
+    names: Sequence[str], load: Callable[[str], Any] = find_spec
+) -> list[tuple[Any, str]]:
+    """Return what `load` returns for the module of each user's callback, and the name of its class.
 
-    The current folder is added to the end of Python's import path. Otherwise the installed program
-    (`frontier-llm`) would not find modules there. Raises a ConfigError if a module does not exist.
-    Only packages above it are imported: a module of callbacks imports torch.
+    The names are `MODULE:CLASS`. The current folder is added to the end of Python's import path.
+    Otherwise the installed program (`frontier-llm`) would not find modules there. Raises a
+    ConfigError if a module cannot be loaded. By default it is only searched, without torch.
     """
     if names and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -143,19 +146,15 @@ def find_callbacks(names: Sequence[str]) -> list[tuple[str, str]]:
             todo = "set callbacks=[my_module:MyCallback]"
             raise ConfigError("callbacks", name, "MODULE:CLASS for each callback", todo)
         try:
-            if find_spec(module) is None:
+            if (loaded := load(module)) is None:
                 raise ModuleNotFoundError(f"No module named {module!r}")
-        except Exception as error:  # a package above the module may raise anything
-            raise no_module(name, error) from error
-        found.append((module, class_name))
+        except Exception as error:  # a user's module may raise anything
+            wants = f"a module that can be imported: {type(error).__name__}: {error}"
+            top = module.partition(".")[0]
+            todo = f"start from the folder that holds {top}, or set PYTHONPATH"
+            raise ConfigError("callbacks", name, wants, todo) from error
+        found.append((loaded, class_name))
     return found
-
-
-def no_module(callback: str, error: Exception) -> ConfigError:
-    """Return the error for a callback whose module cannot be imported."""
-    wants = f"a module that can be imported: {type(error).__name__}: {error}"
-    todo = f"start from the folder that holds {re.split('[.:]', callback)[0]}, or set PYTHONPATH"
-    return ConfigError("callbacks", callback, wants, todo)
 
 
 def absent_advice(key: str, path: str) -> str:

@@ -78,15 +78,14 @@ def check_prepared(config: RunConfig, folders: Sequence[Path]) -> None:
 
     def check(config: RunConfig, train: bool) -> None:
         length, overlap = window_tokens(config.data), int(config.data.objective != "spans")
-        counts = []
+        name, samples = "train" if train else "validation", 0
         for folder, manifest in zip(folders, manifests, strict=True):
-            name = "train" if train else "validation"
             tokens = getattr(manifest, name).tokens
             if tokens < length + overlap:
                 raise too_short(folder / name, tokens, length, overlap)
-            counts.append((tokens - overlap) // length)
+            samples += (tokens - overlap) // length
         if train:
-            check_step(config.data, sum(counts))
+            check_step(config.data, samples)
 
     if {"stream": True, "best_fit": False}[config.data.packing]:
         check_size(config, check)

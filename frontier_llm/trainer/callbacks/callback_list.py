@@ -9,9 +9,10 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Concatenate, ParamSpec
 
-from frontier_llm.config.reading import find_callbacks, no_module
+from frontier_llm.config.reading import find_callbacks
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.launch.failure import is_lost_contact
 from frontier_llm.trainer.callbacks.callback import Callback
@@ -153,15 +154,11 @@ def import_callbacks(names: Sequence[str]) -> list[type[Callback]]:
     Raises a ConfigError if a module cannot be imported, or has no subclass of `Callback` of this
     name.
     """
-    modules = find_callbacks(names)
-    return [_import_class(name, *found) for name, found in zip(names, modules, strict=True)]
+    modules = find_callbacks(names, importlib.import_module)
+    return [_class_of(name, *found) for name, found in zip(names, modules, strict=True)]
 
 
-def _import_class(name: str, module_name: str, class_name: str) -> type[Callback]:
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise no_module(name, error) from error
+def _class_of(name: str, module: ModuleType, class_name: str) -> type[Callback]:
     found = getattr(module, class_name, None)
     if isinstance(found, type) and issubclass(found, Callback):
         return found
