@@ -137,8 +137,7 @@ def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
     """Return an override as it is typed in a shell; a list may go on in the words that follow."""
     ends = range(len(following) + 1) if value.startswith(("[", "{")) else ()
     joined = [" ".join([f"{key}={value}", *following[:end]]) for end in ends]
-    closed = [f"{key}={value}{brackets}" for brackets in (")", "]", "}", "}]")]
-    for whole in (*joined, *closed):
+    for whole in (*joined, *(f"{key}={value}{end}" for end in (")", "]", "}", "}]"))):
         with suppress(HydraException):
             OverridesParser.create().parse_override(whole)
             return shlex.quote(whole)

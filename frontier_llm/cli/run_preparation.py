@@ -83,7 +83,7 @@ def announce_run(config: RunConfig, ranks: int) -> None:
 
 
 def check_start(config: RunConfig) -> None:
-    """Refuse what is not on this machine, and initial weights of another model; without torch."""
+    """Refuse, without torch, what would fail after the hours that a large corpus may take."""
     check_files(config, is_new=tiers.newest_folder(config) is None)
     changes.check_initial_model(config)
     find_callbacks(config.callbacks)
@@ -92,7 +92,6 @@ def check_start(config: RunConfig) -> None:
             "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
             f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
         )  # fmt: skip
-    # before the hours that a large corpus may take
     changes.check_initial_tokenizer(config, config.data.known_tokenizer)
 
 

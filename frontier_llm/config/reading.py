@@ -133,9 +133,9 @@ def find_callbacks(
 ) -> list[tuple[Any, str]]:
     """Return what `load` returns for the module of each user's callback, and the name of its class.
 
-    The names are `MODULE:CLASS`. The current folder is added to the end of Python's import path.
-    Otherwise the installed program (`frontier-llm`) would not find modules there. Raises a
-    ConfigError if a module cannot be loaded. By default it is only searched, without torch.
+    The names are `MODULE:CLASS`. The current folder is added to the end of Python's import path,
+    where the installed program would not look. Raises a ConfigError if a module cannot be loaded;
+    by default it is only searched, without torch.
     """
     if names and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
@@ -150,8 +150,7 @@ def find_callbacks(
                 raise ModuleNotFoundError(f"No module named {module!r}")
         except Exception as error:  # a user's module may raise anything
             wants = f"a module that can be imported: {type(error).__name__}: {error}"
-            top = module.partition(".")[0]
-            todo = f"start from the folder that holds {top}, or set PYTHONPATH"
+            todo = f"start from the folder that holds {module.split('.')[0]}, or set PYTHONPATH"
             raise ConfigError("callbacks", name, wants, todo) from error
         found.append((loaded, class_name))
     return found

@@ -44,8 +44,7 @@ def copies(shards: "Iterable[StateShard]", model: ModelConfig) -> "tuple[list[St
         copy = replace(shard, record=replace(shard.record, placements=tuple(boxes)))
         layer = name.split(".")[1] if name.startswith("layers.") else ""
         is_below = layer != "" and int(layer) < model.encoder_layers
-        is_of_encoder = is_below or name.startswith("encoder_")
-        sides[0 if is_of_encoder else 1].append(copy)
+        sides[0 if is_below or name.startswith("encoder_") else 1].append(copy)
     return sides
 
 

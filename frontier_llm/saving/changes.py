@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,14 +22,12 @@ from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
+from frontier_llm.data.corpus_manifest import Manifest
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving.adaptation import alone, check_copies
 from frontier_llm.saving.tiers import newest_folder
-
-if TYPE_CHECKING:
-    from frontier_llm.data.corpus_manifest import Manifest
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
 """Sections and keys that determine the losses. They may change only if `run.allow_changes` names
@@ -169,7 +167,7 @@ def _undone(config: RunConfig, found: Changes) -> RunConfig:
 
 
 def check_corpus(
-    found: Changes, config: RunConfig, corpus: "Manifest", meta: Mapping[str, Any], checkpoint: Path
+    found: Changes, config: RunConfig, corpus: Manifest, meta: Mapping[str, Any], checkpoint: Path
 ) -> str | None:
     """Refuse a corpus that differs from the checkpoint's, unless an allowed change explains it.
 

@@ -151,8 +151,7 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
 def import_callbacks(names: Sequence[str]) -> list[type[Callback]]:
     """Import the classes of a user's callbacks, given as `MODULE:CLASS`.
 
-    Raises a ConfigError if a module cannot be imported, or has no subclass of `Callback` of this
-    name.
+    Raises a ConfigError if a module cannot be imported, or has no such subclass of `Callback`.
     """
     modules = find_callbacks(names, importlib.import_module)
     return [_class_of(name, *found) for name, found in zip(names, modules, strict=True)]
