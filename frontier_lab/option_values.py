@@ -170,6 +170,11 @@ def saved(text: str) -> Path:
     return found
 
 
+def saved_in_run(text: str) -> Path:
+    """Parse the value of `--checkpoint`: as `saved`, or the name of a checkpoint of the run."""
+    return path(text) if parse_folder(text) and not path(text).exists() else saved(text)
+
+
 def refuse_useless(
     parser: Parser,
     options: argparse.Namespace,

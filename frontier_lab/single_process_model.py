@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontier_lab.option_values import restored_config
+from frontier_llm.checkpoint.folders import FOLDER
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import CheckpointError, DataError
 from frontier_llm.saving.run_directory import CONFIG, last_values
@@ -39,6 +40,8 @@ def single_process_run(run: Path, named: Path | None) -> tuple[RunConfig, Path]:
     from frontier_llm.checkpoint.discovery import find
 
     values = _read_values(run)
+    if named is not None and not named.exists():  # the name of a checkpoint of the run
+        named = run / FOLDER / named
     checkpoint = find(named or run)
     stored = checkpoint.manifest.meta.get("config")
     model = stored.get("model") if isinstance(stored, dict) else None

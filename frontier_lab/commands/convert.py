@@ -33,7 +33,7 @@ from frontier_lab.convert.ours import OurWeights, plan_shards, write_weights
 from frontier_lab.convert.table import Row, select, surplus_names
 from frontier_lab.convert.theirs import TheirWeights, read_config, write_model
 from frontier_lab.convert.tokenizer_files import check_theirs, copy_to_ours, write_theirs
-from frontier_lab.option_values import refuse_useless, saved, trained_run
+from frontier_lab.option_values import refuse_useless, saved_in_run, trained_run
 from frontier_lab.single_process_model import single_process_run
 from frontier_llm.cli.compose import compose
 from frontier_llm.cli.options import folder, path, tool_parser
@@ -185,7 +185,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("source", type=folder, help="a run directory or a Hugging Face folder")
     parser.add_argument("out", type=path, help="the folder to write")
     parser.add_argument("--family", help="--to: t5 or mt5, whose models are equal")
-    parser.add_argument("--checkpoint", type=saved, help="--to: a checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=saved_in_run, help="--to: one (default: newest)")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="--to: number format")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True,

@@ -37,7 +37,7 @@ from frontier_lab.option_values import (
     file,
     new_file,
     refuse_useless,
-    saved,
+    saved_in_run,
     trained_run,
     write_json,
 )
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and print the scores; return the exit code."""
     parser = tool_parser(__doc__)
     parser.add_argument("run", type=trained_run, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=saved_in_run, help="a checkpoint (default: newest)")
     parser.add_argument("--samples", type=at_least(1), help="samples per corpus (default: all)")
     parser.add_argument(
         "--text", type=file, nargs="+", action="extend", metavar="FILE", help="evaluate these files"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from frontier_lab.option_values import not_negative, saved, trained_run
+from frontier_lab.option_values import not_negative, saved_in_run, trained_run
 from frontier_lab.single_process_model import (
     no_model,
     single_process_model,
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "prompts", nargs="*", help="texts to continue (default: trainer.sample_prompts of the run)"
     )
-    parser.add_argument("--checkpoint", type=saved, help="a checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=saved_in_run, help="a checkpoint (default: newest)")
     parser.add_argument(
         "--tokens", type=at_least(1), default=100, help="tokens per prompt (default 100)"
     )

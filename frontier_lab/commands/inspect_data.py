@@ -28,7 +28,8 @@ from frontier_llm.data.blend import Schedule
 from frontier_llm.data.corpora import Corpora, initial_schedule, open_all, set_lengths
 from frontier_llm.data.corpus_manifest import find_damage
 from frontier_llm.data.document_rows import Row
-from frontier_llm.data.run_loader import make_batch_maker, window_corpus, window_tokens
+from frontier_llm.data.run_loader import make_batch_maker, window_corpus
+from frontier_llm.data.sample_counts import window_tokens
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.data.tokenizer_source import mode_tokens
 from frontier_llm.errors import DataError, FrontierError

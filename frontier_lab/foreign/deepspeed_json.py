@@ -62,6 +62,8 @@ def read_deepspeed(
     _model(reading, model)
     _batches(reading)
     fp16, bf16 = reading.flag("fp16.enabled"), reading.flag("bf16.enabled")
+    if fp16 and bf16:
+        raise reading.refused("fp16.enabled", "one of bf16.enabled and fp16.enabled", "drop one")
     bf16 |= reading.flag("fp8.enabled") and not fp16
     reading.nearly("fp8.enabled", "planned in 16 bits, so it may be faster")
     is_auto = AUTO in (reading.values.get("bf16.enabled"), reading.values.get("fp16.enabled"))

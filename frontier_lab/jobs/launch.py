@@ -46,7 +46,7 @@ from frontier_llm.cli.compose import compose, configured
 from frontier_llm.cli.group_files import key_of
 from frontier_llm.cli.kept_defaults import warn_of_kept_defaults
 from frontier_llm.cli.package_files import CONF_DIR_VARIABLE, SCRIPTS
-from frontier_llm.cli.run_preparation import check_run
+from frontier_llm.cli.run_preparation import check_run, check_start
 from frontier_llm.config import RunConfig, decode
 from frontier_llm.errors import ConfigError, LaunchError
 from frontier_llm.planner.candidate import Candidate
@@ -237,6 +237,7 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     warning, because the command may be used elsewhere or with other options.
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
+    check_start(config)
     lines = [check_data(config, job.overrides), f"batch      {config.data.batch_in_words}"]
     warn_of_kept_defaults(config, job.overrides, lambda text: lines.append(f"warning    {text}"))
     if not job.is_pbs:

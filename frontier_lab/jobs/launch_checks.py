@@ -5,7 +5,6 @@ is not imported.
 """
 
 import math
-import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -18,16 +17,18 @@ from frontier_llm.cli.package_files import conf_dir_option
 from frontier_llm.cli.run_preparation import lock_run_dir
 from frontier_llm.config import RunConfig
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
-from frontier_llm.data.prepare import find_prepared
+from frontier_llm.data.prepare import check_text, find_prepared
+from frontier_llm.data.sample_counts import check_prepared
 from frontier_llm.data.tokenizer_source import (
     check_given_tokenizer,
     check_vocabulary,
     open_tokenizer,
 )
-from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
 from frontier_llm.planner.estimate import Estimate, estimate
 from frontier_llm.planner.step_time import checkpoint_bytes, checkpoint_write_seconds
+from frontier_llm.saving.changes import check_initial_tokenizer
 from frontier_llm.saving.tiers import shared_folder
 from frontier_llm.units import (
     GIB,
@@ -64,15 +65,15 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
         folders = [folder for _, folder in found if folder is not None]
         manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
         check_vocabulary(config, open_tokenizer(folders[0], manifests[0].eod))
+        check_prepared(config, folders)
+        check_initial_tokenizer(config, folders[0])
         count = sum(manifest.train.tokens for manifest in manifests)
         tokens = f"{format_count(count)} training tokens"
         return f"{name}, prepared in {config.data.place}: {tokens}{_epochs(config, count)}"
-    for path in (file.path for source in missing for file in source.files):
-        if not os.access(path, os.R_OK):
-            raise DataError(f"cannot read {path}: permission denied\n  do: make it readable")
     size = sum(source.size for source in missing)
     text = f"{', '.join(str(source.root) for source in missing)} ({format_bytes(size)})"
     if size <= SMALL_SOURCE:
+        check_text(config.data)
         return f"{name}; the first node prepares {text} when the job starts"
     raise ConfigError(
         "data", f"text that is not prepared: {text}",

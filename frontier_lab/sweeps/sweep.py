@@ -252,16 +252,17 @@ def _check(config: RunConfig, settings: Sequence[str]) -> None:
         wants = "speed or speed_per_device: the planner does not predict losses"
         todo = "set launch.trial_value=speed or launch.trial_runner=train"
         raise ConfigError("launch.trial_value", "loss with launch.trial_runner=plan", wants, todo)
-    for key, _, got in (setting.partition("=") for setting in settings):
-        if key_of(key) == "hydra.sweep.dir":
-            check_writable("hydra.sweep.dir", Path(got))
-        if key_of(key) == "data.global_batch" and config.launch.trial_micro_batches is not None:
-            wants = "nothing: the global batch follows from launch.trial_micro_batches"
-            raise ConfigError("data.global_batch", got, wants, "leave out one of the two keys")
-        if key_of(key) == "run.dir":
-            wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
-            todo = f"set the folder of the sweep instead: hydra.sweep.dir={got}"
-            raise ConfigError("run.dir", got, wants, todo)
+    given = {key_of(setting): setting.partition("=")[2] for setting in settings}
+    # this folder is in the configuration of hydra, which is composed only for the trials
+    check_writable("hydra.sweep.dir", Path(given.get("hydra.sweep.dir", "runs")))
+    if "data.global_batch" in given and config.launch.trial_micro_batches is not None:
+        wants = "nothing: the global batch follows from launch.trial_micro_batches"
+        got = given["data.global_batch"]
+        raise ConfigError("data.global_batch", got, wants, "leave out one of the two keys")
+    if "run.dir" in given:
+        wants = "nothing in a sweep: each trial has a run directory in the folder of the sweep"
+        todo = f"set the folder of the sweep instead: hydra.sweep.dir={given['run.dir']}"
+        raise ConfigError("run.dir", given["run.dir"], wants, todo)
 
 
 def _check_plugins(settings: Sequence[str]) -> None:

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import TYPE_CHECKING
 
-from frontier_llm.protocols import Placement
+if TYPE_CHECKING:
+    from frontier_llm.protocols import Placement  # imports torch
 
 Shape = tuple[int, ...]
 
@@ -23,7 +25,7 @@ Shape = tuple[int, ...]
 class PlacedRange:
     """Elements that are contiguous both in a shard and in the flattened box of a placement."""
 
-    placement: Placement
+    placement: "Placement"
     first: int
     """Index of the first element in the flattened box."""
     count: int
@@ -32,7 +34,7 @@ class PlacedRange:
 
 
 def placed_ranges(
-    placements: Sequence[Placement], local_shape: Sequence[int], start: int, count: int
+    placements: Sequence["Placement"], local_shape: Sequence[int], start: int, count: int
 ) -> Iterator[PlacedRange]:
     """Yield the parts of a shard that placements cover. All other elements are padding.
 
@@ -73,7 +75,7 @@ def split_into_boxes(shape: Sequence[int], first: int, count: int) -> Iterator[t
 
 
 def _contiguous_ranges(
-    placement: Placement, local_shape: Sequence[int]
+    placement: "Placement", local_shape: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the contiguous ranges of the flattened parameter that a placement's box covers.
 

@@ -1,5 +1,6 @@
 """Print tables and progress: what all commands share."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,9 +18,9 @@ LINE_SECONDS = 10.0
 
 
 def wide_console(*, stderr: bool = False, highlight: bool = True) -> Console:
-    """Return a console of the terminal's width, or of WIDTH characters without a terminal."""
+    """Return a console of the width of $COLUMNS or the terminal, or of WIDTH without both."""
     console = Console(stderr=stderr, highlight=highlight)
-    if console.is_terminal:
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
     return Console(stderr=stderr, highlight=highlight, width=WIDTH)
 

@@ -7,6 +7,7 @@ find contradictions between an experiment and other choices.
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -134,13 +135,12 @@ def overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 def quoted(key: str, value: str, following: Sequence[str] = ()) -> str:
     """Return an override as it is typed in a shell; a list may go on in the words that follow."""
-    for end in range(len(following) + 1) if value.startswith(("[", "{")) else ():
-        whole = " ".join([f"{key}={value}", *following[:end]])
-        try:
+    ends = range(len(following) + 1) if value.startswith(("[", "{")) else ()
+    joined = [" ".join([f"{key}={value}", *following[:end]]) for end in ends]
+    for whole in (*joined, *(f"{key}={value}{end}" for end in (")", "]", "}", "}]"))):
+        with suppress(HydraException):
             OverridesParser.create().parse_override(whole)
-        except HydraException:
-            continue
-        return shlex.quote(whole)
+            return shlex.quote(whole)
     if value.startswith(("[", "{")):
         return shlex.quote(f"{key}=[" + ("{name: a, path: A}" if "{" in value else "a,b") + "]")
     return shlex.quote(f"{key}={in_quotes(value)}")

@@ -18,7 +18,7 @@ from frontier_llm.cli.compose import Composed, groups
 from frontier_llm.cli.console import DelayedProgress, print_line
 from frontier_llm.cli.group_files import file_values, key_of
 from frontier_llm.config import RunConfig, decode
-from frontier_llm.config.reading import check_files
+from frontier_llm.config.reading import check_files, find_callbacks
 from frontier_llm.errors import ConfigError, install_command
 from frontier_llm.geometry.inventory import count_parameters
 from frontier_llm.launch import failure, slurm
@@ -82,6 +82,19 @@ def announce_run(config: RunConfig, ranks: int) -> None:
     print_line("start", f"{counted(ranks, 'rank')} in {config.run.dir}; {data}")
 
 
+def check_start(config: RunConfig) -> None:
+    """Refuse, without torch, what would fail after the hours that a large corpus may take."""
+    check_files(config, is_new=tiers.newest_folder(config) is None)
+    changes.check_initial_model(config)
+    find_callbacks(config.callbacks)
+    if config.telemetry.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
+            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
+        )  # fmt: skip
+    changes.check_initial_tokenizer(config, config.data.known_tokenizer)
+
+
 def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     """Announce the run, prepare its corpora, write config.yaml, clear old failures.
 
@@ -93,24 +106,13 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
 
     torch.set_num_threads(1)  # a process with a thread pool must not fork
     from frontier_llm.data.run_loader import prepare_for_model
-    from frontier_llm.saving.changes import check_initial_model, check_initial_tokenizer
+    from frontier_llm.trainer.callbacks.callback_list import import_callbacks
 
-    check_initial_model(config)
-    if config.callbacks:  # a wrong name is refused here, before any process starts
-        from frontier_llm.trainer.callbacks.callback_list import import_callbacks
-
-        import_callbacks(config.callbacks)
-
-    if config.telemetry.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError(
-            "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
-            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
-        )  # fmt: skip
-    # before the hours that a large corpus may take
-    check_initial_tokenizer(config, config.data.known_tokenizer)
+    check_start(config)
+    import_callbacks(config.callbacks)  # a wrong name is refused here, before any process starts
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress)
-    check_initial_tokenizer(config, folders[0])
+    changes.check_initial_tokenizer(config, folders[0])
     _check_saved_corpus(config, folders)
     run_directory.write_config(Path(config.run.dir), text)
     failure.clear(failure_folder(config))

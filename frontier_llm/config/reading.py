@@ -1,8 +1,11 @@
-"""Check the data of a run: the source of each corpus, the vocabulary and the objective."""
+"""Check what a run reads: its corpora, the vocabulary, the objective, paths and callbacks."""
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from frontier_llm.config.data import FIXED_PIECES, CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
@@ -123,6 +126,34 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
         if path is not None and not Path(path).exists():
             got = f"{path}, which does not exist"
             raise ConfigError(key, got, wants, absent_advice(key, str(path)))
+
+
+def find_callbacks(
+    names: Sequence[str], load: Callable[[str], Any] = find_spec
+) -> list[tuple[Any, str]]:
+    """Return what `load` returns for the module of each user's callback, and the name of its class.
+
+    The names are `MODULE:CLASS`. The current folder is added to the end of Python's import path,
+    where the installed program would not look. Raises a ConfigError if a module cannot be loaded;
+    by default it is only searched, without torch.
+    """
+    if names and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    found = []
+    for name in names:
+        module, _, class_name = name.partition(":")
+        if not module or not class_name:
+            todo = "set callbacks=[my_module:MyCallback]"
+            raise ConfigError("callbacks", name, "MODULE:CLASS for each callback", todo)
+        try:
+            if (loaded := load(module)) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}")
+        except Exception as error:  # a user's module may raise anything
+            wants = f"a module that can be imported: {type(error).__name__}: {error}"
+            todo = f"start from the folder that holds {module.split('.')[0]}, or set PYTHONPATH"
+            raise ConfigError("callbacks", name, wants, todo) from error
+        found.append((loaded, class_name))
+    return found
 
 
 def absent_advice(key: str, path: str) -> str:

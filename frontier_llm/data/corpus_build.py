@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from megatron.core.datasets.indexed_dataset import DType
 
 from frontier_llm.config.data import CorpusConfig, DataConfig
 from frontier_llm.data.corpus_manifest import (
@@ -336,5 +335,7 @@ def _check_characters(text: TextCounts, root: Path, tokenizer: str | None) -> No
 
 def _token_type(tokenizer: Tokenizer) -> type[np.uint16] | type[np.int32]:
     """Return the smallest type of Megatron's format that can store every token id."""
+    from megatron.core.datasets.indexed_dataset import DType  # imports torch
+
     found: type[np.uint16] | type[np.int32] = DType.optimal_dtype(tokenizer.vocabulary)
     return found

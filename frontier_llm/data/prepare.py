@@ -27,10 +27,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontier_llm.atomic_files import publish_folder, replace_text
 from frontier_llm.config.data import CorpusConfig, DataConfig
+from frontier_llm.data.corpus_build import CorpusBuild, Progress, scan_files
 from frontier_llm.data.corpus_manifest import FORMAT, MANIFEST_FILE, Manifest
 from frontier_llm.data.corpus_parts import PartFiles
 from frontier_llm.data.sentencepiece_tokenizer import check_size, train_tokenizer
@@ -47,9 +47,6 @@ from frontier_llm.errors import ConfigError, DataError
 from frontier_llm.launch import cores
 from frontier_llm.units import MIB
 
-if TYPE_CHECKING:
-    from frontier_llm.data.corpus_build import CorpusBuild, Progress
-
 TOKENIZER_TEXT_BYTES = 32 * MIB
 _DIGEST_FORMAT = 2
 """Format in which the first corpora of the present content were written. It stays part of the name
@@ -59,7 +56,7 @@ STALE_SECONDS = 7 * 24 * 3600
 
 def prepare(
     config: DataConfig,
-    on_progress: "Progress | None" = None,
+    on_progress: Progress | None = None,
     workers: int | None = None,
     corpus: CorpusConfig | None = None,
 ) -> Path:
@@ -97,6 +94,15 @@ def find_prepared(config: DataConfig) -> list[tuple[Source, Path | None]]:
     ]
 
 
+def check_text(config: DataConfig) -> None:
+    """Read a user's text that is not prepared yet; refuse what `prepare` would refuse."""
+    for corpus, (source, folder) in zip(config.sources, find_prepared(config), strict=True):
+        if folder is None and corpus.kind == "text":
+            build = _Preparation(corpus, config).scan(source)
+            build.check_files()
+            build.choose_texts(0.0)
+
+
 def shared_tokenizer(config: DataConfig, sources: Sequence[Source]) -> Path:
     """Return the path of the tokenizer that is trained on all sources of a blend."""
     check_size(config.vocabulary)
@@ -123,7 +129,7 @@ class _Preparation:
         self,
         corpus: CorpusConfig,
         config: DataConfig,
-        report: "Progress" = lambda stage, fraction: None,
+        report: Progress = lambda stage, fraction: None,
         workers: int = 1,
     ) -> None:
         self._corpus, self._config = corpus, config.of(corpus)
@@ -192,14 +198,9 @@ class _Preparation:
 
     def _find_or_build(self, source: Source) -> Path:
         """Scan the source and prepare it, unless the same content was prepared before."""
-        # imports torch, which `find_prepared` does without
-        from frontier_llm.data.corpus_build import CorpusBuild, scan_files
-
-        source = choose_files(source, self._corpus, self._config, self._workers)
-        scans = scan_files(source, self._config, self._workers, self._report)
-        digest = self._digest(source.digest(scans))[:12]
+        build = self.scan(source)
+        digest = self._digest(build.source.digest(build.scans))[:12]
         folder = self._directory / f"{self._corpus.name}-{digest}"
-        build = CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
         # the same text with other times has another note, and the same folder
         with _lock(self._directory / f".{folder.name}", self._report) as locked:
             if not folder.is_dir():
@@ -207,7 +208,13 @@ class _Preparation:
                 self._build_in_parts(build, folder, locked)
             return _checked(folder)
 
-    def _build_in_parts(self, build: "CorpusBuild", folder: Path, locked: bool) -> None:
+    def scan(self, source: Source) -> CorpusBuild:
+        """Read all files of a source; refuse what cannot be prepared."""
+        source = choose_files(source, self._corpus, self._config, self._workers)
+        scans = scan_files(source, self._config, self._workers, self._report)
+        return CorpusBuild(self._corpus, self._config, source, scans, self._workers, self._report)
+
+    def _build_in_parts(self, build: CorpusBuild, folder: Path, locked: bool) -> None:
         """Build a corpus, and remove its unfinished work unless a worker process died."""
         process_suffix = "" if locked else f"-{uuid.uuid4().hex[:12]}"
         partial = self._directory / f".{folder.name}{process_suffix}.partial"
@@ -225,7 +232,7 @@ class _Preparation:
             raise
         shutil.rmtree(partial, ignore_errors=True)
 
-    def _build(self, build: "CorpusBuild", partial: Path, folder: Path) -> None:
+    def _build(self, build: CorpusBuild, partial: Path, folder: Path) -> None:
         """Run all stages in the folder `partial`, and rename the result to `folder`."""
         partial.mkdir(exist_ok=True)
         tokenizer_folder = partial / "tokenizer"
@@ -240,7 +247,7 @@ class _Preparation:
         build.merge(tokenizer, files, merged)
         publish_folder(merged, folder)
 
-    def _make_tokenizer(self, build: "CorpusBuild", folder: Path) -> None:
+    def _make_tokenizer(self, build: CorpusBuild, folder: Path) -> None:
         """Write the tokenizer to a folder: a copy of the configured one, or a new one."""
         draft = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:12]}")
         draft.mkdir()
@@ -269,7 +276,7 @@ def _checked(folder: Path) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, report: "Progress") -> Iterator[bool]:
+def _lock(path: Path, report: Progress) -> Iterator[bool]:
     """Yield True while holding the lock of a path, or False on a file system without locks.
 
     The lock is that of an empty file beside the path, which stays.

@@ -22,6 +22,7 @@ from frontier_llm.data.corpus_manifest import (
     find_damage,
 )
 from frontier_llm.data.permutation import make_key
+from frontier_llm.data.sample_counts import too_short
 from frontier_llm.data.sample_order import Kept, LengthSegment, SampleOrder
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import digest_tokenizer, open_tokenizer
@@ -163,20 +164,14 @@ class Samples:
         self._key = key if shuffle else None
         self._windows = lru_cache(maxsize=None)(self._find_windows)
         self._order = SampleOrder(sequence_length, self._windows, self._key)
+        if self.left_out and not len(self):
+            raise DataError(
+                f"{stream.prefix}.bin has {counted(len(stream), 'token')}, which are documents of "
+                "one token: no sample predicts a token\n"
+                "  do: add longer documents, or set data.documents=joined"
+            )
         if not len(self):
-            few = f"fewer than one sample of data.sequence_length={sequence_length} reads "
-            reason = few + f"({sequence_length + overlap})"
-            # a quarter less, because the text of spans is longer than data.sequence_length
-            length = 1 << max(0, (3 * (len(stream) - overlap) // 4).bit_length() - 1)
-            need = -(-(sequence_length + overlap) // max(1, len(stream)))
-            lower = f", or set data.sequence_length={length}" if length >= 8 else ""
-            more = f"to about {need} times as much (for validation: or raise "
-            todo = f"add text, {more}data.validation_percent){lower}"
-            if self.left_out:
-                reason = "which are documents of one token: no sample predicts a token"
-                todo = "add longer documents, or set data.documents=joined"
-            text = f"{stream.prefix}.bin has {counted(len(stream), 'token')}, {reason}"
-            raise DataError(f"{text}\n  do: {todo}")
+            raise too_short(stream.prefix, len(stream), sequence_length, overlap)
 
     def _find_windows(self, length: int) -> Kept:
         count = max(0, (len(self.stream) - self._overlap) // length)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from frontier_llm.config.data import DataConfig
-from frontier_llm.config.denoisers import sample_parts
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import LossMean
 from frontier_llm.data.corpora import (
@@ -31,8 +29,8 @@ from frontier_llm.data.packed_samples import PackedSamples
 from frontier_llm.data.packing import describe_padding, packing_of
 from frontier_llm.data.permutation import make_key
 from frontier_llm.data.prepared_corpus import Corpus, Samples
+from frontier_llm.data.sample_counts import check_size, check_step, window_tokens
 from frontier_llm.data.tokenizer_source import check_given_tokenizer, check_vocabulary, mode_tokens
-from frontier_llm.errors import DataError
 from frontier_llm.units import counted
 
 
@@ -88,13 +86,7 @@ def make_windows(
         wanted = config.trainer.evaluate_batches * config.data.global_batch
         return ValidationWindows(samples, [corpora.weights[name] for name in corpora.names], wanted)
     data, count = config.data, sum(map(len, samples))
-    if count < data.global_batch:
-        raise DataError(
-            f"the training text of {data.name} has {counted(count, 'sample')} of "
-            f"data.sequence_length={data.sequence_length}: a step of "
-            f"data.global_batch={data.global_batch} would read some of them twice\n"
-            "  do: add text, or lower data.global_batch or data.sequence_length"
-        )
+    check_step(data, count)
     if data.kind != "blend":
         return samples[0]
     by_name = dict(zip(corpora.names, samples, strict=True))
@@ -118,14 +110,6 @@ def window_corpus(
     if separate:
         return DocumentSamples(stream, length, *order, shuffle=train, separate=True, reads=reads)
     return Samples(stream, length, *order, shuffle=train, overlap=overlap, reads=reads)
-
-
-def window_tokens(data: DataConfig, sequence_length: int | None = None) -> int:
-    """Return the tokens of text per sample, for the configured sequence length or another one."""
-    length = sequence_length or data.sequence_length
-    if data.objective != "spans":
-        return length
-    return sample_parts(length, data.denoisers, data.decoder_length).text
 
 
 def describe_samples(config: RunConfig, corpora: Corpora) -> str:
@@ -175,34 +159,5 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
     folders = prepare_all(config.data, on_progress)
     corpora = open_all(config.data, folders)
     check_vocabulary(config, corpora.tokenizer)
-    _check_size(config, corpora)
+    check_size(config, lambda config, train: make_windows(config, corpora, train=train))
     return folders
-
-
-def _check_size(config: RunConfig, corpora: Corpora) -> None:
-    """Refuse corpora that are too small, with all problems and a length that solves all of them."""
-    problems = _size_problems(config, corpora)
-    if not problems:
-        return
-    data, todo = config.data, "add text (for validation: or raise data.validation_percent)"
-    length = 1 << (data.sequence_length - 1).bit_length() - 1
-    # packing of whole documents would be written for each length
-    while data.packing == "stream" and length >= 8:
-        shorter = data.model_copy(update={"sequence_length": length})
-        if not _size_problems(config.model_copy(update={"data": shorter}), corpora):
-            todo += f", or set data.sequence_length={length}"
-            break
-        length //= 2
-    lines = [problem.partition("\n")[0] for problem in problems]
-    raise DataError("\n".join(dict.fromkeys(lines)) + f"\n  do: {todo}")
-
-
-def _size_problems(config: RunConfig, corpora: Corpora) -> list[str]:
-    """Return why the training cannot read the corpora, and why an evaluation cannot."""
-    problems = []
-    for train in (True, False):
-        try:
-            make_windows(config, corpora, train=train)
-        except DataError as error:
-            problems.append(str(error))
-    return problems

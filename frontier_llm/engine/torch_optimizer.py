@@ -18,6 +18,7 @@ class Optimizer(torch.optim.Optimizer):
 
     Each group of `param_groups` has the parameters of one factor of the learning rate
     (`AdamW.groups`, `AdamW.rate_factors`). `state_dict` has no states: `Checkpoints` saves them.
+    The betas are constant: `OneCycleLR` and `CyclicLR` need `cycle_momentum=False`.
 
     Args:
         sharded: what `shard` has returned.

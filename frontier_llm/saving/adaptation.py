@@ -8,32 +8,34 @@ T5Gemma (arXiv:2504.06225).
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.errors import ConfigError
-from frontier_llm.protocols import ParameterRecord, Placement, StateShard
-from frontier_llm.sharding.sharded_states import ShardedStates
+
+if TYPE_CHECKING:
+    from frontier_llm.protocols import ParameterRecord, Placement, StateShard
+    from frontier_llm.sharding.sharded_states import ShardedStates
 
 
-def without_cross_attention(states: ShardedStates) -> frozenset[ParameterRecord]:
+def without_cross_attention(states: "ShardedStates") -> "frozenset[ParameterRecord]":
     """Return all parameters of a rank but those of cross-attention and its norms."""
     records = (record for unit in states.all_units for record in unit.records)
     return frozenset(record for record in records if ".cross_attention" not in record.name)
 
 
-def missed_updates(states: ShardedStates, progress: Mapping[str, Any]) -> dict[str, int]:
+def missed_updates(states: "ShardedStates", progress: Mapping[str, Any]) -> dict[str, int]:
     """Return by name how many updates have left a parameter out; `progress` is that of the run."""
     missed = progress.get("cross_attention_updates", 0)
     return {record.name: missed for record in without_cross_attention(states) if missed}
 
 
-def copies(shards: Iterable[StateShard], model: ModelConfig) -> tuple[list[StateShard], ...]:
+def copies(shards: "Iterable[StateShard]", model: ModelConfig) -> "tuple[list[StateShard], ...]":
     """Return the shards of the encoder and those of the decoder that are copies of a decoder.
 
     They are placed in the tensors of that decoder.
     """
-    of_encoder, of_decoder = list[StateShard](), list[StateShard]()
+    sides: tuple[list[StateShard], list[StateShard]] = ([], [])
     for shard in shards:
         name = shard.record.placements[0].name
         if ".cross_attention" in name and model.encoder.hidden != model.hidden:
@@ -42,9 +44,8 @@ def copies(shards: Iterable[StateShard], model: ModelConfig) -> tuple[list[State
         copy = replace(shard, record=replace(shard.record, placements=tuple(boxes)))
         layer = name.split(".")[1] if name.startswith("layers.") else ""
         is_below = layer != "" and int(layer) < model.encoder_layers
-        side = of_encoder if is_below or name.startswith("encoder_") else of_decoder
-        side.append(copy)
-    return of_encoder, of_decoder
+        sides[0 if is_below or name.startswith("encoder_") else 1].append(copy)
+    return sides
 
 
 def alone(model: ModelConfig, side: str) -> ModelConfig:
@@ -96,7 +97,7 @@ def _copied_name(name: str, model: ModelConfig) -> str:
     return re.sub(r"\d+", lambda n: str(int(n[0]) - first * (int(n[0]) >= first)), name)
 
 
-def _copied_boxes(own: Placement, model: ModelConfig) -> Iterator[Placement]:
+def _copied_boxes(own: "Placement", model: ModelConfig) -> "Iterator[Placement]":
     # the rows of self-attention, for each head of keys: its queries, its key, its value
     queries, key_value = model.heads // model.kv_heads * model.head_dim, 2 * model.head_dim
     name, of_head = _copied_name(own.name, model), queries + key_value
@@ -107,10 +108,11 @@ def _copied_boxes(own: Placement, model: ModelConfig) -> Iterator[Placement]:
         return
     for head in range(own.shape[0] // rows):
         row = (own.global_start[0] // rows + head) * of_head + first
-        yield Placement(
-            name,
-            (model.kv_heads * of_head, *own.global_shape[1:]),
-            (row, *own.global_start[1:]),
-            (head * rows, *own.local_start[1:]),
-            (rows, *own.shape[1:]),
+        yield replace(
+            own,
+            name=name,
+            global_shape=(model.kv_heads * of_head, *own.global_shape[1:]),
+            global_start=(row, *own.global_start[1:]),
+            local_start=(head * rows, *own.local_start[1:]),
+            shape=(rows, *own.shape[1:]),
         )

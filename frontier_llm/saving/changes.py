@@ -12,23 +12,22 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from frontier_llm.checkpoint.discovery import Checkpoint, find
 from frontier_llm.config.decode import defaults, leaves
 from frontier_llm.config.model import SIZES, ModelConfig
 from frontier_llm.config.needed import unused
 from frontier_llm.config.optimizer import ENDING
 from frontier_llm.config.run import RunConfig
+from frontier_llm.data.corpus_manifest import Manifest
 from frontier_llm.data.tokenizer_source import digest_tokenizer
 from frontier_llm.errors import ConfigError
 from frontier_llm.geometry.inventory import model_shapes
+from frontier_llm.saving.adaptation import alone, check_copies
 from frontier_llm.saving.tiers import newest_folder
-
-if TYPE_CHECKING:
-    from frontier_llm.checkpoint.discovery import Checkpoint
-    from frontier_llm.data.corpus_manifest import Manifest
 
 _GUARDED = ("model", "data", "optimizer", "trainer.seed", "trainer.steps")
 """Sections and keys that determine the losses. They may change only if `run.allow_changes` names
@@ -169,7 +168,7 @@ def _undone(config: RunConfig, found: Changes) -> RunConfig:
 
 
 def check_corpus(
-    found: Changes, config: RunConfig, corpus: "Manifest", meta: Mapping[str, Any], checkpoint: Path
+    found: Changes, config: RunConfig, corpus: Manifest, meta: Mapping[str, Any], checkpoint: Path
 ) -> str | None:
     """Refuse a corpus that differs from the checkpoint's, unless an allowed change explains it.
 
@@ -342,15 +341,12 @@ SHOWN_DIGITS = 12
 """Number of hexadecimal digits of a digest that an error shows."""
 
 
-def _initial_weights(config: RunConfig) -> "Iterator[tuple[str, Checkpoint]]":
+def _initial_weights(config: RunConfig) -> Iterator[tuple[str, Checkpoint]]:
     """Open the checkpoints that a run begins with, by key; none if it has begun already."""
     names = ("init_from", "init_encoder_from")
     paths = {name: path for name in names if (path := getattr(config.run, name)) is not None}
     if not paths or newest_folder(config) is not None:
         return
-    # imports torch, which the command line does not wait for
-    from frontier_llm.checkpoint.discovery import find
-
     for name, path in paths.items():
         yield f"run.{name}", find(Path(path))
 
@@ -365,7 +361,7 @@ def check_initial_model(config: RunConfig) -> None:
         _check_weights(config, key, checkpoint)
 
 
-def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> None:
+def _check_weights(config: RunConfig, key: str, checkpoint: Checkpoint) -> None:
     model, path = config.model, getattr(config.run, key.removeprefix("run."))
     source, has_two = f"{key}={path}", config.run.init_encoder_from is not None
     stored = {name: tensor.shape for name, tensor in checkpoint.manifest.weights.items()}
@@ -373,8 +369,6 @@ def _check_weights(config: RunConfig, key: str, checkpoint: "Checkpoint") -> Non
     before = checkpoint.manifest.meta.get("config")
     side = "encoder" if key == "run.init_encoder_from" else "decoder" if has_two else "both"
     if (model.kind, kind) == ("t5", "gpt"):
-        from frontier_llm.saving.adaptation import alone, check_copies  # imports torch
-
         check_copies(model, stored, source, side)
         model = alone(model.encoder if side == "encoder" else model, side)
         config = config.model_copy(update={"model": model})

@@ -15,7 +15,8 @@ from frontier_llm.collectives.traffic import Traffic
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import Corpora, ValidationWindows, open_all
 from frontier_llm.data.read_share import with_read_share
-from frontier_llm.data.run_loader import make_loader, make_windows, window_tokens
+from frontier_llm.data.run_loader import make_loader, make_windows
+from frontier_llm.data.sample_counts import window_tokens
 from frontier_llm.data.sample_order import LengthSegment
 from frontier_llm.device.accelerator import Accelerator, choose_precision, keep_freed_memory
 from frontier_llm.device.kernels import resolve, use_deterministic_operations

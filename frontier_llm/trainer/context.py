@@ -7,7 +7,7 @@ from typing import Any
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import BlendedSamples, Corpora, CorpusSamples, ValidationWindows
 from frontier_llm.data.loader import BatchLoader
-from frontier_llm.data.run_loader import window_tokens
+from frontier_llm.data.sample_counts import window_tokens
 from frontier_llm.data.sample_order import LengthSegment, resumed_lengths
 from frontier_llm.device.accelerator import Accelerator
 from frontier_llm.device.kernels import Kernels

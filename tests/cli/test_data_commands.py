@@ -20,7 +20,7 @@ from frontier_llm.cli.options import run_command
 from frontier_llm.config import decode
 from frontier_llm.data.corpora import open_data
 from frontier_llm.data.run_loader import make_windows
-from frontier_llm.errors import ConfigError, DataError
+from frontier_llm.errors import CheckpointError, ConfigError, DataError
 from frontier_llm.geometry.inventory import model_shapes
 from frontier_llm.saving import run_directory
 from tests.data.conftest import write_jsonl
@@ -167,9 +167,12 @@ def test_prompts_stand_on_either_side_of_options(run: Path, capsys):
     assert "def" in said
     assert "class" in said
     (step,) = (run / "checkpoints").glob("step_*")
-    given = ["--checkpoint", str(step), "def", "class", "--tokens", "2"]
-    assert generate.main([str(run), *given]) == 0
-    assert capsys.readouterr().out == said
+    for name in (str(step), step.name):
+        given = ["--checkpoint", name, "def", "class", "--tokens", "2"]
+        assert generate.main([str(run), *given]) == 0
+        assert capsys.readouterr().out == said
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        generate.main([str(run), "--checkpoint", "step_00000077"])
     with pytest.raises(SystemExit, match="2"):
         generate.main([str(run), "--checkpoint", str(run / "nowhere")])
 

@@ -135,6 +135,8 @@ WORDS = {
     "data.path=a b c trainer.steps=1": """write 'data.path="a b c"'""",
     "data.path=a(b),c": """quote the value: 'data.path="a(b),c"'""",
     "data.corpora=[{name: a, path: b}] plan=off": "value: 'data.corpora=[{name: a, path: b}]",
+    "data.micro_batch=choice(1,2": "quote the value: 'data.micro_batch=choice(1,2)'",
+    "planner.nodes=[1,2": "quote the value: 'planner.nodes=[1,2]'",
     "data.corpora=[{name=a}]": "quote the value: 'data.corpora=[{name: a, path: A}]'",
     "trainer.steps": "write trainer.steps=VALUE;",
     "trainer.steps = 5": "write trainer.steps=5, without blanks",

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from frontier_lab.tables import tracked
-from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress
+from frontier_llm.cli.console import LINE_SECONDS, DelayedProgress, wide_console
 from frontier_llm.cli.main import main
 from tests.forked_train import run
 from tests.texts import prose
@@ -95,3 +95,11 @@ def test_on_a_terminal_there_is_a_bar_at_once(capsys):
     )
     assert "reading" in file.getvalue()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("columns", "width"), [("77", 77), ("wide", 200), (None, 200)])
+def test_a_pipe_has_the_width_of_columns_or_is_wide(monkeypatch, columns, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert wide_console().width == width

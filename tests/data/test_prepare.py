@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 
 from frontier_llm.config.reading import check_sources
-from frontier_llm.data import corpus_build
 from frontier_llm.data import prepare as module
 from frontier_llm.data.corpora import open_all
 from frontier_llm.data.corpus_manifest import FILES_FILE
@@ -50,7 +49,7 @@ def test_every_document_comes_back_from_its_split(tmp_path: Path, text: Path):
 
 
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(corpus_build.DType, "optimal_dtype", lambda cardinality: np.int32)
+    monkeypatch.setattr(DType, "optimal_dtype", lambda cardinality: np.int32)
     corpus = open_corpus(prepare(config(tmp_path, write_jsonl(tmp_path / "text.jsonl"))))
     assert corpus.manifest.dtype == "int32"
     assert corpus.train.read(0, 3).dtype == np.int32

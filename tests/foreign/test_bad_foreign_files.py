@@ -61,6 +61,9 @@ BAD = {
     "negative": (_json(train_batch_size=-1), "train_batch_size"),
     "true": (_json(train_batch_size=True), "train_batch_size"),
     "fraction": (_json(train_batch_size=2.5), "train_batch_size"),
+    "both formats": (
+        _json(bf16={"enabled": True}, fp16={"enabled": True}), "one of bf16.enabled and fp16"
+    ),
     "switch": (_json(bf16={"enabled": "yes"}), "true or false"),
     "format": (_json(communication_data_type="int3"), "one of fp32"),
 }  # fmt: skip

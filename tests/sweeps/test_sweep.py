@@ -114,6 +114,15 @@ def test_what_a_sweep_cannot_do_is_refused_before_it_starts(argument, key):
         sweeps.main(["trainer.steps=1,2", argument])
 
 
+def test_a_default_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    for settings in (["trainer.steps=1,2"], ["sweep=frontier_175b", "launch.trial_runner=plan"]):
+        with pytest.raises(ConfigError, match=r"at hydra\.sweep\.dir") as caught:
+            sweeps.main(settings)
+        assert caught.value.todo.startswith("choose another hydra.sweep.dir")
+
+
 def test_a_trial_that_cannot_be_resolved_is_refused():
     trial = planned_trial(["data.micro_batch=3", "data.global_batch=8"])
     assert trial.status == "refused"

@@ -6,14 +6,13 @@ shows how to write one.
 
 import importlib
 import logging
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Concatenate, ParamSpec
 
+from frontier_llm.config.reading import find_callbacks
 from frontier_llm.errors import ConfigError, TrainingError
 from frontier_llm.launch.failure import is_lost_contact
 from frontier_llm.trainer.callbacks.callback import Callback
@@ -34,7 +33,6 @@ from frontier_llm.trainer.callbacks.run_report import Announcements, RunReport
 from frontier_llm.trainer.context import TrainerContext
 
 _LOG = logging.getLogger(__name__)
-_KEY = "callbacks"
 Arguments = ParamSpec("Arguments")
 """Arguments of one method of a callback."""
 
@@ -153,44 +151,23 @@ def make_callbacks(context: TrainerContext) -> CallbackList:
 def import_callbacks(names: Sequence[str]) -> list[type[Callback]]:
     """Import the classes of a user's callbacks, given as `MODULE:CLASS`.
 
-    The current folder is added to the end of Python's import path. Otherwise the installed program
-    (`frontier-llm`) would not find modules there. Raises a ConfigError if a module cannot be
-    imported, or has no subclass of `Callback` of this name.
+    Raises a ConfigError if a module cannot be imported, or has no such subclass of `Callback`.
     """
-    if names and (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    return [_import_class(name) for name in names]
+    modules = find_callbacks(names, importlib.import_module)
+    return [_class_of(name, *found) for name, found in zip(names, modules, strict=True)]
 
 
-def _import_class(name: str) -> type[Callback]:
-    module_name, _, class_name = name.partition(":")
-    if not module_name or not class_name:
-        raise ConfigError(
-            _KEY, name, "MODULE:CLASS for each callback", "set callbacks=[my_module:MyCallback]"
-        )
-    module = _import_module(name, module_name)
+def _class_of(name: str, module: ModuleType, class_name: str) -> type[Callback]:
     found = getattr(module, class_name, None)
     if isinstance(found, type) and issubclass(found, Callback):
         return found
     raise ConfigError(
-        _KEY,
+        "callbacks",
         name,
         f"a subclass of {Callback.__module__}.{Callback.__name__}: {class_name} in "
         f"{module.__file__} is {'not there' if found is None else 'not a subclass of it'}",
         "correct the name of the class, or let it inherit from Callback",
     )
-
-
-def _import_module(name: str, module_name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(
-            _KEY,
-            name,
-            f"a module that can be imported: {type(error).__name__}: {error}",
-            f"start from the folder that holds {module_name.partition('.')[0]}, or set PYTHONPATH",
-        ) from error
 
 
 def _name_of(callback_class: type[Callback]) -> str:
