@@ -151,7 +151,8 @@ class RankFile:
         return CheckpointError(
             f"{self._path} cannot be written: {error.strerror} (it takes "
             f"{format_bytes(self._size)}, {_free(self._path.parent)} are free now); free space "
-            "there, or start again with a lower checkpoint.keep, which deletes older checkpoints"
+            "there, or if there are several checkpoints, start again with a lower checkpoint.keep, "
+            "which deletes the older ones"
         )
 
 

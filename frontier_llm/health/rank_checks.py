@@ -316,9 +316,11 @@ def _space(config: RunConfig, nodes_per_copy: int, reports: Sequence[RankReport]
             copies = 2 if config.checkpoint.partner else 1  # one of them of another node
             what = "a checkpoint takes"
             key = "run.dir" if tier == "shared" else "checkpoint.tiers.local.path"
-            keep = "checkpoint.keep" if tier == "shared" else "checkpoint.tiers.local.keep"
-            todo = f"free some space, lower {keep} if older checkpoints take it, or set {key} to "
-            todo += "another file system"
+            keep, kept = "checkpoint.keep", config.checkpoint.keep
+            if tier == "local":
+                keep, kept = "checkpoint.tiers.local.keep", config.checkpoint.tiers.local.keep
+            lower = f"lower {keep} if older checkpoints take it, " if kept > 1 else ""
+            todo = f"free some space, {lower}or set {key} to another file system"
             if tier == "local" and config.recovery.partner_copies:
                 copies, what = copies * (KEPT + 1), "the copies in memory take up to"
                 todo = "use more nodes, or set recovery.partner_copies=false"
