@@ -26,6 +26,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,12 +160,12 @@ class _Preparation:
             if self._tokenizer is None:
                 check_size(self._config.vocabulary)
             return _read_note(self.note(source))
-        folder, given = _checked(source.root), self._tokenizer
+        folder = _checked(source.root)
         manifest = Manifest.load(folder / MANIFEST_FILE)
-        if given is not None and digest_tokenizer(given) != manifest.tokenizer_sha256:
+        if self._tokenizer_digest not in (None, manifest.tokenizer_sha256):
             raise ConfigError(
                 "data.tokenizer",
-                given,
+                self._tokenizer,
                 f"the tokenizer of the prepared corpus {folder}, whose tokens it wrote",
                 f"leave data.tokenizer out, or set the path to its text, {manifest.source}",
             )
@@ -175,11 +176,15 @@ class _Preparation:
         digest = self._digest(f"{FORMAT}{source.fingerprint()}")
         return self._directory / f".{self._corpus.name}-{digest[:24]}"
 
+    @cached_property
+    def _tokenizer_digest(self) -> str | None:
+        """Digest of the configured tokenizer, taken once: the folder of the corpus has it."""
+        return None if self._tokenizer is None else digest_tokenizer(self._tokenizer)
+
     def _digest(self, source_digest: str) -> str:
         """Return a digest of the source and of all settings that change the prepared corpus."""
         config = self._config
-        given = self._tokenizer
-        tokenizer = config.vocabulary if given is None else digest_tokenizer(given)
+        tokenizer = self._tokenizer_digest or config.vocabulary
         inputs: tuple[object, ...] = (
             _DIGEST_FORMAT, self._corpus.kind, config.text_key, tokenizer,
             config.validation_percent, config.broken, config.unique, source_digest,
@@ -246,6 +251,13 @@ class _Preparation:
         draft.mkdir()
         if self._tokenizer is not None:
             copy_tokenizer(self._tokenizer, draft)
+            if digest_tokenizer(draft) != self._tokenizer_digest:
+                raise ConfigError(
+                    "data.tokenizer",
+                    self._tokenizer,
+                    "files that do not change while a corpus is prepared",
+                    "start again when nothing writes to them",
+                )
         else:
             texts = build.choose_texts(TOKENIZER_TEXT_BYTES)
             self._report(f"training a tokenizer of {self._config.vocabulary} tokens", 0.0)

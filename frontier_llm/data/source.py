@@ -17,8 +17,9 @@ import os
 import re
 import stat
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from frontier_llm.config.data import CORPUS_FILES, CorpusConfig, DataConfig
@@ -26,6 +27,7 @@ from frontier_llm.data.corpus_manifest import BROKEN, HIDDEN, OWN, REPEATED, Tal
 from frontier_llm.data.file_formats import Detected, claim_of, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
 from frontier_llm.errors import DataError
+from frontier_llm.units import counted
 
 
 class NoSourceError(DataError):
@@ -254,6 +256,19 @@ class SourceFile:
     mtime_ns: int
     detected: Detected = field(default_factory=Detected)
 
+    def change(self) -> str | None:
+        """Return what the file was and what it is now; None if it is as it was listed."""
+        was, now = (self.size, self.mtime_ns), "gone"
+        try:
+            status = self.path.stat()
+        except OSError:
+            pass
+        else:
+            if (found := (status.st_size, status.st_mtime_ns)) == was:
+                return None
+            now = _state(*found)
+        return f"{self.path}: it was {_state(*was)}, and is {now}"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -312,6 +327,16 @@ class Source:
     def refuse_broken(self) -> None:
         """Raise a DataError if some paths cannot be read and must not be left out."""
         self.refuse(self.broken, "restore or remove them")
+
+    def refuse_changed(self, indices: Iterable[int] | None = None) -> None:
+        """Raise a DataError if files (by default, any) were written to since they were listed."""
+        files = self.files if indices is None else [self.files[index] for index in indices]
+        if changes := [change for file in files if (change := file.change())]:
+            raise DataError(
+                f"{counted(len(changes), 'file', ',')} changed while a corpus was prepared:\n"
+                f"{first_lines(changes)}\n"
+                "  do: start again when nothing writes to the text"
+            )
 
     def scan(self, index: int) -> Scan:
         """Read file number `index`; return its digest and the cuts, where it can be divided."""
@@ -387,6 +412,11 @@ def first_lines(problems: Sequence[str]) -> str:
     shown = list(problems[:_SHOWN_PROBLEMS])
     more = len(problems) - len(shown)
     return "\n".join(f"  {line}" for line in (*shown, *([f"and {more:,} more"] if more else [])))
+
+
+def _state(size: int, mtime_ns: int) -> str:
+    seconds, nanoseconds = divmod(mtime_ns, 10**9)
+    return f"{size:,} bytes, written {datetime.fromtimestamp(seconds)}.{nanoseconds:09}"
 
 
 def _marks(file: SourceFile) -> str:
