@@ -109,7 +109,7 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     # before the hours that a large corpus may take
     check_initial_tokenizer(config, config.data.known_tokenizer)
     with DelayedProgress(rich.get_console(), lines=True) as progress:
-        folders = prepare_for_model(config, progress)
+        folders = prepare_for_model(config, progress, ranks)
     check_initial_tokenizer(config, folders[0])
     _check_saved_corpus(config, folders)
     run_directory.write_config(Path(config.run.dir), text)

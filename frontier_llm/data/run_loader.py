@@ -4,6 +4,7 @@ A loader reads micro-batches. It needs the windows of the run, which are the ran
 its samples read, and a function that builds a micro-batch from windows.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.denoisers import sample_parts
+from frontier_llm.config.rules import data_size
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.batch import LossMean
 from frontier_llm.data.corpora import (
@@ -165,8 +167,10 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     return partial(denoising.batch, start=config.model.start_token)
 
 
-def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Prepare all corpora of a run, and return their folders.
+def prepare_for_model(
+    config: RunConfig, on_progress: Progress | None = None, ranks: int = 1
+) -> tuple[Path, ...]:
+    """Prepare all corpora of a run on a number of ranks, and return their folders.
 
     A given tokenizer that is too large for the model is refused first, and corpora that are too
     small for a step or an evaluation before any rank starts.
@@ -175,26 +179,36 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
     folders = prepare_all(config.data, on_progress)
     corpora = open_all(config.data, folders)
     check_vocabulary(config, corpora.tokenizer)
-    _check_size(config, corpora)
+    _check_size(config, corpora, ranks)
     return folders
 
 
-def _check_size(config: RunConfig, corpora: Corpora) -> None:
-    """Refuse corpora that are too small, with all problems and a length that solves all of them."""
+def _check_size(config: RunConfig, corpora: Corpora, ranks: int) -> None:
+    """Refuse corpora that are too small, with all problems and values that solve all of them."""
     problems = _size_problems(config, corpora)
     if not problems:
         return
     data, todo = config.data, "add text (for validation: or raise data.validation_percent)"
+    with suppress(DataError):  # a training text without a sample fits no batch
+        count = sum(len(window_corpus(config, c, train=True)) for c in corpora.corpora)
+        multiple = max(1, data_size(config, ranks)) * data.micro_batch
+        batch = min(count, data.global_batch) // multiple * multiple
+        least = config.parallel.pipeline if config.parallel.chunks > 1 else 1
+        if batch >= least * multiple and _fits(config, corpora, global_batch=batch):
+            todo += f", or set data.global_batch={batch}"
     length = 1 << (data.sequence_length - 1).bit_length() - 1
     # packing of whole documents would be written for each length
     while data.packing == "stream" and length >= 8:
-        shorter = data.model_copy(update={"sequence_length": length})
-        if not _size_problems(config.model_copy(update={"data": shorter}), corpora):
+        if _fits(config, corpora, sequence_length=length):
             todo += f", or set data.sequence_length={length}"
             break
         length //= 2
     lines = [problem.partition("\n")[0] for problem in problems]
     raise DataError("\n".join(dict.fromkeys(lines)) + f"\n  do: {todo}")
+
+
+def _fits(config: RunConfig, corpora: Corpora, **changes: int) -> bool:
+    return not _size_problems(config.changed("data", **changes), corpora)
 
 
 def _size_problems(config: RunConfig, corpora: Corpora) -> list[str]:
