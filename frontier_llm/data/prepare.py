@@ -58,6 +58,10 @@ of a corpus, so that they are found."""
 STALE_SECONDS = 7 * 24 * 3600
 
 
+class UnwritableError(DataError):
+    """No corpus can be written to `data.directory`."""
+
+
 def prepare(
     config: DataConfig,
     on_progress: "Progress | None" = None,
@@ -149,7 +153,7 @@ class _Preparation:
                     replace_text(note, folder.name, f"-{uuid.uuid4().hex[:12]}")
                 return folder
         except OSError as error:
-            raise DataError(
+            raise UnwritableError(
                 f"cannot write a corpus to {self._directory}: {error.strerror or error}\n"
                 "  do: free space or permit writing there, or set data.directory to another folder"
             ) from error
