@@ -78,7 +78,7 @@ def scan_files(source: Source, config: DataConfig, workers: int, report: Progres
             scan = Scan(digest, (), scan.partition("\n")[0])
         scans[index] = scan
         progress.add(source.files[index].size)
-    source.refuse_changed()
+    source.refuse_changed(scans)
     if problems and (source.single or config.broken == "refuse"):
         if len(problems) == 1:
             raise DataError(*problems.values())
@@ -157,7 +157,7 @@ class CorpusBuild:
         self.check_splits(train.documents, validation.documents, self._skipped(files))
         self._write_file_list(merger, folder / FILES_FILE)
         copies = sum(int(mask.sum()) for mask in repeated or ())
-        self.source.refuse_changed()  # the account is that of the files as they were listed
+        self.source.refuse_changed(range(len(self.scans)))
         account = self._account(files, train.documents + validation.documents, copies)
         manifest = Manifest(
             format=FORMAT,

@@ -26,7 +26,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +134,8 @@ class _Preparation:
         self._report, self._workers = report, workers
         self._directory = Path(config.directory)
         self._tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
+        # taken once: the name of the corpus, and the tokenizer in it, must agree
+        self._tokenizer_digest = self._tokenizer and digest_tokenizer(self._tokenizer)
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
@@ -179,11 +180,6 @@ class _Preparation:
         """Return the note of a source in its present state."""
         digest = self._digest(f"{FORMAT}{source.fingerprint()}")
         return self._directory / f".{self._corpus.name}-{digest[:24]}"
-
-    @cached_property
-    def _tokenizer_digest(self) -> str | None:
-        """Digest of the configured tokenizer, taken once: the folder of the corpus has it."""
-        return None if self._tokenizer is None else digest_tokenizer(self._tokenizer)
 
     def _digest(self, source_digest: str) -> str:
         """Return a digest of the source and of all settings that change the prepared corpus."""
@@ -257,11 +253,9 @@ class _Preparation:
             copy_tokenizer(self._tokenizer, draft)
             if digest_tokenizer(draft) != self._tokenizer_digest:
                 raise ConfigError(
-                    "data.tokenizer",
-                    self._tokenizer,
-                    "files that do not change while a corpus is prepared",
-                    "start again when nothing writes to them",
-                )
+                    "data.tokenizer", self._tokenizer, "files that nothing writes to meanwhile",
+                    "start again when they are complete",
+                )  # fmt: skip
         else:
             texts = build.choose_texts(TOKENIZER_TEXT_BYTES)
             self._report(f"training a tokenizer of {self._config.vocabulary} tokens", 0.0)

@@ -192,14 +192,14 @@ def _check_size(config: RunConfig, corpora: Corpora, ranks: int) -> None:
     with suppress(DataError):  # a training text without a sample fits no batch
         count = sum(len(window_corpus(config, c, train=True)) for c in corpora.corpora)
         multiple = max(1, data_size(config, ranks)) * data.micro_batch
+        multiple *= config.parallel.pipeline if config.parallel.chunks > 1 else 1
         batch = min(count, data.global_batch) // multiple * multiple
-        least = config.parallel.pipeline if config.parallel.chunks > 1 else 1
-        if batch >= least * multiple and _fits(config, corpora, global_batch=batch):
+        if batch and not _size_problems(config, corpora, global_batch=batch):
             todo += f", or set data.global_batch={batch}"
     length = 1 << (data.sequence_length - 1).bit_length() - 1
     # packing of whole documents would be written for each length
     while data.packing == "stream" and length >= 8:
-        if _fits(config, corpora, sequence_length=length):
+        if not _size_problems(config, corpora, sequence_length=length):
             todo += f", or set data.sequence_length={length}"
             break
         length //= 2
@@ -207,13 +207,9 @@ def _check_size(config: RunConfig, corpora: Corpora, ranks: int) -> None:
     raise DataError("\n".join(dict.fromkeys(lines)) + f"\n  do: {todo}")
 
 
-def _fits(config: RunConfig, corpora: Corpora, **changes: int) -> bool:
-    return not _size_problems(config.changed("data", **changes), corpora)
-
-
-def _size_problems(config: RunConfig, corpora: Corpora) -> list[str]:
-    """Return why the training cannot read the corpora, and why an evaluation cannot."""
-    problems = []
+def _size_problems(config: RunConfig, corpora: Corpora, **changes: int) -> list[str]:
+    """Return why the training cannot read the corpora, after changes, and why an evaluation."""
+    config, problems = config.changed("data", **changes), []
     for train in (True, False):
         try:
             make_windows(config, corpora, train=train)

@@ -18,6 +18,7 @@ import re
 import stat
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +28,6 @@ from frontier_llm.data.corpus_manifest import BROKEN, HIDDEN, OWN, REPEATED, Tal
 from frontier_llm.data.file_formats import Detected, claim_of, reader_of
 from frontier_llm.data.source_format import Cut, Entry, Format, Scan
 from frontier_llm.errors import DataError
-from frontier_llm.units import counted
 
 
 class NoSourceError(DataError):
@@ -258,16 +258,12 @@ class SourceFile:
 
     def change(self) -> str | None:
         """Return what the file was and what it is now; None if it is as it was listed."""
-        was, now = (self.size, self.mtime_ns), "gone"
-        try:
+        was, now = (self.size, self.mtime_ns), None
+        with suppress(OSError):
             status = self.path.stat()
-        except OSError:
-            pass
-        else:
-            if (found := (status.st_size, status.st_mtime_ns)) == was:
-                return None
-            now = _state(*found)
-        return f"{self.path}: it was {_state(*was)}, and is {now}"
+            now = status.st_size, status.st_mtime_ns
+        state = "gone" if now is None else _state(*now)
+        return None if now == was else f"{self.path}: it was {_state(*was)}, and is {state}"
 
 
 @dataclass(frozen=True)
@@ -328,14 +324,12 @@ class Source:
         """Raise a DataError if some paths cannot be read and must not be left out."""
         self.refuse(self.broken, "restore or remove them")
 
-    def refuse_changed(self, indices: Iterable[int] | None = None) -> None:
-        """Raise a DataError if files (by default, any) were written to since they were listed."""
-        files = self.files if indices is None else [self.files[index] for index in indices]
-        if changes := [change for file in files if (change := file.change())]:
+    def refuse_changed(self, indices: Iterable[int]) -> None:
+        """Raise a DataError if files with these numbers were written to since they were listed."""
+        if changes := [change for index in indices if (change := self.files[index].change())]:
             raise DataError(
-                f"{counted(len(changes), 'file', ',')} changed while a corpus was prepared:\n"
-                f"{first_lines(changes)}\n"
-                "  do: start again when nothing writes to the text"
+                f"the text changed while a corpus was prepared:\n{first_lines(changes)}\n"
+                "  do: start again when nothing writes to it"
             )
 
     def scan(self, index: int) -> Scan:
@@ -415,8 +409,7 @@ def first_lines(problems: Sequence[str]) -> str:
 
 
 def _state(size: int, mtime_ns: int) -> str:
-    seconds, nanoseconds = divmod(mtime_ns, 10**9)
-    return f"{size:,} bytes, written {datetime.fromtimestamp(seconds)}.{nanoseconds:09}"
+    return f"{size:,} bytes, written {datetime.fromtimestamp(mtime_ns / 1e9)}"
 
 
 def _marks(file: SourceFile) -> str:

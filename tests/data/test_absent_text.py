@@ -56,7 +56,7 @@ def test_no_corpus_is_named_for_another_text(absent: tuple[RunConfig, Path]):
 def test_a_command_without_keys_does_not_advise_to_set_one(tmp_path: Path):
     settings = config(tmp_path / "corpora", write_jsonl(tmp_path / "text.jsonl"))
     (tmp_path / "corpora").write_text("no folder can be made here")
-    with pytest.raises(DataError, match="set data.directory to another folder$"):
+    with pytest.raises(DataError, match=r"set data\.directory to another folder$"):
         prepare(settings)
     with pytest.raises(DataError, match="cannot write a corpus") as caught:
         prepare_again(run_config(settings), ", or evaluate other texts")
