@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from frontier_llm.checkpoint.discovery import find
+from frontier_llm.config.reading import prepared_from
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpora import open_all, prepare_all
 from frontier_llm.data.corpus_build import Progress
+from frontier_llm.data.prepare import UnwritableError
 from frontier_llm.data.source import NoSourceError
 from frontier_llm.data.tokenizer import Tokenizer
 from frontier_llm.data.tokenizer_source import check_vocabulary, digest_tokenizer, open_tokenizer
@@ -67,14 +69,21 @@ def prepare_again(
 ) -> tuple[Path, ...]:
     """Prepare the corpora of a run for a command that takes no keys, such as data.path.
 
-    If there is no text, or it cannot be read, raises a DataError that says what to do, or what
-    `otherwise`.
+    If there is no text, it cannot be read, or no folder for the corpora can be written, raises a
+    DataError that says what to do, or what `otherwise`.
     """
+    data, again = config.data, "start the run again with"
     try:
-        return prepare_all(config.data, on_progress)
+        return prepare_all(data, on_progress)
     except NoSourceError as error:
-        todo = f"restore it or make it readable{otherwise}"
-        raise DataError(f"{error.reason}\n  do: {todo}") from None
+        reason, todo = error.reason, f"restore it or make it readable{otherwise}"
+        absent = [c.path for c in data.sources if c.path and not Path(c.path).exists()]
+        if corpus := next(filter(None, (prepared_from(p, data.directory) for p in absent)), None):
+            todo += f", or {again} {corpus}, which was prepared from it, as the path"
+    except UnwritableError as error:
+        reason = error.reason
+        todo = f"free space or permit writing there, or {again} another data.directory{otherwise}"
+    raise DataError(f"{reason}\n  do: {todo}")
 
 
 def check_trained_with(meta: Mapping[str, Any], tokenizer: Path) -> None:

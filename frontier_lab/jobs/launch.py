@@ -238,7 +238,10 @@ def _checks(job: Job, candidate: Candidate, *, submit: bool) -> tuple[str, ...]:
     """
     config, is_given = candidate.config, "run.dir" in map(key_of, job.overrides)
     check_start(config)
-    lines = [check_data(config, job.overrides), f"batch      {config.data.batch_in_words}"]
+    lines = [
+        check_data(config, job.ranks, job.overrides),
+        f"batch      {config.data.batch_in_words}",
+    ]
     warn_of_kept_defaults(config, job.overrides, lambda text: lines.append(f"warning    {text}"))
     if not job.is_pbs:
         lines += [f"warning    {text}" for text in unknown_to_sbatch(job.options)]

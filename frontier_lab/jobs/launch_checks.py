@@ -48,7 +48,7 @@ SIGNAL_SECONDS = 300.0
 """How long before the end of a job Slurm asks it to stop (`--signal` of the job scripts)."""
 
 
-def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
+def check_data(config: RunConfig, ranks: int, overrides: Sequence[str]) -> str:
     """Check the tokenizer and the corpora of a command line; return a line about the corpora.
 
     Raises:
@@ -65,7 +65,7 @@ def check_data(config: RunConfig, overrides: Sequence[str]) -> str:
         folders = [folder for _, folder in found if folder is not None]
         manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
         check_vocabulary(config, open_tokenizer(folders[0], manifests[0].eod))
-        check_prepared(config, folders)
+        check_prepared(config, ranks, folders)
         check_initial_tokenizer(config, folders[0])
         count = sum(manifest.train.tokens for manifest in manifests)
         tokens = f"{format_count(count)} training tokens"

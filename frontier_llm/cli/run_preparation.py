@@ -111,7 +111,7 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     check_start(config)
     import_callbacks(config.callbacks)  # a wrong name is refused here, before any process starts
     with DelayedProgress(rich.get_console(), lines=True) as progress:
-        folders = prepare_for_model(config, progress)
+        folders = prepare_for_model(config, progress, ranks)
     changes.check_initial_tokenizer(config, folders[0])
     _check_saved_corpus(config, folders)
     run_directory.write_config(Path(config.run.dir), text)

@@ -1,13 +1,15 @@
 """Check what a run reads: its corpora, the vocabulary, the objective, paths and callbacks."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from frontier_llm.config.data import FIXED_PIECES, CorpusConfig, DataConfig
+from frontier_llm.config.data import CORPUS_FILES, FIXED_PIECES, CorpusConfig, DataConfig
 from frontier_llm.config.run import RunConfig
 from frontier_llm.errors import ConfigError
 
@@ -124,8 +126,20 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
                 "choose a new folder for run.dir, for example one in the folder of the text",
             )
         if path is not None and not Path(path).exists():
-            got = f"{path}, which does not exist"
-            raise ConfigError(key, got, wants, absent_advice(key, str(path)))
+            got, todo = f"{path}, which does not exist", absent_advice(key, str(path))
+            if wants == TEXTS and (corpus := prepared_from(str(path), data.directory)):
+                todo += f", or write {corpus} instead, which was prepared from it"
+            raise ConfigError(key, got, wants, todo)
+
+
+def prepared_from(path: str, directory: str) -> Path | None:
+    """Return the newest corpus in a directory that was prepared from a path; None without one."""
+    source, found = str(Path(path).expanduser().absolute()), list[Path]()
+    for manifest in Path(directory).glob(f"[!.]*-*/{CORPUS_FILES[0]}"):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # it may be damaged
+            if json.loads(manifest.read_bytes())["source"] == source:
+                found.append(manifest)
+    return max(found, key=lambda file: file.stat().st_mtime).parent if found else None
 
 
 def find_callbacks(

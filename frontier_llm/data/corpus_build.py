@@ -56,7 +56,7 @@ Progress = Callable[[str, float], None]
 def scan_files(source: Source, config: DataConfig, workers: int, report: Progress) -> list[Scan]:
     """Read all files once; return the digest of each and the cuts, where it can be divided.
 
-    Raises a DataError if files are damaged, and data.broken does not skip them.
+    Raises a DataError if files changed, or are damaged and data.broken does not skip them.
     """
 
     def scan_one(index: int) -> Scan | str:
@@ -77,6 +77,7 @@ def scan_files(source: Source, config: DataConfig, workers: int, report: Progres
             scan = Scan(digest, (), scan.partition("\n")[0])
         scans[index] = scan
         progress.add(source.files[index].size)
+    source.refuse_changed(scans)
     if problems and (source.single or config.broken == "refuse"):
         if len(problems) == 1:
             raise DataError(*problems.values())
@@ -155,6 +156,7 @@ class CorpusBuild:
         self.check_splits(train.documents, validation.documents, self._skipped(files))
         self._write_file_list(merger, folder / FILES_FILE)
         copies = sum(int(mask.sum()) for mask in repeated or ())
+        self.source.refuse_changed(range(len(self.scans)))
         account = self._account(files, train.documents + validation.documents, copies)
         manifest = Manifest(
             format=FORMAT,

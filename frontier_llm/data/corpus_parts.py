@@ -161,7 +161,7 @@ class PartReader:
         """Yield the documents of a part in order.
 
         Raises a DataError if some are not text; it names the first of them and counts those of the
-        part.
+        part. Also raises one if a file changed, because the cuts are those of its former content.
         """
         problems: list[str] = []
         advice = ""
@@ -178,6 +178,7 @@ class PartReader:
                 elif not problems:
                     skipped.text.replaced += entry.replaced
                     yield file, entry.place, Document(name, entry.text)
+        self.source.refuse_changed({file for file, _ in part.cuts})
         if problems:
             found = problems[0]
             if len(problems) > 1:

@@ -54,6 +54,10 @@ of a corpus, so that they are found."""
 STALE_SECONDS = 7 * 24 * 3600
 
 
+class UnwritableError(DataError):
+    """No corpus can be written to `data.directory`."""
+
+
 def prepare(
     config: DataConfig,
     on_progress: Progress | None = None,
@@ -136,6 +140,8 @@ class _Preparation:
         self._report, self._workers = report, workers
         self._directory = Path(config.directory)
         self._tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
+        # taken once: the name of the corpus, and the tokenizer in it, must agree
+        self._tokenizer_digest = self._tokenizer and digest_tokenizer(self._tokenizer)
 
     def run(self) -> Path:
         source = find_source(self._corpus, self._config)
@@ -154,7 +160,7 @@ class _Preparation:
                     replace_text(note, folder.name, f"-{uuid.uuid4().hex[:12]}")
                 return folder
         except OSError as error:
-            raise DataError(
+            raise UnwritableError(
                 f"cannot write a corpus to {self._directory}: {error.strerror or error}\n"
                 "  do: free space or permit writing there, or set data.directory to another folder"
             ) from error
@@ -165,12 +171,12 @@ class _Preparation:
             if self._tokenizer is None:
                 check_size(self._config.vocabulary)
             return _read_note(self.note(source))
-        folder, given = _checked(source.root), self._tokenizer
+        folder = _checked(source.root)
         manifest = Manifest.load(folder / MANIFEST_FILE)
-        if given is not None and digest_tokenizer(given) != manifest.tokenizer_sha256:
+        if self._tokenizer_digest not in (None, manifest.tokenizer_sha256):
             raise ConfigError(
                 "data.tokenizer",
-                given,
+                self._tokenizer,
                 f"the tokenizer of the prepared corpus {folder}, whose tokens it wrote",
                 f"leave data.tokenizer out, or set the path to its text, {manifest.source}",
             )
@@ -184,8 +190,7 @@ class _Preparation:
     def _digest(self, source_digest: str) -> str:
         """Return a digest of the source and of all settings that change the prepared corpus."""
         config = self._config
-        given = self._tokenizer
-        tokenizer = config.vocabulary if given is None else digest_tokenizer(given)
+        tokenizer = self._tokenizer_digest or config.vocabulary
         inputs: tuple[object, ...] = (
             _DIGEST_FORMAT, self._corpus.kind, config.text_key, tokenizer,
             config.validation_percent, config.broken, config.unique, source_digest,
@@ -253,6 +258,11 @@ class _Preparation:
         draft.mkdir()
         if self._tokenizer is not None:
             copy_tokenizer(self._tokenizer, draft)
+            if digest_tokenizer(draft) != self._tokenizer_digest:
+                raise ConfigError(
+                    "data.tokenizer", self._tokenizer, "files that nothing writes to meanwhile",
+                    "start again when they are complete",
+                )  # fmt: skip
         else:
             texts = build.choose_texts(TOKENIZER_TEXT_BYTES)
             self._report(f"training a tokenizer of {self._config.vocabulary} tokens", 0.0)

@@ -149,8 +149,10 @@ def make_batch_maker(config: RunConfig, corpora: Corpora) -> MakeBatch:
     return partial(denoising.batch, start=config.model.start_token)
 
 
-def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Prepare all corpora of a run, and return their folders.
+def prepare_for_model(
+    config: RunConfig, on_progress: Progress | None = None, ranks: int = 1
+) -> tuple[Path, ...]:
+    """Prepare all corpora of a run on a number of ranks, and return their folders.
 
     A given tokenizer that is too large for the model is refused first, and corpora that are too
     small for a step or an evaluation before any rank starts.
@@ -159,5 +161,5 @@ def prepare_for_model(config: RunConfig, on_progress: Progress | None = None) ->
     folders = prepare_all(config.data, on_progress)
     corpora = open_all(config.data, folders)
     check_vocabulary(config, corpora.tokenizer)
-    check_size(config, lambda config, train: make_windows(config, corpora, train=train))
+    check_size(config, ranks, lambda config, train: make_windows(config, corpora, train=train))
     return folders

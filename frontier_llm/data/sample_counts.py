@@ -1,10 +1,12 @@
 """Count the samples of prepared corpora, and refuse corpora that are too small for a run."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from frontier_llm.config.data import DataConfig
 from frontier_llm.config.denoisers import sample_parts
+from frontier_llm.config.rules import data_size
 from frontier_llm.config.run import RunConfig
 from frontier_llm.data.corpus_manifest import MANIFEST_FILE, Manifest
 from frontier_llm.errors import DataError
@@ -44,32 +46,41 @@ def check_step(data: DataConfig, samples: int) -> None:
         )
 
 
-def check_size(config: RunConfig, check: Callable[[RunConfig, bool], object]) -> None:
-    """Refuse corpora that are too small, with all problems and a length that solves all of them.
+def check_size(config: RunConfig, ranks: int, check: Callable[[RunConfig, bool], object]) -> None:
+    """Refuse corpora that are too small for a run on a number of ranks.
 
-    `check` raises a DataError if the training (True) or an evaluation (False) cannot read them.
+    The error names all problems, and a batch and a length that each solve all of them. `check`
+    raises a DataError if the training (True) or an evaluation (False) cannot read the corpora.
     """
 
-    def problems(length: int) -> dict[str, None]:
-        found, shorter = dict[str, None](), config.changed("data", sequence_length=length)
+    def problems(**changes: int) -> dict[str, None]:
+        found, other = dict[str, None](), config.changed("data", **changes)
         for train in (True, False):
             try:
-                check(shorter, train)
+                check(other, train)
             except DataError as error:
                 found[str(error).partition("\n")[0]] = None
         return found
 
-    length, todo = config.data.sequence_length, ""
-    if found := problems(length):
-        # packing of whole documents would be written for each length
-        power = (length - 1).bit_length() if config.data.packing == "stream" else 0
-        while not todo and (power := power - 1) > 2:
-            todo = "" if problems(1 << power) else f", or set data.sequence_length={1 << power}"
-        more = "add text (for validation: or raise data.validation_percent)"
-        raise DataError("\n".join([*found, f"  do: {more}{todo}"]))
+    if not (found := problems()):
+        return
+    data, parallel = config.data, config.parallel
+    multiple = max(1, data_size(config, ranks)) * data.micro_batch
+    multiple *= parallel.pipeline if parallel.chunks > 1 else 1
+    batches = range(multiple, data.global_batch + 1, multiple)
+    fitting = bisect_left(batches, 1, key=lambda batch: bool(problems(global_batch=batch)))
+    todo = f", or set data.global_batch={batches[fitting - 1]}" if fitting else ""
+    # packing of whole documents would be written for each length
+    power = (data.sequence_length - 1).bit_length() if data.packing == "stream" else 0
+    while (power := power - 1) > 2:
+        if not problems(sequence_length=1 << power):
+            todo += f", or set data.sequence_length={1 << power}"
+            break
+    more = "add text (for validation: or raise data.validation_percent)"
+    raise DataError("\n".join([*found, f"  do: {more}{todo}"]))
 
 
-def check_prepared(config: RunConfig, folders: Sequence[Path]) -> None:
+def check_prepared(config: RunConfig, ranks: int, folders: Sequence[Path]) -> None:
     """Refuse corpora whose numbers of tokens show that they are too small for a run.
 
     Samples of whole documents are not counted, because the lengths of documents are not read.
@@ -88,4 +99,4 @@ def check_prepared(config: RunConfig, folders: Sequence[Path]) -> None:
             check_step(config.data, samples)
 
     if {"stream": True, "best_fit": False}[config.data.packing]:
-        check_size(config, check)
+        check_size(config, ranks, check)

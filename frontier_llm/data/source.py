@@ -17,8 +17,10 @@ import os
 import re
 import stat
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from frontier_llm.config.data import CORPUS_FILES, CorpusConfig, DataConfig
@@ -254,6 +256,15 @@ class SourceFile:
     mtime_ns: int
     detected: Detected = field(default_factory=Detected)
 
+    def change(self) -> str | None:
+        """Return what the file was and what it is now; None if it is as it was listed."""
+        was, now = (self.size, self.mtime_ns), None
+        with suppress(OSError):
+            status = self.path.stat()
+            now = status.st_size, status.st_mtime_ns
+        state = "gone" if now is None else _state(*now)
+        return None if now == was else f"{self.path}: it was {_state(*was)}, and is {state}"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -312,6 +323,14 @@ class Source:
     def refuse_broken(self) -> None:
         """Raise a DataError if some paths cannot be read and must not be left out."""
         self.refuse(self.broken, "restore or remove them")
+
+    def refuse_changed(self, indices: Iterable[int]) -> None:
+        """Raise a DataError if files with these numbers were written to since they were listed."""
+        if changes := [change for index in indices if (change := self.files[index].change())]:
+            raise DataError(
+                f"the text changed while a corpus was prepared:\n{first_lines(changes)}\n"
+                "  do: start again when nothing writes to it"
+            )
 
     def scan(self, index: int) -> Scan:
         """Read file number `index`; return its digest and the cuts, where it can be divided."""
@@ -387,6 +406,10 @@ def first_lines(problems: Sequence[str]) -> str:
     shown = list(problems[:_SHOWN_PROBLEMS])
     more = len(problems) - len(shown)
     return "\n".join(f"  {line}" for line in (*shown, *([f"and {more:,} more"] if more else [])))
+
+
+def _state(size: int, mtime_ns: int) -> str:
+    return f"{size:,} bytes, written {datetime.fromtimestamp(mtime_ns / 1e9)}"
 
 
 def _marks(file: SourceFile) -> str:

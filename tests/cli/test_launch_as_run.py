@@ -77,7 +77,7 @@ def test_a_module_of_the_working_folder_is_found_but_not_imported(folder: Path) 
 def test_a_corpus_that_is_too_small_has_the_message_of_the_run(words: tuple[str, ...]) -> None:
     prepare_for_model(decoded(words_of()))
     with pytest.raises(DataError) as of_run:
-        prepare_for_model(decoded(words_of(*words)))
+        prepare_for_model(decoded(words_of(*words)), ranks=8)
     with pytest.raises(DataError) as of_job:
         main(words_of(*words))
     assert str(of_job.value) == str(of_run.value)

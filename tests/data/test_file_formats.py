@@ -32,10 +32,10 @@ def zstandard(content: bytes) -> bytes:
     return pytest.importorskip("zstandard").compress(content)
 
 
-def parquet(column: str = "text") -> bytes:
+def parquet(column: str = "text", copies: int = 1) -> bytes:
     pyarrow, files = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     target = io.BytesIO()
-    files.write_table(pyarrow.table({column: TEXTS}), target)
+    files.write_table(pyarrow.table({column: TEXTS * copies}), target)
     return target.getvalue()
 
 

@@ -146,6 +146,20 @@ def test_too_little_text_is_refused_before_the_ranks_start(
         prepare_for_model(run_config(data))
 
 
+@pytest.mark.parametrize("ranks", [1, 7, 512])
+def test_the_largest_batch_that_a_corpus_fills_is_advised(tmp_path: Path, ranks: int):
+    text = write_jsonl(tmp_path / "text.jsonl")
+    data = config(tmp_path / "c", text, global_batch=7168, micro_batch=2)
+    with pytest.raises(DataError, match="would read some of them twice") as caught:
+        prepare_for_model(run_config(data), ranks=ranks)
+    (count,) = map(int, re.findall(r"has (\d+) samples", str(caught.value)))
+    batch = count // (2 * ranks) * 2 * ranks
+    advice = re.findall(r", or set data\.global_batch=(\d+)", str(caught.value))
+    assert advice == [str(batch)] * (ranks < 512), "at 512 ranks no batch is small enough"
+    if advice:
+        prepare_for_model(run_config(data.model_copy(update={"global_batch": batch})), ranks=ranks)
+
+
 def test_both_splits_are_refused_at_once_with_a_length_that_suits_both(tmp_path: Path):
     changes = {"sequence_length": 1 << 20, "global_batch": 1, "micro_batch": 1}
     data = config(tmp_path / "c", write_jsonl(tmp_path / "text.jsonl"), **changes)

@@ -138,11 +138,11 @@ def test_one_node_may_lack_the_variable_that_refuses_tcp():
 def test_a_tier_without_room_for_a_checkpoint_is_an_error(tmp_path):
     config = decode(tiny_values(f"run.dir={tmp_path}"))
     full = [_with_space(r, "shared", tmp_path, 1000) for r in _reports()]
-    (error,) = check_reports(config, 1, WORLD, full).errors
+    error = check_reports(config, 1, WORLD, full).errors[0]
     assert "has 1000 B free, a checkpoint takes" in error
     assert "lower checkpoint.keep if older checkpoints take it" in error
     config = decode(tiny_values(f"run.dir={tmp_path}", "checkpoint.keep=1"))
-    (error,) = check_reports(config, 1, WORLD, full).errors
+    error = check_reports(config, 1, WORLD, full).errors[0]
     assert "lower" not in error
     config = decode(tiny_values(f"run.dir={tmp_path}", "checkpoint=off"))
     assert check_reports(config, 1, WORLD, full).errors == ()
