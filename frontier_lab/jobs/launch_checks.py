@@ -23,6 +23,7 @@ from frontier_llm.data.tokenizer_source import (
     check_given_tokenizer,
     check_vocabulary,
     open_tokenizer,
+    unused_rows,
 )
 from frontier_llm.errors import ConfigError
 from frontier_llm.planner.candidate import Candidate
@@ -64,17 +65,22 @@ def check_data(config: RunConfig, ranks: int, overrides: Sequence[str]) -> str:
     if not missing:
         folders = [folder for _, folder in found if folder is not None]
         manifests = [Manifest.load(folder / MANIFEST_FILE) for folder in folders]
-        check_vocabulary(config, open_tokenizer(folders[0], manifests[0].eod))
+        tokenizer = open_tokenizer(folders[0], manifests[0].eod)
+        check_vocabulary(config, tokenizer)
         check_prepared(config, ranks, folders)
         check_initial_tokenizer(config, folders[0])
         count = sum(manifest.train.tokens for manifest in manifests)
         tokens = f"{format_count(count)} training tokens"
-        return f"{name}, prepared in {config.data.place}: {tokens}{_epochs(config, count)}"
+        text = f"{name}, prepared in {config.data.place}: {tokens}{_epochs(config, count)}"
+        return "\nwarning    ".join([text, *unused_rows(config, tokenizer.vocabulary)])
     size = sum(source.size for source in missing)
     text = f"{', '.join(str(source.root) for source in missing)} ({format_bytes(size)})"
     if size <= SMALL_SOURCE:
         check_text(config.data)
-        return f"{name}; the first node prepares {text} when the job starts"
+        text = f"{name}; the first node prepares {text} when the job starts"
+        trained = config.data.known_tokenizer is None  # on the text, when the job starts
+        warnings = unused_rows(config, config.data.vocabulary) if trained else ()
+        return "\nwarning    ".join([text, *warnings])
     raise ConfigError(
         "data", f"text that is not prepared: {text}",
         "prepared corpora: all nodes of a job would wait for its first node",

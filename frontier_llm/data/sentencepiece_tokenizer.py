@@ -52,16 +52,17 @@ class SentencePieceTokenizer(Tokenizer):
     """A trained sentencepiece model. Its end-of-sentence piece ends documents by default."""
 
     def __init__(self, path: Path, end: str | int | None = None) -> None:
-        model = path.read_bytes()
+        model, problem = path.read_bytes(), "sentencepiece cannot read this file"
         try:
             if not model:  # sentencepiece would accept an empty file as an empty vocabulary
-                raise RuntimeError("the file is empty")
+                problem = "the file is empty"
+                raise RuntimeError(problem)
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise ConfigError(
                 "data.tokenizer",
                 path,
-                f"a sentencepiece model, or a tokenizer.json: {error}",
+                f"a sentencepiece model, or a tokenizer.json: {problem}",
                 "set data.tokenizer to such a file, or to a folder that holds one",
             ) from error
         self._space_mark_ids = [

@@ -6,6 +6,7 @@ Face publishes it. A tokenizer.json is used together with the settings files in 
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from frontier_llm.config.data import DataConfig
@@ -90,6 +91,24 @@ def check_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> None:
             + (f" and {modes} modes" if modes else ""),
             f"set model.vocabulary={ids}, or use another tokenizer",
         )
+
+
+def unused_rows(config: RunConfig, tokens: int) -> Iterator[str]:
+    """Yield a warning if a tokenizer with so many tokens leaves most of the embedding unused."""
+    rows, asked = config.model.vocabulary, config.data.vocabulary
+    if 2 * tokens >= rows:
+        return
+    smaller = f"model.vocabulary={tokens + config.data.sentinels + len(config.data.modes)}"
+    todo = "set data.vocabulary to more tokens"
+    if config.data.known_tokenizer is not None:
+        todo = "use a tokenizer with more tokens (data.tokenizer)"
+    elif tokens < asked:
+        todo = f"the text yields no more of data.vocabulary={asked}, so add text"
+        smaller += f" data.vocabulary={tokens}"
+    yield (
+        f"the tokenizer has {tokens:,} tokens, the embedding {rows:,} rows, most of which are "
+        f"never used: {todo}, or set {smaller}"
+    )
 
 
 def mode_tokens(config: RunConfig) -> dict[str, int]:

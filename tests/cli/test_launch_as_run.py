@@ -84,6 +84,21 @@ def test_a_corpus_that_is_too_small_has_the_message_of_the_run(words: tuple[str,
     assert "would read some of them twice" in str(of_run.value) or "fewer than" in str(of_run.value)
 
 
+@pytest.mark.usefixtures("folder")
+def test_rows_that_no_token_uses_are_named_before_the_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The standard vocabulary of a text is much smaller than that of large models."""
+    for rows in (300, 512, 1024):
+        words = words_of("data.vocabulary=300", f"model.vocabulary={rows}")
+        for prepared in (False, True):
+            if prepared:
+                prepare_for_model(decoded(words))
+            assert main(words) == 0
+            warns = f"300 tokens, the embedding {rows:,} rows" in capsys.readouterr().out
+            assert warns == (rows == 1024), (rows, prepared)
+
+
 def test_initial_weights_of_another_model_or_tokenizer_are_refused(folder: Path) -> None:
     words = ("data.path=some.txt", "trainer.steps=1", "optimizer.decay_steps=2", "run.dir=first")
     assert train(*TINY, *words, "launch.ranks=1", "parallel.pipeline=1").code == 0

@@ -14,6 +14,7 @@ from frontier_llm.config.checkpoint import CheckpointConfig
 from frontier_llm.config.paths import on_this_node
 from frontier_llm.config.recovery import RecoveryConfig
 from frontier_llm.data.run_loader import describe_samples
+from frontier_llm.data.tokenizer_source import unused_rows
 from frontier_llm.device.identity import DEVICE_VARIABLES, variables
 from frontier_llm.errors import FrontierError
 from frontier_llm.geometry.inventory import count_parameters
@@ -371,20 +372,7 @@ def _warnings(context: TrainerContext) -> Iterator[str]:
         )
     for name, warning in context.data.corpus.warnings:
         yield f"corpus {name}: {warning}"
-    tokens, rows = context.data.corpus.tokenizer.vocabulary, config.model.vocabulary
-    if 2 * tokens < rows:
-        asked, todo = config.data.vocabulary, "set data.vocabulary to more tokens"
-        reserved = config.data.sentinels + len(config.data.modes)
-        smaller = f"model.vocabulary={tokens + reserved}"
-        if config.data.known_tokenizer is not None:
-            todo = "use a tokenizer with more tokens (data.tokenizer)"
-        elif tokens < asked:
-            todo = f"the text yields no more of data.vocabulary={asked}, so add text"
-            smaller += f" data.vocabulary={tokens}"
-        yield (
-            f"the tokenizer has {tokens:,} tokens, the embedding {rows:,} rows, most of which are "
-            f"never used: {todo}, or set {smaller}"
-        )
+    yield from unused_rows(config, context.data.corpus.tokenizer.vocabulary)
 
 
 def _describe_recovery(survived: Survives, recovery: RecoveryConfig) -> str:
