@@ -20,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # as in launch/cores.py
+os.environ.pop("COLUMNS", None)  # 80 in processes of xdist: tables would be narrow
 
 import pytest
 from hypothesis import settings

@@ -47,8 +47,8 @@ READERS = {
     "data/prepare.py": "data.tokenizer data.vocabulary data.validation_percent data.unique"
     " data.directory data.end_of_document",
     "data/corpus_build.py": "data.broken",
+    "data/sample_counts.py": "data.decoder_length",
     "data/run_loader.py": "model.start_token data.documents data.denoisers data.packing"
-    " data.decoder_length"
     " data.workers data.prefetch trainer.seed trainer.evaluate_batches",
     "device/kernels.py": "trainer.deterministic",
     "trainer/loop.py": "trainer.evaluate_every_steps",
