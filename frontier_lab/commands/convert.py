@@ -185,7 +185,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("source", type=folder, help="a run directory or a Hugging Face folder")
     parser.add_argument("out", type=path, help="the folder to write")
     parser.add_argument("--family", help="--to: t5 or mt5, whose models are equal")
-    parser.add_argument("--checkpoint", type=saved_in_run, help="--to: one (default: newest)")
+    parser.add_argument("--checkpoint", type=saved_in_run, help="--to: of a run (default: newest)")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="--to: number format")
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, default=True,

@@ -1,6 +1,7 @@
 """Print tables and progress: what all commands share."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,7 +21,7 @@ LINE_SECONDS = 10.0
 def wide_console(*, stderr: bool = False, highlight: bool = True) -> Console:
     """Return a console of the width of $COLUMNS or the terminal, or of WIDTH without both."""
     console = Console(stderr=stderr, highlight=highlight)
-    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+    if console.is_terminal or re.fullmatch("[1-9][0-9]*", os.environ.get("COLUMNS", "")):
         return console
     return Console(stderr=stderr, highlight=highlight, width=WIDTH)
 

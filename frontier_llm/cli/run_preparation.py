@@ -87,11 +87,6 @@ def check_start(config: RunConfig) -> None:
     check_files(config, is_new=tiers.newest_folder(config) is None)
     changes.check_initial_model(config)
     find_callbacks(config.callbacks)
-    if config.telemetry.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError(
-            "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
-            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
-        )  # fmt: skip
     changes.check_initial_tokenizer(config, config.data.known_tokenizer)
 
 
@@ -109,6 +104,11 @@ def prepare_run(config: RunConfig, text: str, ranks: int) -> str:
     from frontier_llm.trainer.callbacks.callback_list import import_callbacks
 
     check_start(config)
+    if config.telemetry.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "telemetry.tensorboard", "true", "the package tensorboard, which is not installed",
+            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false",
+        )  # fmt: skip
     import_callbacks(config.callbacks)  # a wrong name is refused here, before any process starts
     with DelayedProgress(rich.get_console(), lines=True) as progress:
         folders = prepare_for_model(config, progress, ranks)

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ def check_files(config: RunConfig, *, is_new: bool = True) -> None:
         if path is not None and not Path(path).exists():
             got, todo = f"{path}, which does not exist", absent_advice(key, str(path))
             if wants == TEXTS and (corpus := prepared_from(str(path), data.directory)):
-                todo += f", or write {corpus} instead, which was prepared from it"
+                todo += f", or write {corpus} instead, which was prepared from it, and leave "
+                todo += "out the keys of its preparation (data.tokenizer, data.vocabulary ...)"
             raise ConfigError(key, got, wants, todo)
 
 
@@ -142,8 +144,21 @@ def prepared_from(path: str, directory: str) -> Path | None:
     return max(found, key=lambda file: file.stat().st_mtime).parent if found else None
 
 
+def _search(module: str) -> object:
+    """Return what is known of a module, or None, without importing it or a package around it."""
+    if module in sys.modules:
+        return sys.modules[module]
+    parts = module.split(".")
+    spec = find_spec(parts[0])
+    for count in range(2, len(parts) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:count]), spec.submodule_search_locations)
+    return spec
+
+
 def find_callbacks(
-    names: Sequence[str], load: Callable[[str], Any] = find_spec
+    names: Sequence[str], load: Callable[[str], Any] = _search
 ) -> list[tuple[Any, str]]:
     """Return what `load` returns for the module of each user's callback, and the name of its class.
 

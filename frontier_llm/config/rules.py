@@ -321,11 +321,13 @@ def _check_batch(config: RunConfig, world_size: int) -> None:
 
 
 def _other_ranks(config: RunConfig, replicas: int) -> str:
-    """Return the most ranks below those of so many replicas that can keep the global batch."""
+    """Say how many fewer ranks, on whole nodes if there are several, divide the global batch."""
     per_replica = config.parallel.ranks_per_replica
-    for fewer in range(replicas - 1, 0, -1):
-        if config.data.global_batch % (fewer * config.data.micro_batch) == 0:
-            return f", or start {counted(fewer * per_replica, 'rank')}, as a resumed run keeps it"
+    per_node = config.launch.ranks_per_node or config.cluster.ranks_per_node
+    for ranks in range((replicas - 1) * per_replica, 0, -per_replica):
+        rest = config.data.global_batch % (ranks // per_replica * config.data.micro_batch)
+        if rest == 0 and (ranks < per_node or ranks % per_node == 0):
+            return f", or start {counted(ranks, 'rank')} and keep the batch"
     return ""
 
 

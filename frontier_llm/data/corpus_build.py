@@ -77,7 +77,7 @@ def scan_files(source: Source, config: DataConfig, workers: int, report: Progres
             scan = Scan(digest, (), scan.partition("\n")[0])
         scans[index] = scan
         progress.add(source.files[index].size)
-    source.refuse_changed(scans)
+    source.refuse_changed(index for index, scan in scans.items() if scan.cuts)
     if problems and (source.single or config.broken == "refuse"):
         if len(problems) == 1:
             raise DataError(*problems.values())
@@ -156,7 +156,7 @@ class CorpusBuild:
         self.check_splits(train.documents, validation.documents, self._skipped(files))
         self._write_file_list(merger, folder / FILES_FILE)
         copies = sum(int(mask.sum()) for mask in repeated or ())
-        self.source.refuse_changed(range(len(self.scans)))
+        self.source.refuse_changed(index for index, scan in enumerate(self.scans) if scan.cuts)
         account = self._account(files, train.documents + validation.documents, copies)
         manifest = Manifest(
             format=FORMAT,

@@ -5,8 +5,8 @@ told apart by their real paths, because file systems of clusters may give equal 
 different files.
 
 Folders that this program has written (runs, sweeps, checkpoints, exported models and prepared
-corpora) are not entered, so a run may write into the folder that it reads. Their own files tell
-what they are.
+corpora) are not entered, so they may lie in the folder that a run reads. Their own files tell what
+they are.
 
 Documents have a fixed order and fixed names. A document's name alone decides whether the document
 is used for training or for validation, so adding documents does not move any other document.
@@ -329,7 +329,7 @@ class Source:
         if changes := [change for index in indices if (change := self.files[index].change())]:
             raise DataError(
                 f"the text changed while a corpus was prepared:\n{first_lines(changes)}\n"
-                "  do: start again when nothing writes to it"
+                "  do: start again when nothing writes to it; keep logs in another folder"
             )
 
     def scan(self, index: int) -> Scan:

@@ -62,7 +62,13 @@ def test_a_job_is_refused_as_its_run_would_be(words: list[str], named: str) -> N
 
 def test_a_module_of_the_working_folder_is_found_but_not_imported(folder: Path) -> None:
     (folder / "my_job_callbacks.py").write_text("1 / 0\n")
-    assert main(words_of("callbacks=[my_job_callbacks:Mine]")) == 0
+    (folder / "my_package").mkdir()
+    for name in ("__init__", "of_jobs"):
+        (folder / "my_package" / f"{name}.py").write_text("1 / 0\n")
+    for module in ("my_job_callbacks", "my_package.of_jobs", "__main__"):
+        assert main(words_of(f"callbacks=[{module}:Mine]")) == 0
+    with pytest.raises(ConfigError, match=r"No module named 'my_package\.absent'"):
+        main(words_of("callbacks=[my_package.absent:Mine]"))
 
 
 @pytest.mark.usefixtures("folder")

@@ -204,7 +204,7 @@ REFUSED = {
         12,
         {"data.global_batch": 16},
         "data.global_batch",
-        "set data.global_batch=24, or start 8 ranks, as a resumed run keeps it",
+        "set data.global_batch=24, or start 8 ranks and keep the batch",
     ),
     "fewer micro-batches than stages": (
         4,

@@ -35,7 +35,7 @@ def test_the_corpus_of_an_absent_text_is_named(absent: tuple[RunConfig, Path]):
     settings, folder = absent
     with pytest.raises(ConfigError) as caught:
         check_files(settings)
-    assert caught.value.todo.endswith(f"write {folder} instead, which was prepared from it")
+    assert caught.value.todo.count(f"write {folder} instead, which was prepared from it, ")
     with pytest.raises(DataError, match=f"start the run again with {folder}, which") as refused:
         prepare_again(settings, ", or evaluate other texts")
     assert "restore it or make it readable, or evaluate other texts" in str(refused.value)
