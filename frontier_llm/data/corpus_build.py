@@ -77,8 +77,9 @@ def scan_files(source: Source, config: DataConfig, workers: int, report: Progres
             scan = Scan(digest, (), scan.partition("\n")[0])
         scans[index] = scan
         progress.add(source.files[index].size)
-    source.refuse_changed(index for index, scan in scans.items() if scan.cuts)
-    if problems and (source.single or config.broken == "refuse"):
+    refuses = source.single or config.broken == "refuse"
+    source.refuse_changed(index for index, scan in scans.items() if refuses or scan.cuts)
+    if problems and refuses:
         if len(problems) == 1:
             raise DataError(*problems.values())
         source.refuse([problems[index] for index in sorted(problems)], "repair them")

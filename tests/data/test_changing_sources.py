@@ -128,6 +128,18 @@ def test_what_is_not_read_may_change(tmp_path: Path):
     assert not note.exists()
 
 
+def test_a_file_that_vanishes_counts_as_broken_where_that_is_skipped(tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        write_jsonl(tmp_path / "texts" / f"{name}.jsonl")
+    settings = config(tmp_path / "corpora", tmp_path / "texts", broken="skip")
+    source, show = source_of(settings), lambda stage, fraction: None
+    (tmp_path / "texts" / "b.jsonl").unlink()
+    _, lost = scan_files(source, settings, 1, show)
+    assert not lost.cuts
+    assert "No such file" in lost.problem
+
+
 def test_a_part_whose_text_changed_is_not_marked_as_done(tmp_path: Path, folder: Path):
     """Else a later preparation, of the former text, would go on with it."""
     path = write_jsonl(tmp_path / "text.jsonl")
