@@ -422,12 +422,19 @@ def configured(overrides: Sequence[str], searched: Collection[str] = ()) -> Comp
             if differs(rest, key, values):
                 needed = {key_of(word): word for word in need.setting.split()}
                 others = [given[k] for k in needed if given.get(k, needed[k]) != needed[k]]
-                todo = f"leave {key} out, or write {need.setting}"
+                todo = f"leave {key} out, or write {_setting(need, given.get('data', ''))}"
                 todo += f" instead of {' '.join(others)}" if others else ""
                 raise _without_effect(key, _value(values, key), need, todo)
     if experiment := given.get("experiment", "").partition("=")[2]:
         _check_idle_keys(experiment, idle)
     return Composed(values, config)
+
+
+def _setting(need: Need, data: str) -> str:
+    """Return what a key needs; a text gets the objective of the chosen standard library."""
+    if need.setting == "data=text" and "=stdlib" in data:
+        return data.replace("=stdlib", "=text")
+    return need.setting
 
 
 def _check_idle_keys(name: str, idle: Collection[str]) -> None:

@@ -133,13 +133,16 @@ def refuse(found: Changes, config: RunConfig, initial: Initial | None = None) ->
 
     def settings(keys: Iterable[str]) -> str:
         kept = (key for key in keys if key not in idle)
-        return " ".join(shlex.quote(f"{name(key)}={_text(found[key][0])}") for key in kept)
+        words = {key: "data" if key == "data.kind" else name(key) for key in kept}  # its file
+        return " ".join(shlex.quote(f"{words[key]}={_text(found[key][0])}") for key in words)
 
     # the text at another path may be the same; if it is not, it has to be allowed as well
     path = ["data.path"] if "data.path" in found and initial is None else []
-    allowing = _allowing(config, *map(name, refused), *path)
-    if "data.kind" in guarded and initial is None:  # another kind of corpus may need its path
-        guarded += [key for key in ("data.name", *path) if key in found]  # and has its name
+    is_other_kind = "data.kind" in guarded  # whose tokenizer is trained on other text
+    allowing = _allowing(config, *map(name, refused), *path, *["data.tokenizer"] * is_other_kind)
+    if is_other_kind:
+        own_name = found.get("data.name", ("",))[0] not in ("", found["data.kind"][0])
+        guarded += [*path, *["data.name"] * own_name]
     todo = f"set {settings(guarded)}, or allow the change: {allowing}"
     if impossible:
         otherwise = f"leave out {initial.source.partition('=')[0]}" if initial else None

@@ -44,17 +44,20 @@ _STYLE = Path(__file__).with_name("charts.mplstyle")
 """Settings of matplotlib for all charts."""
 
 
-def loss_figure(history: History, initial_validation_loss: float | None) -> str:
-    """Draw training and validation loss over steps; None: the initial one is unknown."""
+def loss_figure(history: History, initial_validation_loss: float | None, since: int = 0) -> str:
+    """Draw training and validation loss over steps; None: the initial one is unknown.
+
+    Validation losses of other samples, up to step `since`, are left out; the initial one is of it.
+    """
     with style.context(_STYLE):
         figure, axes = _panels(1, height=3.9)
         ax = axes[0]
         train = history.points("loss")
         ax.plot(*_thinned(train), color=BLUE, alpha=0.35, linewidth=1.0)
         ax.plot(*_thinned(_smoothed(train)), color=BLUE, linewidth=2, label="training (smoothed)")
-        validation = history.points("validation_loss")
+        validation = [pair for pair in history.points("validation_loss") if pair[0] > since]
         if initial_validation_loss is not None and math.isfinite(initial_validation_loss):
-            validation = [(0, initial_validation_loss), *validation]
+            validation = [(since, initial_validation_loss), *validation]
         if validation:
             x, y = _thinned(validation)
             ax.plot(x, y, "o-", color=ORANGE, markersize=5, linewidth=1.5, label="validation")

@@ -64,9 +64,10 @@ class History:
         point = self.last_point(name)
         return point and point[1]
 
-    def last_point(self, name: str) -> tuple[int, float] | None:
-        """Return the last of `points`; None if there is none."""
-        return next(reversed(self.points(name)), None)
+    def last_point(self, name: str, since: int = 0) -> tuple[int, float] | None:
+        """Return the last of `points`, of steps after `since`; None if there is none."""
+        point = next(reversed(self.points(name)), None)
+        return point if point and point[0] > since else None
 
     def total(self, name: str) -> float:
         """Return the sum of the finite numbers of a column."""

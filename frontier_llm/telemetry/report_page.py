@@ -107,11 +107,13 @@ def _subtitle(summary: RunSummary, run_dir: Path) -> str:
 
 
 def _tiles(history: History, summary: RunSummary) -> Iterator[Tile]:
+    since = summary.validation_since
     yield _training_tile(history, summary)
-    bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte)
+    bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte, since)
     note = f"{bits:.3f} bits per byte of text" if bits is not None else ""
-    loss = _last(history, "validation_loss", summary.validation_loss)
-    if (point := history.last_point("validation_loss")) and point[0] < history.steps[-1]:
+    loss = _last(history, "validation_loss", summary.validation_loss, since)
+    point = history.last_point("validation_loss", since)
+    if point and point[0] < history.steps[-1]:
         note = f"of step {point[0]}{'; ' * bool(note)}{note}"
     yield Tile("Validation loss", _known(loss, "{:.3f}"), "nats per token", note)
     speed = _known(history.typical("tokens_per_second"))
@@ -163,7 +165,9 @@ def _charts(history: History, summary: RunSummary) -> Iterator[str]:
         text = "No step was completed, so there is nothing to draw."
         yield html_page.section("No metrics", "", text)
         return
-    loss_chart = figures.loss_figure(history, summary.initial_validation_loss)
+    loss_chart = figures.loss_figure(
+        history, summary.initial_validation_loss, summary.validation_since
+    )
     yield html_page.section("Loss", loss_chart, _describe_loss(history, summary))
     yield html_page.section("Speed", figures.speed_figure(history))
     yield html_page.section("Gradient norm and learning rate", figures.optimizer_figure(history))
@@ -171,9 +175,9 @@ def _charts(history: History, summary: RunSummary) -> Iterator[str]:
 
 def _describe_loss(history: History, summary: RunSummary) -> str:
     """Return a paragraph on the validation loss and on steps whose loss is not finite."""
-    last = _last(history, "validation_loss", summary.validation_loss)
-    first = summary.initial_validation_loss
-    bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte)
+    since, first = summary.validation_since, summary.initial_validation_loss
+    bits = _last(history, "validation_bits_per_byte", summary.validation_bits_per_byte, since)
+    last = _last(history, "validation_loss", summary.validation_loss, since)
     sentences = []
     if first is not None and last is not None:
         sentences.append(f"Validation loss went from {first:.3f} to {last:.3f} nats per token")
@@ -259,9 +263,10 @@ def _versions(summary: RunSummary) -> Iterator[str]:
         yield html_page.element("footer", " · ".join(facts))
 
 
-def _last(history: History, column: str, of_summary: float | None) -> float | None:
-    """Return the value of the summary, or the last one of the steps; None if both are unknown."""
-    return history.last(column) if of_summary is None else of_summary
+def _last(history: History, column: str, of_summary: float | None, since: int = 0) -> float | None:
+    """Return the value of the summary, or the last one of later steps; None if none is known."""
+    point = history.last_point(column, since)
+    return of_summary if of_summary is not None else point and point[1]
 
 
 def _known(value: float | None, form: str = "") -> str:

@@ -141,7 +141,10 @@ class RunSummary(RunFile):
     final_loss: _Number | None = None
     """Training loss of the last step, in nats per token."""
     initial_validation_loss: _Number | None = None
-    """Validation loss before the first step, in nats per token."""
+    """Validation loss before the first step that follows `validation_since`, in nats per token."""
+    validation_since: _Count = 0
+    """Step of the last start with other samples of the validation: earlier losses are not of the
+    same text."""
     validation_loss: _Number | None = None
     """Last validation loss, in nats per token."""
     validation_step: _Count | None = None

@@ -146,6 +146,19 @@ def test_a_trace_after_the_last_step_is_refused() -> None:
     configured([words[0], "trainer.steps=1500"])
 
 
+@pytest.mark.parametrize(
+    ("data", "advised"),
+    [("stdlib_spans", "text_spans"), ("stdlib", "text"), ("blend", "text")],
+)
+def test_another_corpus_is_advised_with_the_same_objective(data: str, advised: str) -> None:
+    words = [f"data={data}", "data.path=book.txt"]
+    words += ["data.corpora=[{name: a, path: a.txt, weight: 1}]"] if data == "blend" else []
+    words += ["model=mt5_tiny"] if data == "stdlib_spans" else []
+    with pytest.raises(ConfigError, match=r"at data\.path") as caught:
+        configured(words)
+    assert caught.value.todo.endswith(f"or write data={advised} instead of data={data}")
+
+
 @pytest.mark.parametrize("word", ["minutes=1", "value=loss", "runner=plan", "micro_batches=2"])
 def test_a_key_of_trials_is_refused_outside_of_a_sweep(word: str) -> None:
     key = f"launch.trial_{word.partition('=')[0]}"

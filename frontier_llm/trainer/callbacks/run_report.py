@@ -62,9 +62,11 @@ class RunReport(Callback):
             return
         before = RunSummary.read(self._run_dir) if resumed else None
         initial_loss = before.initial_validation_loss if before else validation_loss
-        if resumed and not OF_VALIDATION.isdisjoint(resumed.changes):
-            initial_loss = validation_loss  # the losses before are those of other samples
+        since = before.validation_since if before else 0
+        if resumed and self._reads_other_samples(resumed):
+            initial_loss, since = validation_loss, self.context.progress.step
         self.summary = self._describe(ranks, initial_loss)
+        self._update(validation_since=since)
         if resumed:
             self._update(**self._recorded(), plan=before.plan if before else [])
         step, total = self.context.progress.step, self.context.config.trainer.steps
@@ -127,15 +129,22 @@ class RunReport(Callback):
         history = History.read(self._run_dir)
         if not len(history):
             return {}
-        validated = history.last_point("validation_loss")
+        since = self.summary.validation_since
+        validated = history.last_point("validation_loss", since)
+        bits_per_byte = history.last_point("validation_bits_per_byte", since)
         return {
             "tokens": int(history.last("tokens") or 0),
             "seconds": history.total("step_seconds"),
             "final_loss": history.column("loss")[-1],
             "validation_loss": validated and validated[1],
             "validation_step": validated and validated[0],
-            "validation_bits_per_byte": history.last("validation_bits_per_byte"),
+            "validation_bits_per_byte": bits_per_byte and bits_per_byte[1],
         }
+
+    def _reads_other_samples(self, resumed: Resumed) -> bool:
+        """Whether a validation reads other samples than before a resume."""
+        is_other = resumed.meta["corpus"] != self.context.data.corpus.manifest.digest
+        return is_other or not OF_VALIDATION.isdisjoint(resumed.changes)
 
     def _update(self, **facts: Any) -> None:
         self.summary = self.summary.model_copy(update=facts)
